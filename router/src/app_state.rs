@@ -22,6 +22,7 @@ use crate::pipeline::offload_pool::OffloadPool;
 use crate::pipeline::plan::RoutingPolicies;
 use crate::pipeline::receipt::ReceiptBuffer;
 use crate::pipeline::routing::LiveRouting;
+use crate::pipeline::{PipelineParts, RequestEnds};
 use crate::prefix_mover::PrefixMover;
 use crate::retries::TenantShare;
 use crate::salts::Salts;
@@ -69,6 +70,8 @@ pub struct AppState {
     pub policies: RoutingPolicies,
     /// Moves prefixes between workers.
     pub prefix_mover: PrefixMover,
+    /// The sinks that take the end of each request.
+    pub(crate) request_ends: Arc<RequestEnds>,
     /// Receipts and prediction calibration.
     pub decisions: Arc<DecisionHistory>,
 }
@@ -143,19 +146,39 @@ impl AppState {
             stored_prompts.clone(),
             config.correctness,
         );
-        let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts, checker);
+        let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts.clone(), checker.clone());
+        let routing = Arc::new(LiveRouting::new(config.initial_routing()));
+        let ledger = LedgerAccess::new(rooms.directory.clone(), metrics.ledger.commit_seconds.clone());
+        let request_ends = Arc::new(RequestEnds::new(PipelineParts {
+            ledger: ledger.clone(),
+            workers: workers.clone(),
+            isolation: isolation.clone(),
+            outliers: policies.outliers.clone(),
+            index: rooms.index.clone(),
+            drift: remembered.prefix_cache.tokenizer_drift.clone(),
+            decisions: decisions.clone(),
+            routing: routing.clone(),
+            checker: checker.clone(),
+            replicator: policies.prefix_replication.clone(),
+            prompts: stored_prompts.clone(),
+            shared_cache: remembered.shared_cache.clone(),
+            requests: metrics.requests.clone(),
+            plans: metrics.plans.clone(),
+            decision_metrics: metrics.decisions.clone(),
+        }));
         prompts::serve_prompts(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             worker_pool: rooms.pool.clone(),
-            ledger: LedgerAccess::new(rooms.directory.clone(), metrics.ledger.commit_seconds.clone()),
+            ledger,
             workers,
             isolation,
             composition: rooms,
             policies,
             prefix_mover,
+            request_ends,
             decisions,
             metrics,
-            routing: Arc::new(LiveRouting::new(config.initial_routing())),
+            routing,
             caches: remembered,
             memory_budget: memory,
             operator_memory,

@@ -13,11 +13,11 @@ use crate::client_request::ClientRequest;
 use crate::error::{ApiError, ErrorRecipient};
 use crate::passthrough::{ResponseObserver, is_event_stream, relay};
 use crate::pipeline::offload_pool::OffloadTask;
-use crate::pipeline::request_end::{UNBOUNDED_ANSWER, most_believed};
 use crate::quotas::{BYTES_PER_TOKEN, RequestCompletion, TokenReservation};
 use crate::stored_responses::listener::{BodyFormat, ResponseListener};
 use crate::stored_responses::receipt_recorder::ReceiptRecorder;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
+use crate::usage_bounds::{UNBOUNDED_ANSWER, most_believed};
 use crate::worker_pool::DispatchGuard;
 
 /// Maximum number of workers tried for one request.

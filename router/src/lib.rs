@@ -54,6 +54,7 @@ mod trace_command;
 pub mod transfer_check;
 pub mod transfer_checker;
 pub mod upstream;
+mod usage_bounds;
 mod validate_sim;
 mod watched_files;
 mod what_if_command;

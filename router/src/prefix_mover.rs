@@ -66,10 +66,6 @@ impl PrefixMover {
         Self { client, prompts, moves: Arc::default(), checker }
     }
 
-    pub(crate) fn checker(&self) -> &TransferChecker {
-        &self.checker
-    }
-
     /// Returns the store that reads token ids.
     pub(crate) fn prompts(&self) -> &Arc<PromptStore> {
         &self.prompts

@@ -30,6 +30,7 @@ use crate::pipeline::prompts::StoredPrompt;
 use crate::pipeline::receipt::AttemptEvent;
 use crate::pipeline::routing::RoutingMode;
 use crate::prefix_mover::PrefixRelocation;
+use crate::telemetry::metrics::KvMovementMetrics;
 
 /// Time between two checks of the sessions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -60,7 +61,7 @@ impl PrefixReplicator {
     /// Records that a step has ended, which `server` answered.
     pub(crate) fn record_step_end(
         &self,
-        gateway: &AppState,
+        metrics: &KvMovementMetrics,
         (step, kept): (&ClassifiedStep, &Arc<StoredPrompt>),
         (server, usage): (WorkerId, Option<TokenUsage>),
     ) {
@@ -70,9 +71,7 @@ impl PrefixReplicator {
         let expected = PredictedStep { step: step.kind, ask, prompt: kept.clone() };
         let used = gaps.lock().record_step_end(step.located.session.id, (expected, server), Instant::now());
         let outcome = used.map(|used| if used { "used" } else { "unused" });
-        outcome.into_iter().for_each(|outcome| {
-            gateway.metrics.plans.kv_movement.prefix_replications.with_label_values(&[outcome]).inc()
-        });
+        outcome.into_iter().for_each(|outcome| metrics.prefix_replications.with_label_values(&[outcome]).inc());
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use planner::{AdmissionDecision, AdmissionLimits, AdmissionReason, AdmissionRequest, StepQueue};
+use prometheus::HistogramVec;
 use serde::Serialize;
 use strum::{AsRefStr, VariantArray};
 use tokio::sync::Notify;
@@ -113,13 +114,20 @@ pub struct QueueTicket {
     waker: Arc<Notify>,
     queued_at: Instant,
     costs_others: Micros,
+    /// Observes how long steps waited.
+    seconds: HistogramVec,
 }
 
 impl QueueTicket {
     /// Returns the ticket of a step that was just held; `None` where it was not.
-    pub(super) fn of(account: &OccupancyTracker, step: RequestId, costs_others: Micros) -> Option<Self> {
+    pub(super) fn of(
+        (account, seconds): (&OccupancyTracker, &HistogramVec),
+        step: RequestId,
+        costs_others: Micros,
+    ) -> Option<Self> {
         let bell = account.lock().admission_queue().wakers.get(&step)?.clone();
-        Some(Self { tracker: account.clone(), step, waker: bell, queued_at: Instant::now(), costs_others })
+        let (tracker, seconds) = (account.clone(), seconds.clone());
+        Some(Self { tracker, step, waker: bell, queued_at: Instant::now(), costs_others, seconds })
     }
 
     /// Waits until the step is to be planned again.
@@ -131,8 +139,12 @@ impl QueueTicket {
         }
     }
 
+    /// Records that the wait is over. Dropping the ticket then removes the step from the queue.
     pub(super) fn finish_wait(&self, until: WaitOutcome) -> AdmissionWait {
-        AdmissionWait { time: Micros::of(self.queued_at.elapsed()), costs_others: self.costs_others, until }
+        let time = Micros::of(self.queued_at.elapsed());
+        let waited = AdmissionWait { time, costs_others: self.costs_others, until };
+        waited.record(&self.seconds);
+        waited
     }
 }
 
@@ -153,6 +165,12 @@ pub struct AdmissionWait {
     pub costs_others: Micros,
     /// Why the wait ended.
     pub until: WaitOutcome,
+}
+
+impl AdmissionWait {
+    pub(super) fn record(&self, seconds: &HistogramVec) {
+        seconds.with_label_values(&[self.until.as_ref()]).observe(self.time.duration().as_secs_f64());
+    }
 }
 
 /// Why a wait for admission ended.

@@ -67,6 +67,31 @@ pub(super) enum AnswerStatus {
 /// until it is known whether the worker was at fault.
 pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<Trials>)>;
 
+/// Failures of one request that no worker is charged with yet.
+#[derive(Default)]
+pub(super) struct BlameRecord {
+    /// Two workers, one of which failed the last attempt, and that attempt's trials, kept until the culprit is known.
+    pub(super) suspects: Option<(Suspects, Option<Trials>)>,
+    /// Workers that have answered this request with an error so far.
+    pub(super) failures: FailedWorkers,
+}
+
+impl BlameRecord {
+    /// Decides which of the suspects failed, given the worker `well` that answers now; `None` where the attempt after
+    /// theirs failed as well.
+    pub(super) fn resolve_suspects(&mut self, well: Option<WorkerId>) {
+        let Some((suspects, trials)) = self.suspects.take() else { return };
+        let (worker, asked) = suspects.culprit(well);
+        self.failures.push((worker, asked, trials));
+    }
+
+    /// Returns all failures of a request that no worker answered.
+    pub(super) fn into_failures(mut self) -> FailedWorkers {
+        self.resolve_suspects(None);
+        self.failures
+    }
+}
+
 /// Reports the results of requests to the outlier tracker. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct OutlierReporter {
@@ -75,6 +100,7 @@ pub(super) struct OutlierReporter {
 }
 
 impl OutlierReporter {
+    /// Returns the reporter of this router.
     pub(super) fn of(gateway: &AppState) -> Self {
         Self { outliers: gateway.policies.outliers.clone(), isolation: gateway.isolation.clone() }
     }

@@ -19,7 +19,7 @@ use super::reverse_pull;
 use crate::app_state::AppState;
 
 /// An answer that has begun.
-pub struct Dispatched {
+pub struct StartedAnswer {
     /// Head and body of the answer leg.
     pub response: LegResponse,
     /// The request as counted in the target's load.
@@ -50,7 +50,7 @@ pub async fn execute(
     gateway: &Arc<AppState>,
     (step, plan): (&ClassifiedStep, &Plan),
     legs: Legs,
-) -> Result<Dispatched, FailedAttempt> {
+) -> Result<StartedAnswer, FailedAttempt> {
     let (legs, asked) = (legs.for_worker(plan.target()), Instant::now());
     let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
@@ -77,9 +77,13 @@ pub async fn execute(
         }
     };
     match opened {
-        Ok(opened) => {
-            Ok(Dispatched { response: opened, in_flight, sent_at: asked, first_byte: Instant::now(), events: remarks })
-        }
+        Ok(opened) => Ok(StartedAnswer {
+            response: opened,
+            in_flight,
+            sent_at: asked,
+            first_byte: Instant::now(),
+            events: remarks,
+        }),
         Err(error) => {
             remarks.push(error.attempt_event());
             Err(FailedAttempt { exclude: culprit(plan, &error), sent_at: asked, events: remarks, error })

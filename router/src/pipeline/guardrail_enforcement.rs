@@ -1,11 +1,11 @@
 //! Acts on the guardrail's findings at the end of a step: disables actions, and logs.
 
-use crate::app_state::AppState;
-use crate::guardrail::{ComparisonReport, GuardrailEvent, StepSample, can_be_disabled};
+use super::routing::LiveRouting;
+use crate::guardrail::{ComparisonReport, Guardrail, GuardrailEvent, StepSample, can_be_disabled};
 
 /// Adds a complete step of a compared session to the guardrail's comparison, and disables an action that proved slower.
-pub(crate) fn enforce_guardrail(gateway: &AppState, step: &StepSample) {
-    let Some(found) = gateway.decisions.guardrail.add(step) else { return };
+pub(crate) fn enforce_guardrail(guardrail: &Guardrail, routing: &LiveRouting, step: &StepSample) {
+    let Some(found) = guardrail.add(step) else { return };
     let action = step.action;
     let (GuardrailEvent::Slower(compared) | GuardrailEvent::Recovered(compared)) = found;
     let ComparisonReport { control_sessions, own_sessions, .. } = compared;
@@ -13,7 +13,7 @@ pub(crate) fn enforce_guardrail(gateway: &AppState, step: &StepSample) {
         .map(|figure| figure.map_or_else(|| "unknown".to_owned(), |figure| format!("{figure:.2}")));
     match found {
         GuardrailEvent::Slower(_) if can_be_disabled(action) => {
-            gateway.routing.disable(action);
+            routing.disable(action);
             tracing::warn!(%action, %ratio, %low, %high, own_sessions, control_sessions,
                 "it makes sessions slower than the bypass does, so that it is switched off; PUT /ownerserve/v1/mode without it \
                  in `disabled` switches it on again");

@@ -111,22 +111,27 @@ pub struct PlannedStep {
     /// Cost of a start to other sessions, where the planner was asked, and the admission decision where the step may be
     /// queued.
     pub admission: Option<(AdmissionRequest, Option<AdmissionDecision>)>,
-    /// Trials of ejected workers that this plan contains; `None` where there are none.
-    pub trials: Option<Trials>,
-    /// The step's KV reservation; `None` while it is to wait.
+}
+
+/// What a plan holds until its attempt is over: nothing while its step waits.
+#[derive(Debug, Default)]
+pub struct PlanGuards {
+    /// The step's KV reservation; `None` where its worker has left the fleet.
     pub reservation: Option<KvReservation>,
+    /// Trials of ejected workers that the plan contains; `None` where there are none.
+    pub trials: Option<Trials>,
 }
 
 impl PlannedStep {
-    /// Builds a planned step that is not admitted and holds no reservation.
+    /// Builds a planned step that is not admitted.
     fn of(
         plan: Plan,
         (decision, rank_memory, asking): (Option<Decision>, Vec<RankMemory>, Option<AdmissionRequest>),
         (shortened_ask, excluded): (Option<RequestProfile>, &[WorkerId]),
     ) -> Self {
         let admission = asking.map(|asking| (asking, None));
-        let (excluded, ejected, trials, reservation) = (excluded.to_vec(), Vec::new(), None, None);
-        Self { plan, decision, shortened_ask, excluded, ejected, rank_memory, admission, trials, reservation }
+        let (excluded, ejected) = (excluded.to_vec(), Vec::new());
+        Self { plan, decision, shortened_ask, excluded, ejected, rank_memory, admission }
     }
 
     /// Whether the step is to be queued and planned again later.
@@ -189,7 +194,11 @@ fn transfers(located: &LocatedRequest) -> TransferPermission {
 
 /// Plans a step, and reserves KV memory for it unless it is to wait. `failed` lists the workers that failed already in
 /// this request.
-pub fn plan(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerId]) -> Result<PlannedStep, ApiError> {
+pub fn plan(
+    gateway: &AppState,
+    step: &ClassifiedStep,
+    failed: &[WorkerId],
+) -> Result<(PlannedStep, PlanGuards), ApiError> {
     let barred = gateway.isolation.barred_workers();
     match barred.is_empty() {
         true => plan_and_reserve(gateway, step, failed),
@@ -202,7 +211,11 @@ pub fn plan(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerId]) -> R
     }
 }
 
-fn plan_and_reserve(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerId]) -> Result<PlannedStep, ApiError> {
+fn plan_and_reserve(
+    gateway: &AppState,
+    step: &ClassifiedStep,
+    failed: &[WorkerId],
+) -> Result<(PlannedStep, PlanGuards), ApiError> {
     let RoutingPolicies { occupancy: account, outliers, .. } = &gateway.policies;
     account.reconcile(gateway.fleet());
     // Planned, admitted and reserved under one lock: the next step sees what this one takes, trials included.
@@ -221,11 +234,12 @@ fn plan_and_reserve(gateway: &AppState, step: &ClassifiedStep, failed: &[WorkerI
     {
         *verdict = Some(now.admission_queue().admit(step.located.identified.request.incoming.id, *asking));
     }
-    if !planned.must_wait() {
-        planned.trials = Trials::begin(outliers, planned.plan.workers());
-        planned.reservation = account.reserve(now, step, &planned.plan);
+    if planned.must_wait() {
+        return Ok((planned, PlanGuards::default()));
     }
-    Ok(planned)
+    let trials = Trials::begin(outliers, planned.plan.workers());
+    let reservation = account.reserve(now, step, &planned.plan);
+    Ok((planned, PlanGuards { reservation, trials }))
 }
 
 /// Whether a step may be queued: not where the bypass policy serves it, after a failed attempt, or where the target's

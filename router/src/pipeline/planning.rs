@@ -1,60 +1,71 @@
-//! State of a step from its first plan to the first byte of its answer: what was attempted, and what to do when there
-//! will be no answer. Dropping it means that the client left; the drop withdraws everything that was announced.
+//! State of a step between two plans: it has none yet, waits, or needs another one because the last attempt failed or
+//! the answer broke off.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use http::StatusCode;
-use planner::{Action, AdmissionDecision, AdmissionReason, Plan};
+use planner::{Action, AdmissionDecision, AdmissionReason};
+use prometheus::HistogramVec;
 use vocabulary::{Micros, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
-use workers_shim::fleet::InFlightRequest;
 
 use super::admission_queue::{AdmissionWait, QueueTicket, WaitOutcome};
-use super::blame::{AnswerStatus, FailedWorkers, OutlierReporter, Suspects, culprit};
-use super::execute::{Dispatched, FailedAttempt};
-use super::legs::{LegError, LegResponse};
-use super::locate;
-use super::plan::{ClassifiedStep, PlannedStep};
-use super::receipt::{Attempt, AttemptEvent, RequestOutcome, StreamResumption};
-use super::request_end::RequestEnd;
+use super::blame::BlameRecord;
+use super::dispatched::Dispatched;
+use super::end_guard::Abandoned;
+use super::kv_reservation::OccupancyTracker;
+use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use super::receipt::{Attempt, AttemptEvent, RequestOutcome};
+use super::request_end::{AnswerRecord, RequestEnd};
 use crate::app_state::AppState;
 use crate::error::ApiError;
-use crate::outliers::Trials;
+use crate::retries::RetryBudget;
+use crate::telemetry::metrics::RequestMetrics;
 
-/// Maximum number of plans for one request.
-const MAX_ATTEMPTS: usize = 3;
 /// Status that is recorded for a client that left before its answer began, as in nginx logs.
 const CLIENT_LEFT: u16 = 499;
 
-/// A step that is being served and has no answer yet.
+/// A step that is to be planned.
 pub struct Planning {
-    gateway: Arc<AppState>,
-    /// `None` once it is over.
-    history: Option<AttemptHistory>,
+    step: ClassifiedStep,
+    origin: PlanningOrigin,
+    history: AttemptLog,
+    blame: BlameRecord,
 }
 
-struct AttemptHistory {
-    step: ClassifiedStep,
-    /// The action that the planner chose first.
-    first_action: Option<Action>,
-    /// The plan in progress, or the last one that failed.
-    planned: Option<PlannedStep>,
+/// Why a step is to be planned.
+enum PlanningOrigin {
+    /// It has just arrived.
+    First,
+    /// It waits for admission with this plan. Without a ticket it was no longer held when it was to be queued, and is
+    /// planned again at once.
+    Held(Box<PlannedStep>, Option<QueueTicket>),
+    /// The last attempt failed.
+    Retry(LastFailure),
+    /// The answer broke off, and no other worker has gone on with it yet.
+    Resume(PartialAnswer, LastFailure),
+}
+
+/// A failed attempt after which another worker is tried.
+pub(super) struct LastFailure {
+    /// The plan that failed.
+    pub(super) planned: Box<PlannedStep>,
+    /// How it failed.
+    pub(super) event: AttemptEvent,
+    /// The error for the client when nothing else can be tried.
+    pub(super) error: ApiError,
+}
+
+/// What was tried for a step so far.
+#[derive(Default)]
+pub(super) struct AttemptLog {
+    /// The action that the planner chose first, where it was asked.
+    pub(super) first_action: Option<Action>,
     /// Finished attempts, the newest last.
-    attempts: Vec<Attempt>,
-    excluded: Vec<WorkerId>,
-    /// Why the last attempt failed, and the error for the client when nothing else can be tried.
-    last_failure: Option<(AttemptEvent, ApiError)>,
-    /// The step's ticket while it waits.
-    ticket: Option<QueueTicket>,
-    /// How the step waited, once that is over.
-    admission_wait: Option<AdmissionWait>,
-    /// What the client has received of an answer that broke off.
-    partial_answer: Option<PartialAnswer>,
-    /// Two workers, one of which failed the last attempt, and that attempt's trials, kept until the culprit is known.
-    suspects: Option<(Suspects, Option<Trials>)>,
-    /// Workers that have answered this request with an error so far.
-    failures: FailedWorkers,
+    pub(super) attempts: Vec<Attempt>,
+    /// Workers to exclude from the next plan.
+    pub(super) excluded: Vec<WorkerId>,
+    /// How the step waited for admission, where it did.
+    pub(super) admission_wait: Option<AdmissionWait>,
 }
 
 /// An answer that broke off.
@@ -73,62 +84,272 @@ pub struct BrokenAnswer {
 }
 
 /// What the client has received of an answer that broke off.
-struct PartialAnswer {
-    first_byte: Option<Instant>,
-    status: u16,
-    broke_at: Instant,
+#[derive(Clone, Copy)]
+pub(super) struct PartialAnswer {
+    pub(super) first_byte: Instant,
+    pub(super) status: u16,
+    pub(super) broke_at: Instant,
     /// Number of attempts before the answer broke off.
-    attempts_before: usize,
-    kept_tokens: Tokens,
-    usage: Option<TokenUsage>,
-    delivered: Tokens,
+    pub(super) attempts_before: usize,
+    pub(super) kept_tokens: Tokens,
+    pub(super) usage: Option<TokenUsage>,
+    pub(super) delivered: Tokens,
 }
 
-impl AttemptHistory {
-    /// Whether the step is to wait. If not, ends a wait in progress.
-    fn must_wait(&mut self, gateway: &AppState, planned: &PlannedStep) -> bool {
-        let until = match planned.admission {
-            Some((_, Some(AdmissionDecision::Hold { costs_others }))) => {
-                let request = self.step.located.identified.request.incoming.id;
-                let place = || QueueTicket::of(gateway.policies.occupancy(), request, costs_others);
-                self.ticket = self.ticket.take().or_else(place);
-                return true;
+/// What a plan leads to.
+pub enum PlanVerdict {
+    /// Its legs are to be sent.
+    Start(Box<Dispatched>),
+    /// The step waits, and is then planned again.
+    Wait(Box<Planning>),
+}
+
+/// A step that gets no answer, or none from another worker.
+pub struct FailedStep {
+    /// The error for the client.
+    pub error: ApiError,
+    /// Its end; `None` where it was never planned. Nothing was announced then, no receipt is filed, its error is
+    /// counted by cause, and its quota reservation is given back by its own guard.
+    pub end: Option<Box<RequestEnd>>,
+}
+
+/// What the next plan depends on, beside the plan itself.
+pub struct PlanningContext<'a> {
+    /// Budget for retries.
+    pub retries: &'a RetryBudget,
+    /// The occupancy model with the admission queue.
+    pub occupancy: &'a OccupancyTracker,
+    /// Counts retries.
+    pub requests: &'a RequestMetrics,
+    /// How long steps waited for admission.
+    pub admission_wait: &'a HistogramVec,
+}
+
+impl<'a> PlanningContext<'a> {
+    /// Returns the context of this router.
+    pub fn of(gateway: &'a AppState) -> Self {
+        Self {
+            retries: &gateway.policies.retries,
+            occupancy: gateway.policies.occupancy(),
+            requests: &gateway.metrics.requests,
+            admission_wait: &gateway.metrics.decisions.admission_wait,
+        }
+    }
+}
+
+impl Planning {
+    /// Starts a step; nothing has been attempted.
+    pub fn first(step: ClassifiedStep) -> Self {
+        Self { step, origin: PlanningOrigin::First, history: AttemptLog::default(), blame: BlameRecord::default() }
+    }
+
+    /// Continues a step after a failed attempt; `partial` where its answer had broken off before.
+    pub(super) fn again(
+        step: ClassifiedStep,
+        (partial, failure): (Option<PartialAnswer>, LastFailure),
+        history: AttemptLog,
+        blame: BlameRecord,
+    ) -> Self {
+        let origin = match partial {
+            None => PlanningOrigin::Retry(failure),
+            Some(partial) => PlanningOrigin::Resume(partial, failure),
+        };
+        Self { step, origin, history, blame }
+    }
+
+    /// Makes the next plan by calling `plan` with the step and the workers to exclude. If there is no plan, the error is
+    /// that of the previous failed attempt, if there was one.
+    pub fn plan(
+        mut self,
+        context: &PlanningContext<'_>,
+        plan: impl FnOnce(&ClassifiedStep, &[WorkerId]) -> Result<(PlannedStep, PlanGuards), ApiError>,
+    ) -> Result<PlanVerdict, FailedStep> {
+        let is_first = self.last_failure().is_none();
+        let tenant = &self.step.located.identified.request.incoming.tenant;
+        // Checked before planning, because a plan makes a KV reservation.
+        let made = if is_first || context.retries.spend(tenant, Instant::now()) {
+            plan(&self.step, &self.history.excluded)
+        } else {
+            context.requests.retries_refused.inc();
+            // No other worker was asked, so whose fault the failures were is unknown.
+            self.blame = BlameRecord::default();
+            Err(ApiError::Overloaded { what: "too many requests are tried again" })
+        };
+        let (planned, guards) = match made {
+            Ok(made) => made,
+            Err(error) => return Err(self.give_up(error)),
+        };
+        if let Some(failure) = self.last_failure() {
+            context.requests.retries.with_label_values(&[failure.event.as_ref()]).inc();
+        }
+        let chosen = planned.decision.as_ref().map(|decision| decision.plan.action);
+        self.history.first_action = self.history.first_action.or(chosen);
+        if let Some((_, Some(AdmissionDecision::Hold { costs_others }))) = planned.admission {
+            return self.hold(context, (planned, costs_others));
+        }
+        self.history.admission_wait = self.finished_wait(context, &planned).or(self.history.admission_wait);
+        let Self { step, origin, history, blame } = self;
+        let resumes = match origin {
+            PlanningOrigin::Resume(partial, _) => Some(partial),
+            PlanningOrigin::First | PlanningOrigin::Held(..) | PlanningOrigin::Retry(_) => None,
+        };
+        let sent_at = Instant::now();
+        let dispatched = Dispatched { step, planned: Box::new(planned), guards, history, blame, resumes, sent_at };
+        Ok(PlanVerdict::Start(Box::new(dispatched)))
+    }
+
+    /// Keeps the step in the admission queue, or puts it there. A step that has failed once does not wait.
+    fn hold(
+        self,
+        context: &PlanningContext<'_>,
+        (planned, costs_others): (PlannedStep, Micros),
+    ) -> Result<PlanVerdict, FailedStep> {
+        let request = self.step.located.identified.request.incoming.id;
+        let place = || QueueTicket::of((context.occupancy, context.admission_wait), request, costs_others);
+        let Self { step, origin, history, blame } = self;
+        let ticket = match origin {
+            PlanningOrigin::First => place(),
+            PlanningOrigin::Held(_, ticket) => ticket.or_else(place),
+            origin @ (PlanningOrigin::Retry(_) | PlanningOrigin::Resume(..)) => {
+                let step = Self { step, origin, history, blame };
+                return Err(step.give_up(ApiError::Overloaded { what: "what has failed once does not wait" }));
             }
+        };
+        let origin = PlanningOrigin::Held(Box::new(planned), ticket);
+        Ok(PlanVerdict::Wait(Box::new(Self { step, origin, history, blame })))
+    }
+
+    /// Ends the step's wait, if it was waiting, with the plan that starts it. Also returns that the queue was full.
+    fn finished_wait(&self, context: &PlanningContext<'_>, planned: &PlannedStep) -> Option<AdmissionWait> {
+        let until = match planned.admission {
             Some((asking, Some(AdmissionDecision::Start { why: AdmissionReason::NoPlace }))) => {
-                self.record_wait(
-                    gateway,
-                    AdmissionWait {
-                        time: Micros::ZERO,
-                        costs_others: asking.displaced_compute,
-                        until: WaitOutcome::NoPlace,
-                    },
-                );
-                return false;
+                let (time, until) = (Micros::ZERO, WaitOutcome::NoPlace);
+                let waited = AdmissionWait { time, costs_others: asking.displaced_compute, until };
+                waited.record(context.admission_wait);
+                return Some(waited);
             }
             Some((_, Some(AdmissionDecision::Start { why }))) => why.into(),
             _ => WaitOutcome::Room,
         };
-        self.leave_queue(gateway, until);
-        false
-    }
-
-    /// Ends the step's wait, if it is waiting.
-    fn leave_queue(&mut self, gateway: &AppState, until: WaitOutcome) {
-        if let Some(place) = self.ticket.take() {
-            self.record_wait(gateway, place.finish_wait(until));
+        match &self.origin {
+            PlanningOrigin::Held(_, Some(ticket)) => Some(ticket.finish_wait(until)),
+            _ => None,
         }
     }
 
-    fn record_wait(&mut self, gateway: &AppState, waited: AdmissionWait) {
-        let seconds = &gateway.metrics.decisions.admission_wait;
-        seconds.with_label_values(&[waited.until.as_ref()]).observe(waited.time.duration().as_secs_f64());
-        self.admission_wait = Some(waited);
+    /// Waits until the step is to be planned again.
+    pub async fn wait_for_turn(&self) {
+        if let PlanningOrigin::Held(_, Some(ticket)) = &self.origin {
+            ticket.wait_for_turn().await;
+        }
     }
 
-    fn record_attempt(&mut self, asked: Instant, remarks: Vec<AttemptEvent>) {
-        let Some(PlannedStep { plan, ejected, .. }) = &self.planned else { return };
+    /// Replaces the step by what `classify` makes of it: what was located before the wait may have changed.
+    pub fn classified_again(self, classify: impl FnOnce(ClassifiedStep) -> ClassifiedStep) -> Self {
+        Self { step: classify(self.step), ..self }
+    }
+
+    fn last_failure(&self) -> Option<&LastFailure> {
+        match &self.origin {
+            PlanningOrigin::First | PlanningOrigin::Held(..) => None,
+            PlanningOrigin::Retry(failure) | PlanningOrigin::Resume(_, failure) => Some(failure),
+        }
+    }
+
+    /// Ends a step that gets no further plan.
+    pub(super) fn give_up(self, error: ApiError) -> FailedStep {
+        let error = self.last_failure().map_or(error, |failure| failure.error.clone());
+        let status = error.status().as_u16();
+        FailedStep { error, end: self.ended(RequestOutcome::Failed, status).map(Box::new) }
+    }
+
+    fn ended(self, outcome: RequestOutcome, status: u16) -> Option<RequestEnd> {
+        let Self { step, origin, mut history, blame } = self;
+        let (planned, partial) = match origin {
+            PlanningOrigin::First => return None,
+            PlanningOrigin::Held(planned, ticket) => {
+                let waited = ticket.map(|ticket| ticket.finish_wait(WaitOutcome::Left));
+                history.admission_wait = waited.or(history.admission_wait);
+                (planned, None)
+            }
+            PlanningOrigin::Retry(failure) => (failure.planned, None),
+            PlanningOrigin::Resume(partial, failure) => (failure.planned, Some(partial)),
+        };
+        let unanswered = UnansweredStep { step, planned, guards: PlanGuards::default(), history, blame, partial };
+        Some(unanswered.ended(outcome, status))
+    }
+}
+
+impl Abandoned for Planning {
+    fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd> {
+        self.ended(outcome, CLIENT_LEFT)
+    }
+}
+
+/// A planned step that ends without an answer to its last plan.
+pub(super) struct UnansweredStep {
+    pub(super) step: ClassifiedStep,
+    pub(super) planned: Box<PlannedStep>,
+    pub(super) guards: PlanGuards,
+    pub(super) history: AttemptLog,
+    pub(super) blame: BlameRecord,
+    pub(super) partial: Option<PartialAnswer>,
+}
+
+impl UnansweredStep {
+    /// Ends the step, whose client has left.
+    pub(super) fn abandoned(self) -> RequestEnd {
+        self.ended(RequestOutcome::ClientLeft, CLIENT_LEFT)
+    }
+
+    /// Ends the step. Where its answer had begun, that is what the client got, and more than a failure.
+    pub(super) fn ended(self, outcome: RequestOutcome, status: u16) -> RequestEnd {
+        let Self { step, planned, guards, history, blame, partial } = self;
+        let failures = match outcome {
+            // No other worker was asked, so whose fault the failures were is unknown.
+            RequestOutcome::ClientLeft => Vec::new(),
+            _ => blame.into_failures(),
+        };
+        let (outcome, answer) = match partial {
+            None => (outcome, AnswerRecord { first_byte: None, status, delivered: Tokens::ZERO, usage: None }),
+            Some(partial) if outcome == RequestOutcome::ClientLeft => (outcome, partial.record()),
+            Some(partial) => (RequestOutcome::Broken, partial.record()),
+        };
+        let AttemptLog { first_action, attempts, admission_wait, .. } = history;
+        RequestEnd {
+            step,
+            planned: *planned,
+            guards,
+            first_action,
+            attempts,
+            admission_wait,
+            answer,
+            in_flight: None,
+            failures,
+            outcome,
+            ended_at: Instant::now(),
+        }
+    }
+}
+
+impl PartialAnswer {
+    pub(super) fn record(self) -> AnswerRecord {
+        let Self { first_byte, status, delivered, usage, .. } = self;
+        AnswerRecord { first_byte: Some(first_byte), status, delivered, usage }
+    }
+}
+
+impl AttemptLog {
+    /// Adds an attempt with this plan.
+    pub(super) fn record(
+        &mut self,
+        step: &ClassifiedStep,
+        planned: &PlannedStep,
+        (asked, remarks): (Instant, Vec<AttemptEvent>),
+    ) {
+        let PlannedStep { plan, ejected, .. } = planned;
         let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
-        let legs = self.step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
+        let legs = step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
         let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
         let ejected = ejected.clone();
         self.attempts.push(Attempt {
@@ -142,273 +363,6 @@ impl AttemptHistory {
             unresumable: None,
             remarks,
         });
-    }
-
-    /// Counts a finished attempt: against its workers, and against the suspects of the attempt before. `sick` failed;
-    /// `well` answers.
-    fn blame(&mut self, gateway: &AppState, (sick, asked): (Option<WorkerId>, Instant), well: Option<WorkerId>) {
-        let (before, trials) = self.suspects.take().unzip();
-        let before = before.map(|suspects| suspects.culprit(well));
-        self.failures.extend(before.map(|(worker, asked)| (worker, asked, trials.flatten())));
-        self.failures.extend(sick.map(|worker| (worker, asked, None)));
-        // Of a resumed answer only the end shows whether the worker is well.
-        if well.is_some() && self.partial_answer.is_none() {
-            self.settle_blame(gateway, AnswerStatus::Answered);
-        }
-    }
-
-    /// Discards the open failures: no other worker was asked, so whose fault they were is unknown.
-    fn forget_blame(&mut self) {
-        self.suspects = None;
-        self.failures.clear();
-    }
-
-    fn settle_blame(&mut self, gateway: &AppState, settled: AnswerStatus) {
-        OutlierReporter::of(gateway).settle_failures(&self.step, std::mem::take(&mut self.failures), settled);
-    }
-
-    /// Builds the request's end under this plan, from the load guard of the answering worker, the time of the first
-    /// byte and the status.
-    fn into_request_end(
-        self,
-        gateway: Arc<AppState>,
-        planned: PlannedStep,
-        (in_flight, first_byte, status): (Option<InFlightRequest>, Option<Instant>, u16),
-    ) -> RequestEnd {
-        let Self { step, first_action: chosen, attempts, admission_wait: waited, failures, .. } = self;
-        let delivered = Tokens::ZERO;
-        RequestEnd {
-            gateway,
-            step,
-            first_action: chosen,
-            planned,
-            attempts,
-            admission_wait: waited,
-            in_flight,
-            first_byte,
-            status,
-            delivered,
-            failures,
-        }
-    }
-
-    /// Number of attempts since the step began, or since its answer broke off.
-    fn attempt_count(&self) -> usize {
-        self.attempts.len() - self.partial_answer.as_ref().map_or(0, |begun| begun.attempts_before)
-    }
-}
-
-impl Planning {
-    /// Starts a step; nothing has been attempted.
-    pub fn new(gateway: &Arc<AppState>, step: ClassifiedStep) -> Self {
-        let (attempts, excluded) = (Vec::new(), Vec::new());
-        let (planned, chosen, failed, place, waited, begun, suspects) = (None, None, None, None, None, None, None);
-        let failures = Vec::new();
-        let tried = AttemptHistory {
-            step,
-            first_action: chosen,
-            planned,
-            attempts,
-            excluded,
-            last_failure: failed,
-            ticket: place,
-            admission_wait: waited,
-            partial_answer: begun,
-            suspects,
-            failures,
-        };
-        Self { gateway: gateway.clone(), history: Some(tried) }
-    }
-
-    /// Continues a step whose answer broke off and is to resume at another worker.
-    pub fn from_broken(finish: RequestEnd, broken: BrokenAnswer) -> Self {
-        let RequestEnd {
-            gateway,
-            mut step,
-            first_action: chosen,
-            mut planned,
-            mut attempts,
-            admission_wait: waited,
-            first_byte,
-            status,
-            failures,
-            ..
-        } = finish;
-        let BrokenAnswer { event: remark, error, kept_tokens: after, usage, delivered } = broken;
-        attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(remark));
-        if let Some(tenure) = planned.reservation.take() {
-            tenure.mark_failed();
-        }
-        step.located = locate::refresh_broken(&gateway, step.located);
-        let tries = attempts.len();
-        let begun = PartialAnswer {
-            first_byte,
-            status,
-            broke_at: Instant::now(),
-            attempts_before: tries,
-            kept_tokens: after,
-            usage,
-            delivered,
-        };
-        // Workers that broke off are excluded: the request itself may be what breaks them.
-        let excluded = attempts.iter().map(|attempt| attempt.decode).collect();
-        let failed = Some((remark, error));
-        let (planned, begun, place, suspects) = (Some(planned), Some(begun), None, None);
-        let tried = AttemptHistory {
-            step,
-            first_action: chosen,
-            planned,
-            attempts,
-            excluded,
-            last_failure: failed,
-            ticket: place,
-            admission_wait: waited,
-            partial_answer: begun,
-            suspects,
-            failures,
-        };
-        Self { gateway, history: Some(tried) }
-    }
-
-    /// Makes the next plan by calling `plan` with the step and the workers to exclude; `None` while the step is to
-    /// wait. If there is no plan, the error is that of the previous failed attempt, if there was one.
-    pub fn plan_next(
-        &mut self,
-        plan: impl FnOnce(&ClassifiedStep, &[WorkerId]) -> Result<PlannedStep, ApiError>,
-    ) -> Result<Option<(&ClassifiedStep, Plan)>, ApiError> {
-        let tried = self.history.as_mut().expect("only its consumers and its end take it");
-        let is_first = tried.last_failure.is_none();
-        let tenant = &tried.step.located.identified.request.incoming.tenant;
-        // Checked before planning, because a plan makes a KV reservation.
-        let next = if is_first || self.gateway.policies.retries.spend(tenant, Instant::now()) {
-            plan(&tried.step, &tried.excluded)
-        } else {
-            self.gateway.metrics.requests.retries_refused.inc();
-            tried.forget_blame();
-            Err(ApiError::Overloaded { what: "too many requests are tried again" })
-        };
-        match next {
-            Ok(planned) => {
-                if let Some((remark, _)) = &tried.last_failure {
-                    self.gateway.metrics.requests.retries.with_label_values(&[remark.as_ref()]).inc();
-                }
-                let plan = planned.plan;
-                let chosen = planned.decision.as_ref().map(|decision| decision.plan.action);
-                tried.first_action = tried.first_action.or(chosen);
-                let waits = tried.must_wait(&self.gateway, &planned);
-                tried.planned = Some(planned);
-                let tried = self.history.as_ref().expect("it was there a line ago");
-                Ok((!waits).then_some((&tried.step, plan)))
-            }
-            Err(error) => {
-                let error = tried.last_failure.take().map_or(error, |(_, failed)| failed);
-                self.give_up(RequestOutcome::Failed, error.status().as_u16());
-                Err(error)
-            }
-        }
-    }
-
-    /// Waits until the step is to be planned again, then updates it with `anew`.
-    pub async fn wait_for_turn(&mut self, anew: impl FnOnce(ClassifiedStep) -> ClassifiedStep) {
-        if let Some(place) = self.history.as_ref().and_then(|tried| tried.ticket.as_ref()) {
-            place.wait_for_turn().await;
-        }
-        self.history = self.history.take().map(|tried| AttemptHistory { step: anew(tried.step), ..tried });
-    }
-
-    /// Records a failed attempt. Returns an error for the client when no other attempt is worthwhile.
-    pub fn record_failure(&mut self, failed: FailedAttempt) -> Result<(), ApiError> {
-        tracing::warn!(worker = %failed.exclude, error = %failed.error, "a plan failed before its first byte");
-        let error = LegError::client_error(&failed.error);
-        let tried = self.history.as_mut().expect("only its consumers and its end take it");
-        let plan = tried.planned.as_ref().map(|planned| planned.plan);
-        let suspects = plan.and_then(|plan| Suspects::of(&plan, (&failed.events, &failed.error), failed.sent_at));
-        let sick = plan.filter(|_| suspects.is_none());
-        let sick = sick.and_then(|plan| culprit(&plan, &failed.events, Err(&failed.error)));
-        if let (Some(worker), false) = (sick, matches!(failed.error, LegError::Failed(_))) {
-            // No answer at all is always the worker's fault, whatever the request is.
-            self.gateway.policies.outliers.record_failure(&tried.step.located.workers, (worker, failed.sent_at));
-        }
-        let sick = sick.filter(|_| matches!(failed.error, LegError::Failed(_)));
-        tried.blame(&self.gateway, (sick, failed.sent_at), None);
-        let trials = tried.planned.as_mut().and_then(|planned| planned.trials.take());
-        match suspects {
-            Some(suspects) => tried.suspects = Some((suspects, trials)),
-            None => {
-                if let Some((.., of_try)) = tried.failures.last_mut().filter(|_| sick.is_some()) {
-                    *of_try = trials;
-                }
-            }
-        }
-        tried.record_attempt(failed.sent_at, failed.events);
-        tried.excluded.push(failed.exclude);
-        if let Some(tenure) = tried.planned.as_mut().and_then(|planned| planned.reservation.take()) {
-            tenure.mark_failed();
-        }
-        if tried.attempt_count() >= MAX_ATTEMPTS || !failed.error.retryable() {
-            self.give_up(RequestOutcome::Failed, error.status().as_u16());
-            return Err(error);
-        }
-        tried.last_failure = Some((failed.error.attempt_event(), error));
-        Ok(())
-    }
-
-    /// Ends the planning of a step whose answer has begun, and returns what its end will need.
-    pub fn start_answer(mut self, answering: Dispatched) -> (LegResponse, RequestEnd) {
-        let mut tried = self.history.take().expect("only its consumers and its end take it");
-        let planned = tried.planned.take().expect("an answer has a plan");
-        let sick = culprit(&planned.plan, &answering.events, Ok(&answering.response));
-        let well = answering.response.status().is_success().then_some(planned.plan.target());
-        tried.blame(&self.gateway, (sick, answering.sent_at), well);
-        if well.is_none() {
-            // The request was refused: that is the client's error, whatever failed before.
-            tried.settle_blame(&self.gateway, AnswerStatus::Unanswered);
-        }
-        planned.trials.iter().for_each(Trials::record_answer_started);
-        tried.planned = Some(planned);
-        tried.record_attempt(answering.sent_at, answering.events);
-        if let (Some(begun), Some(attempt)) = (&tried.partial_answer, tried.attempts.last_mut()) {
-            let took = Micros::of(answering.first_byte - begun.broke_at);
-            attempt.resumed = Some(StreamResumption { after: begun.kept_tokens, took });
-        }
-        let (first_byte, status) = tried
-            .partial_answer
-            .take()
-            .map_or((Some(answering.first_byte), StatusCode::OK.as_u16()), |begun| (begun.first_byte, begun.status));
-        let planned = tried.planned.take().expect("an answer has a plan");
-        let in_flight = Some(answering.in_flight);
-        (answering.response, tried.into_request_end(self.gateway.clone(), planned, (in_flight, first_byte, status)))
-    }
-
-    fn give_up(&mut self, ending: RequestOutcome, status: u16) {
-        let Some(mut tried) = self.history.take() else { return };
-        tried.leave_queue(&self.gateway, WaitOutcome::Left);
-        if ending == RequestOutcome::ClientLeft {
-            tried.forget_blame();
-        }
-        tried.blame(&self.gateway, (None, Instant::now()), None);
-        tried.settle_blame(&self.gateway, AnswerStatus::Unanswered);
-        // A step that could not be planned leaves no receipt: its error is counted by cause.
-        let Some(planned) = tried.planned.take() else { return };
-        let (ending, begun) = match tried.partial_answer.take() {
-            Some(begun) if ending != RequestOutcome::ClientLeft => (RequestOutcome::Broken, Some(begun)),
-            begun => (ending, begun),
-        };
-        let first_byte = begun.as_ref().and_then(|begun| begun.first_byte);
-        let status = begun.as_ref().map_or(status, |begun| begun.status);
-        let mut finish = tried.into_request_end(self.gateway.clone(), planned, (None, first_byte, status));
-        finish.delivered = begun.as_ref().map_or(Tokens::ZERO, |begun| begun.delivered);
-        finish.end(ending, begun.and_then(|begun| begun.usage));
-    }
-}
-
-impl Drop for Planning {
-    fn drop(&mut self) {
-        // A queued step has made no attempt.
-        if let Some(tried) = self.history.as_mut().filter(|tried| tried.ticket.is_none()) {
-            tried.record_attempt(Instant::now(), Vec::new());
-        }
-        self.give_up(RequestOutcome::ClientLeft, CLIENT_LEFT);
     }
 }
 

@@ -6,15 +6,16 @@ use std::time::Instant;
 use bytes::Bytes;
 use planner::Plan;
 use vocabulary::Tokens;
-use workers_shim::engine_api::{AnswerContinuation, TokenUsage};
+use workers_shim::engine_api::AnswerContinuation;
 
+use super::blame::OutlierReporter;
 use super::commit;
+use super::end_guard::EndGuard;
 use super::execute::{FailedAttempt, execute};
 use super::legs::{LegError, LegResponse, Legs};
 use super::plan::{ClassifiedStep, plan};
-use super::planning::{BrokenAnswer, Planning};
-use super::receipt::RequestOutcome;
-use super::request_end::RequestEnd;
+use super::planning::{PlanVerdict, Planning, PlanningContext};
+use super::streaming::Streaming;
 use crate::app_state::AppState;
 use crate::error::ApiError;
 use crate::upstream::WorkerBody;
@@ -28,66 +29,81 @@ pub struct ResumedAnswer {
     pub first_chunk: Bytes,
     /// The body after the first chunk.
     pub body: WorkerBody,
-    /// What to do at the end of the request.
-    pub end: RequestEnd,
+    /// The step, which another worker answers now.
+    pub streaming: Streaming,
 }
 
-/// Resumes the answer of the request `finish`. The error is for the client; the step is over then.
-pub async fn resume(finish: RequestEnd, broken: BrokenAnswer, so_far: ResumePrefix) -> Result<ResumedAnswer, ApiError> {
-    let gateway = finish.gateway.clone();
-    let (error, usage) = (broken.error.clone(), broken.usage);
-    try_resume(&gateway, Planning::from_broken(finish, broken), (so_far, usage)).await.map_err(|_| {
-        let requests = &gateway.metrics.requests;
-        requests.broken_streams.with_label_values(&["failed"]).inc();
-        requests.errors.with_label_values(&["stream_interrupted"]).inc();
-        error
-    })
+/// Resumes an answer that broke off. On failure the client gets `error`; the step is over then.
+pub(super) async fn resume(
+    gateway: Arc<AppState>,
+    planning: EndGuard<Planning>,
+    (error, so_far): (ApiError, ResumePrefix),
+) -> Result<ResumedAnswer, ApiError> {
+    let requests = &gateway.metrics.requests;
+    match try_resume(&gateway, planning, so_far).await {
+        Ok(resumed) => {
+            requests.broken_streams.with_label_values(&["resumed"]).inc();
+            if let Some(resumed) = resumed.streaming.attempt().and_then(|attempt| attempt.resumed) {
+                requests.resume.observe(resumed.took.duration().as_secs_f64());
+            }
+            Ok(resumed)
+        }
+        Err(_) => {
+            requests.broken_streams.with_label_values(&["failed"]).inc();
+            requests.errors.with_label_values(&["stream_interrupted"]).inc();
+            Err(error)
+        }
+    }
 }
 
 async fn try_resume(
     gateway: &Arc<AppState>,
-    mut underway: Planning,
-    (so_far, usage): (ResumePrefix, Option<TokenUsage>),
+    mut planning: EndGuard<Planning>,
+    so_far: ResumePrefix,
 ) -> Result<ResumedAnswer, ApiError> {
+    let (ends, reporter) = (&gateway.request_ends, OutlierReporter::of(gateway));
     loop {
-        let Some((step, chosen)) = underway.plan_next(|step, excluded| plan(gateway, step, excluded))? else {
-            return Err(ApiError::Overloaded { what: "what has failed once does not wait" });
+        let verdict =
+            planning.take().plan(&PlanningContext::of(gateway), |step, excluded| plan(gateway, step, excluded));
+        let dispatched = match verdict.map_err(|failed| ends.fail(failed))? {
+            PlanVerdict::Start(dispatched) => EndGuard::new(*dispatched, ends),
+            PlanVerdict::Wait(planning) => {
+                return Err(
+                    ends.fail(planning.give_up(ApiError::Overloaded { what: "what has failed once does not wait" }))
+                );
+            }
         };
-        commit::announce(&gateway.ledger, step, &chosen);
-        let sent = match legs(gateway, (step, &chosen), so_far.as_ref()) {
-            Some(legs) => execute(gateway, (step, &chosen), legs).await,
+        let (step, chosen) = (&dispatched.step, &dispatched.planned.plan);
+        commit::announce(&gateway.ledger, step, chosen);
+        let sent = match legs(gateway, (step, chosen), so_far.as_ref()) {
+            Some(legs) => execute(gateway, (step, chosen), legs).await,
             None => {
                 let (asked, exclude, error) = (Instant::now(), chosen.target(), LegError::UnknownWorker);
                 Err(FailedAttempt { sent_at: asked, events: Vec::new(), exclude, error })
             }
         };
         match sent {
-            Ok(answering) => {
-                let (opened, finish) = underway.start_answer(answering);
+            Ok(started) => {
+                let (opened, streaming) = dispatched.take().started(&reporter, started);
                 return match opened {
-                    LegResponse::Stream(answer, first) => {
-                        Ok(resumed_answer(gateway, (answer.into_body(), first), finish))
+                    LegResponse::Stream(answer, first_chunk) => {
+                        Ok(ResumedAnswer { first_chunk, body: answer.into_body(), streaming })
                     }
                     // The engine refused the continuation that was built for it.
                     LegResponse::Whole(answer, _) => {
-                        tracing::warn!(worker = %finish.target(), status = %answer.status(), "the rest of an answer was refused");
-                        finish.end(RequestOutcome::Broken, usage);
+                        let (worker, status) = (streaming.target(), answer.status());
+                        tracing::warn!(%worker, %status, "the rest of an answer was refused");
+                        ends.take(streaming.refused());
                         Err(ApiError::WorkerFailed { detail: "it refused the rest of an answer".into() })
                     }
                 };
             }
-            Err(failed) => underway.record_failure(failed)?,
+            Err(failed) => {
+                let failed = dispatched.take().failed(&reporter, failed);
+                planning = EndGuard::new(failed.map_err(|failed| ends.fail(failed))?, ends);
+            }
         }
     }
-}
-
-fn resumed_answer(gateway: &AppState, (body, first): (WorkerBody, Bytes), finish: RequestEnd) -> ResumedAnswer {
-    let requests = &gateway.metrics.requests;
-    requests.broken_streams.with_label_values(&["resumed"]).inc();
-    if let Some(resumed) = finish.attempts.last().and_then(|attempt| attempt.resumed) {
-        requests.resume.observe(resumed.took.duration().as_secs_f64());
-    }
-    ResumedAnswer { first_chunk: first, body, end: finish }
 }
 
 /// Builds the legs for the rest of the answer; `None` where its maximum length is unknown.

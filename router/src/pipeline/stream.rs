@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
@@ -22,18 +23,23 @@ use http::header::CONTENT_LENGTH;
 use http_body::Body as _;
 use planner::TransferObstacle;
 use prefix::SpecialTokens;
+use tracing::Span;
 use vocabulary::Tokens;
 use workers_shim::engine_api::{NotResumable, SseScanner, TokenTranscript, TokenUsage};
-use workers_shim::fleet::InFlightRequest;
 
+use super::end_guard::{Abandoned, EndGuard};
 use super::legs::LegResponse;
 use super::liveness_watch::LivenessWatch;
+use super::locate;
 use super::parse::ResponseDelivery;
 use super::planning::BrokenAnswer;
 use super::receipt::{AttemptEvent, RequestOutcome};
 use super::request_end::RequestEnd;
 use super::resume::{ResumePrefix, ResumedAnswer, resume};
 use super::resume_blocker::{ResumeBlocker, replay_verifier, token_transcript};
+use super::stage_span;
+use super::streaming::{AnswerEnd, AnswerState, Streaming};
+use crate::app_state::AppState;
 use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};
 use crate::quotas::BYTES_PER_TOKEN;
@@ -44,43 +50,38 @@ use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 const MAX_RESUMES: usize = 3;
 
 /// Builds the client's response.
-pub fn stream(opened: LegResponse, mut finish: RequestEnd) -> Response {
-    let request = &finish.step.located.identified.request;
+pub fn stream(gateway: &Arc<AppState>, opened: LegResponse, mut streaming: Streaming) -> Response {
+    let request = &streaming.step.located.identified.request;
     let (delivery, several) = (request.delivery, request.transfer_bar == Some(TransferObstacle::SeveralChoices));
     let client = request.incoming.error_recipient();
     match opened {
         LegResponse::Whole(answer, told) => {
-            if let Some(mut listener) = response_listener(&finish, answer.status(), BodyFormat::Whole) {
+            if let Some(mut listener) = response_listener(gateway, &streaming, answer.status(), BodyFormat::Whole) {
                 listener.on_chunk(answer.body());
             }
-            // All tokens came together, so the time of the first one is unknown.
-            finish.first_byte = None;
-            finish.status = answer.status().as_u16();
-            let ending = if answer.status().is_success() { RequestOutcome::Complete } else { RequestOutcome::Refused };
-            finish.delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
-            finish.end(ending, told.usage);
+            let delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
+            let state = AnswerState::Whole(answer.status());
+            gateway.request_ends.take(streaming.ended(AnswerEnd { state, delivered, usage: told.usage }));
             answer.map(Body::from)
         }
         LegResponse::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
-            finish.status = head.status.as_u16();
-            let listener = response_listener(&finish, head.status, BodyFormat::Events);
-            if let Some(in_flight) = &mut finish.in_flight {
-                in_flight.record_first_token();
-            }
+            let listener = response_listener(gateway, &streaming, head.status, BodyFormat::Events);
+            streaming.record_first_token();
             let scanner = match delivery {
                 ResponseDelivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
                 ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
             };
-            let scanner = with_transcript(scanner.with_budget(finish.gateway.workers.event_budget()), &finish);
-            let leg = StreamState::of(rest, finish);
+            let scanner = scanner.with_budget(gateway.workers.event_budget());
+            let scanner = Box::new(with_transcript(gateway, scanner, &streaming));
             let mut events = WorkerEventStream {
+                gateway: gateway.clone(),
                 client,
-                scanner,
                 ready: VecDeque::new(),
                 has_several_choices: several,
                 listener,
-                state: leg,
+                state: StreamState::of(gateway, (rest, scanner), streaming),
+                span: stage_span(client.request, "stream"),
             };
             events.on_chunk(first);
             let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_guarded(cx))));
@@ -94,38 +95,62 @@ pub fn stream(opened: LegResponse, mut finish: RequestEnd) -> Response {
 }
 
 /// Records what is needed to resume the answer at another worker.
-fn with_transcript(scanner: SseScanner, finish: &RequestEnd) -> SseScanner {
-    let (request, unresumable) = (&finish.step.located.identified.request, finish.step.resume_blocker);
+fn with_transcript(gateway: &AppState, scanner: SseScanner, streaming: &Streaming) -> SseScanner {
+    let (request, unresumable) = (&streaming.step.located.identified.request, streaming.step.resume_blocker);
     let scanner = if unresumable.is_none() { scanner.with_transcript(token_transcript(request)) } else { scanner };
-    match replay_verifier(request, unresumable, finish.gateway.fleet().engine(finish.target())) {
+    match replay_verifier(request, unresumable, gateway.fleet().engine(streaming.target())) {
         Some(retold) => scanner.with_replay_verifier(retold),
         None => scanner,
     }
 }
 
+/// Returns the listener that stores a new response, where the request creates one.
+fn response_listener(
+    gateway: &AppState,
+    streaming: &Streaming,
+    status: StatusCode,
+    form: BodyFormat,
+) -> Option<ResponseListener> {
+    let prefixed = &streaming.step.located.identified;
+    let request = &prefixed.request;
+    let is_wanted = request.endpoint == GenerationEndpoint::Responses && status.is_success();
+    is_wanted.then(|| {
+        ResponseListener::new(
+            gateway.caches.responses.clone(),
+            (&request.incoming, Some(prefixed.affinity_key)),
+            streaming.target(),
+            form,
+        )
+    })
+}
+
 /// A worker's events on their way to the client. Dropping it before the end means that the client left.
 struct WorkerEventStream {
+    gateway: Arc<AppState>,
     client: ErrorRecipient,
-    scanner: SseScanner,
     ready: VecDeque<Bytes>,
     /// Whether more than one choice was requested.
     has_several_choices: bool,
     listener: Option<ResponseListener>,
     state: StreamState,
+    /// The span of stage `stream`.
+    span: Span,
 }
 
 enum StreamState {
-    Streaming(Box<Streaming>),
-    /// The answer broke off and is being resumed.
-    Resuming(BoxFuture<'static, Result<ResumedAnswer, ApiError>>),
+    Answering(Box<EndGuard<AnsweringWorker>>),
+    /// The answer broke off and is being resumed. The future ends the request if nobody waits for it any more.
+    Resuming(BoxFuture<'static, Result<ResumedAnswer, ApiError>>, Box<SseScanner>),
     /// The stream has ended.
     Over,
 }
 
-struct Streaming {
+/// The worker that answers, and what its events have shown so far.
+struct AnsweringWorker {
     body: WorkerBody,
     liveness: LivenessWatch,
-    end: RequestEnd,
+    scanner: Box<SseScanner>,
+    streaming: Streaming,
 }
 
 enum StreamItem {
@@ -134,15 +159,16 @@ enum StreamItem {
 }
 
 impl StreamState {
-    fn of(rest: WorkerBody, finish: RequestEnd) -> Self {
-        let mut vigil = LivenessWatch::new(finish.gateway.fleet().clone(), finish.target());
+    fn of(gateway: &AppState, (body, scanner): (WorkerBody, Box<SseScanner>), streaming: Streaming) -> Self {
+        let mut liveness = LivenessWatch::new(gateway.fleet().clone(), streaming.target());
         // The first byte has arrived.
-        vigil.record_activity();
-        StreamState::Streaming(Box::new(Streaming { body: rest, liveness: vigil, end: finish }))
+        liveness.record_activity();
+        let worker = AnsweringWorker { body, liveness, scanner, streaming };
+        StreamState::Answering(Box::new(EndGuard::new(worker, &gateway.request_ends)))
     }
 }
 
-impl Streaming {
+impl AnsweringWorker {
     fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<StreamItem> {
         Poll::Ready(match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -157,73 +183,6 @@ impl Streaming {
             }
         })
     }
-}
-
-/// Returns the listener that stores a new response, where the request creates one.
-fn response_listener(finish: &RequestEnd, status: StatusCode, form: BodyFormat) -> Option<ResponseListener> {
-    let prefixed = &finish.step.located.identified;
-    let request = &prefixed.request;
-    let is_wanted = request.endpoint == GenerationEndpoint::Responses && status.is_success();
-    let responses = &finish.gateway.caches.responses;
-    is_wanted.then(|| {
-        ResponseListener::new(
-            responses.clone(),
-            (&request.incoming, Some(prefixed.affinity_key)),
-            finish.target(),
-            form,
-        )
-    })
-}
-
-impl WorkerEventStream {
-    fn on_chunk(&mut self, piece: Bytes) {
-        let mut passes = Vec::new();
-        self.scanner.push(piece, &mut passes);
-        if let Some(listener) = &mut self.listener {
-            passes.iter().for_each(|piece| listener.on_chunk(piece));
-        }
-        self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));
-        if self.is_abandoned() {
-            self.on_end(AttemptEvent::EngineFailed, None);
-        }
-    }
-
-    /// Handles the end of the worker's answer: complete, or broken off as `remark` says.
-    fn on_end(&mut self, remark: AttemptEvent, error: Option<&WorkerBodyError>) {
-        let StreamState::Streaming(answering) = mem::replace(&mut self.state, StreamState::Over) else { return };
-        let mut finish = answering.end;
-        let cut = self.scanner.finish();
-        if let Some(closing) = self.scanner.closing_events() {
-            self.ready.push_back(closing);
-            count(&finish, "complete");
-            return self.close(finish, (RequestOutcome::Complete, self.usage()));
-        }
-        self.settle(&finish);
-        let so_far = resume_prefix(&self.scanner, &finish);
-        let facts = self.scanner.facts();
-        // The finish of one choice says nothing about the others.
-        let finished = facts.finish.is_some() && !self.has_several_choices && so_far.is_err();
-        if (facts.ended() || finished) && !self.is_abandoned() {
-            let ending = if facts.error.is_none() { RequestOutcome::Complete } else { RequestOutcome::Broken };
-            if ending == RequestOutcome::Broken {
-                finish.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
-                note_failure(&mut finish);
-            }
-            let usage = facts.usage;
-            self.ready.extend(cut);
-            return self.close(finish, (ending, usage));
-        }
-        let error = error.map(tracing::field::display);
-        tracing::warn!(worker = %finish.target(), how = remark.as_ref(), error, "a worker's stream broke off");
-        // A worker whose answer differs from the one that another began is healthy.
-        if !self.scanner.has_diverged() {
-            note_failure(&mut finish);
-        }
-        match so_far {
-            Ok(so_far) => self.start_resume(finish, remark, so_far),
-            Err(why) => self.end_with_error(finish, (remark, &why)),
-        }
-    }
 
     /// Whether the rest of this worker's answer is useless: it reported a failure, or its answer diverged.
     fn is_abandoned(&self) -> bool {
@@ -231,68 +190,31 @@ impl WorkerEventStream {
     }
 
     /// Decodes the recorded ids, so that more of the text is known as delivered and less must be generated again.
-    fn settle(&mut self, finish: &RequestEnd) {
+    fn settle_text(&mut self) {
         if self.scanner.facts().ended() {
             return;
         }
-        if let Some(text) = finish.step.located.identified.model.identifier.text() {
+        if let Some(text) = self.streaming.step.located.identified.model.identifier.text() {
             self.scanner.settle_text(|ids| text.decode(ids, SpecialTokens::Without).ok());
         }
     }
 
-    /// Requests the rest of the answer from another worker.
-    fn start_resume(&mut self, finish: RequestEnd, remark: AttemptEvent, so_far: ResumePrefix) {
-        let after = so_far.as_ref().map_or(Tokens::ZERO, |(_, said)| Tokens(said.len() as u64));
-        let error = ApiError::WorkerFailed {
-            detail: "it broke off inside its answer, and no other one could go on with it".into(),
-        };
-        let broken = BrokenAnswer {
-            event: remark,
-            error,
-            kept_tokens: after,
-            usage: self.usage(),
-            delivered: self.delivered_tokens(),
-        };
-        self.scanner.switch_engine();
-        self.state = StreamState::Resuming(resume(finish, broken, so_far).boxed());
-    }
-
-    fn on_resumed(&mut self, resumed: Result<ResumedAnswer, ApiError>) {
-        match resumed {
-            Ok(ResumedAnswer { first_chunk: first, body, end: mut finish }) => {
-                finish.in_flight.iter_mut().for_each(InFlightRequest::record_first_token);
-                self.state = StreamState::of(body, finish);
-                self.on_chunk(first);
-            }
-            Err(error) => {
-                self.state = StreamState::Over;
-                self.ready.push_back(error.stream_event(self.client, self.sequence_number()));
-            }
+    /// Returns the ids after which another worker resumes, or why none can.
+    fn resume_prefix(&self) -> Result<ResumePrefix, Cow<'static, str>> {
+        if self.streaming.resume_count() >= MAX_RESUMES {
+            return Err("it broke off too often".into());
         }
-    }
-
-    /// Ends the client's stream with an error event that gives the reason.
-    fn end_with_error(&mut self, mut finish: RequestEnd, (remark, why): (AttemptEvent, &str)) {
-        let number = self.sequence_number();
-        self.ready.push_back(match self.scanner.failure() {
-            Some(told) => told.clone(),
-            None => {
-                let detail = format!("it broke off inside its answer, which cannot go on elsewhere because {why}");
-                ApiError::WorkerFailed { detail }.stream_event(self.client, number)
+        let scanner = &self.scanner;
+        let lost_ids = scanner.transcript().and_then(|said| said.resume_ids().err()).map(NotResumable::reason);
+        let without_ids = self.streaming.step.resume_blocker.map(ResumeBlocker::reason).or(lost_ids);
+        match (scanner.resume_ids(), without_ids) {
+            (Ok(kept), _) => Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec()))),
+            (Err(NotResumable::Sampled), Some(why)) => {
+                Err(format!("{why}, and {}", NotResumable::Sampled.reason()).into())
             }
-        });
-        count(&finish, "not_resumable");
-        if let Some(attempt) = finish.attempts.last_mut() {
-            attempt.remarks.push(remark);
-            attempt.unresumable = Some(why.into());
+            (Err(NotResumable::NoIds), Some(why)) => Err(why.into()),
+            (Err(lost), _) => Err(lost.reason().into()),
         }
-        finish.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
-        self.close(finish, (RequestOutcome::Broken, self.usage()));
-    }
-
-    /// Ends the request with the number of delivered tokens.
-    fn close(&self, finish: RequestEnd, (ending, usage): (RequestOutcome, Option<TokenUsage>)) {
-        RequestEnd { delivered: self.delivered_tokens(), ..finish }.end(ending, usage);
     }
 
     /// Estimates the answer tokens so far: engines send one token per event, or a few, estimated from their bytes.
@@ -301,47 +223,146 @@ impl WorkerEventStream {
         Tokens(facts.outputs.saturating_add(facts.unread_events).max(facts.text / BYTES_PER_TOKEN))
     }
 
-    fn sequence_number(&self) -> u64 {
-        self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number)
-    }
-
     /// Returns the usage, as the engine reports it if it does.
     fn usage(&self) -> Option<TokenUsage> {
         self.scanner.facts().usage.or_else(|| self.scanner.transcript().and_then(TokenTranscript::usage))
     }
-}
 
-/// Records a failure of the answering worker. Whether it is at fault is decided at the end of the request.
-fn note_failure(finish: &mut RequestEnd) {
-    if let Some(asked) = finish.attempts.last().map(|attempt| attempt.asked) {
-        let (worker, trials) = (finish.target(), finish.planned.trials.take());
-        finish.failures.push((worker, asked, trials));
+    fn ended(self, state: AnswerState, usage: Option<TokenUsage>) -> RequestEnd {
+        let delivered = self.delivered_tokens();
+        self.streaming.ended(AnswerEnd { state, delivered, usage })
     }
 }
 
-fn count(finish: &RequestEnd, outcome: &str) {
-    finish.gateway.metrics.requests.broken_streams.with_label_values(&[outcome]).inc();
-}
-
-/// Returns the ids after which another worker resumes, or why none can.
-fn resume_prefix(scanner: &SseScanner, finish: &RequestEnd) -> Result<ResumePrefix, Cow<'static, str>> {
-    let breaks = finish.attempts.iter().filter(|attempt| attempt.resumed.is_some()).count();
-    if breaks >= MAX_RESUMES {
-        return Err("it broke off too often".into());
-    }
-    let lost_ids = scanner.transcript().and_then(|said| said.resume_ids().err()).map(NotResumable::reason);
-    let without_ids = finish.step.resume_blocker.map(ResumeBlocker::reason).or(lost_ids);
-    match (scanner.resume_ids(), without_ids) {
-        (Ok(kept), _) => Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec()))),
-        (Err(NotResumable::Sampled), Some(why)) => Err(format!("{why}, and {}", NotResumable::Sampled.reason()).into()),
-        (Err(NotResumable::NoIds), Some(why)) => Err(why.into()),
-        (Err(lost), _) => Err(lost.reason().into()),
+impl Abandoned for AnsweringWorker {
+    /// Of a stream that the client has left, the worker's events say how it ended.
+    fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd> {
+        let state = match outcome {
+            RequestOutcome::ClientLeft => AnswerState::of(self.scanner.facts()),
+            _ => AnswerState::Interrupted,
+        };
+        let usage = self.usage();
+        Some(self.ended(state, usage))
     }
 }
 
 impl WorkerEventStream {
+    fn on_chunk(&mut self, piece: Bytes) {
+        let StreamState::Answering(answering) = &mut self.state else { return };
+        let mut passes = Vec::new();
+        answering.scanner.push(piece, &mut passes);
+        let is_abandoned = answering.is_abandoned();
+        if let Some(listener) = &mut self.listener {
+            passes.iter().for_each(|piece| listener.on_chunk(piece));
+        }
+        self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));
+        if is_abandoned {
+            self.on_end(AttemptEvent::EngineFailed, None);
+        }
+    }
+
+    /// Handles the end of the worker's answer: complete, or broken off as `remark` says.
+    fn on_end(&mut self, remark: AttemptEvent, error: Option<&WorkerBodyError>) {
+        let StreamState::Answering(mut answering) = mem::replace(&mut self.state, StreamState::Over) else { return };
+        let cut = answering.scanner.finish();
+        if let Some(closing) = answering.scanner.closing_events() {
+            self.ready.push_back(closing);
+            self.count("complete");
+            let usage = answering.usage();
+            return answering.end_with(|worker| worker.ended(AnswerState::Complete, usage));
+        }
+        answering.settle_text();
+        let so_far = answering.resume_prefix();
+        let facts = answering.scanner.facts();
+        // The finish of one choice says nothing about the others.
+        let finished = facts.finish.is_some() && !self.has_several_choices && so_far.is_err();
+        if (facts.ended() || finished) && !answering.is_abandoned() {
+            let (usage, is_broken) = (facts.usage, facts.error.is_some());
+            let state = if is_broken { AnswerState::Interrupted } else { AnswerState::Complete };
+            if is_broken {
+                self.count_interrupted();
+                answering.streaming.record_failure();
+            }
+            self.ready.extend(cut);
+            return answering.end_with(|worker| worker.ended(state, usage));
+        }
+        let error = error.map(tracing::field::display);
+        let worker = answering.streaming.target();
+        tracing::warn!(%worker, how = remark.as_ref(), error, "a worker's stream broke off");
+        // A worker whose answer differs from the one that another began is healthy.
+        if !answering.scanner.has_diverged() {
+            answering.streaming.record_failure();
+        }
+        match so_far {
+            Ok(so_far) => self.start_resume(*answering, remark, so_far),
+            Err(why) => self.end_with_error(*answering, (remark, &why)),
+        }
+    }
+
+    /// Requests the rest of the answer from another worker.
+    fn start_resume(&mut self, answering: EndGuard<AnsweringWorker>, remark: AttemptEvent, so_far: ResumePrefix) {
+        let kept_tokens = so_far.as_ref().map_or(Tokens::ZERO, |(_, said)| Tokens(said.len() as u64));
+        let error = ApiError::WorkerFailed {
+            detail: "it broke off inside its answer, and no other one could go on with it".into(),
+        };
+        let broken = BrokenAnswer {
+            event: remark,
+            error: error.clone(),
+            kept_tokens,
+            usage: answering.usage(),
+            delivered: answering.delivered_tokens(),
+        };
+        let AnsweringWorker { mut scanner, streaming, .. } = answering.take();
+        scanner.switch_engine();
+        let planning = streaming.broke_off(broken, |located| locate::refresh_broken(&self.gateway, located));
+        let planning = EndGuard::new(planning, &self.gateway.request_ends);
+        let resuming = resume(self.gateway.clone(), planning, (error, so_far)).boxed();
+        self.state = StreamState::Resuming(resuming, scanner);
+    }
+
+    fn on_resumed(&mut self, resumed: Result<ResumedAnswer, ApiError>) {
+        let StreamState::Resuming(_, scanner) = mem::replace(&mut self.state, StreamState::Over) else { return };
+        match resumed {
+            Ok(ResumedAnswer { first_chunk, body, mut streaming }) => {
+                streaming.record_first_token();
+                self.state = StreamState::of(&self.gateway, (body, scanner), streaming);
+                self.on_chunk(first_chunk);
+            }
+            Err(error) => self.ready.push_back(error.stream_event(self.client, self.sequence_number())),
+        }
+    }
+
+    /// Ends the client's stream with an error event that gives the reason.
+    fn end_with_error(&mut self, mut answering: EndGuard<AnsweringWorker>, (remark, why): (AttemptEvent, &str)) {
+        let number = self.sequence_number();
+        self.ready.push_back(match answering.scanner.failure() {
+            Some(told) => told.clone(),
+            None => {
+                let detail = format!("it broke off inside its answer, which cannot go on elsewhere because {why}");
+                ApiError::WorkerFailed { detail }.stream_event(self.client, number)
+            }
+        });
+        self.count("not_resumable");
+        answering.streaming.record_unresumable(remark, why);
+        self.count_interrupted();
+        answering.end(RequestOutcome::Broken);
+    }
+
+    fn count(&self, outcome: &str) {
+        self.gateway.metrics.requests.broken_streams.with_label_values(&[outcome]).inc();
+    }
+
+    fn count_interrupted(&self) {
+        self.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
+    }
+
+    fn sequence_number(&self) -> u64 {
+        self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number)
+    }
+
     /// Polls, and turns a panic of ours into an error event: it ends only this answer.
     fn poll_guarded(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
+        let _entered = self.span.clone().entered();
         catch_unwind(AssertUnwindSafe(|| self.poll_chunk(cx))).unwrap_or_else(|_| {
             let (request, number) = (self.client.request, self.sequence_number());
             tracing::error!(%request, "a panic inside an answer; please report it");
@@ -358,30 +379,15 @@ impl WorkerEventStream {
             }
             match &mut self.state {
                 StreamState::Over => return Poll::Ready(None),
-                StreamState::Streaming(answering) => match ready!(answering.poll_item(cx)) {
+                StreamState::Answering(answering) => match ready!(answering.poll_item(cx)) {
                     StreamItem::Chunk(piece) => self.on_chunk(piece),
                     StreamItem::End(remark, error) => self.on_end(remark, error.as_ref()),
                 },
-                StreamState::Resuming(resuming) => {
+                StreamState::Resuming(resuming, _) => {
                     let resumed = ready!(resuming.poll_unpin(cx));
                     self.on_resumed(resumed);
                 }
             }
-        }
-    }
-}
-
-impl Drop for WorkerEventStream {
-    fn drop(&mut self) {
-        // An answer that is being resumed reports its end itself.
-        if let StreamState::Streaming(answering) = mem::replace(&mut self.state, StreamState::Over) {
-            let facts = self.scanner.facts();
-            let ending = match (&facts.error, facts.done) {
-                (Some(_), _) => RequestOutcome::Broken,
-                (None, true) => RequestOutcome::Complete,
-                (None, false) => RequestOutcome::ClientLeft,
-            };
-            self.close(answering.end, (ending, self.usage()));
         }
     }
 }

@@ -3,30 +3,30 @@
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 
-use super::request_end::RequestEnd;
+use super::streaming::Streaming;
 
 const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-explain");
 const SUMMARY_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-decision");
 
 /// Returns the decision in the receipt's words; `None` for a client that did not ask. The receipt has the rest.
-pub fn summary(finish: &RequestEnd) -> Option<HeaderValue> {
-    let located = &finish.step.located;
+pub fn summary(streaming: &Streaming) -> Option<HeaderValue> {
+    let located = &streaming.step.located;
     let asked = located.identified.request.incoming.headers.get(EXPLAIN_HEADER)?;
     if !matches!(asked.as_bytes(), b"1" | b"true") {
         return None;
     }
-    let (plan, attempt) = (&finish.planned.plan, finish.attempts.last()?);
+    let (plan, attempt) = (&streaming.planned.plan, streaming.attempt()?);
     // In shadow mode the planner's price belongs to another plan than the executed one.
-    let price = finish.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
+    let price = streaming.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
     let price = price.map(|decision| decision.plan.because.total);
     let known = located.identified.fallback_reason().map_or("token_ids", Into::into);
     let words = [
-        ("step", finish.step.kind.as_str().to_owned()),
-        ("mode", finish.step.mode.as_ref().to_owned()),
+        ("step", streaming.step.kind.as_str().to_owned()),
+        ("mode", streaming.step.mode.as_ref().to_owned()),
         ("action", plan.action.as_str().to_owned()),
         ("prefill", plan.prefill.worker.to_string()),
         ("decode", plan.decode.worker.to_string()),
-        ("prompt", finish.step.ask.prompt.to_string()),
+        ("prompt", streaming.step.ask.prompt.to_string()),
         ("cached", plan.decode.tokens_cached.to_string()),
         ("known_by", known.to_owned()),
         ("knowledge", attempt.knowledge.as_str().to_owned()),

@@ -209,7 +209,7 @@ async fn queued_steps_start_when_the_planner_is_bypassed() {
 async fn retried_bypassed_and_inexact_steps_do_not_queue() {
     let (_worker, front, _folder) = full_worker(&[]).await;
     fill(&front).await;
-    let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(&front.gateway, step, excluded).unwrap();
+    let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(&front.gateway, step, excluded).unwrap().0;
     let mut step = step(&front, "one more").await;
     assert!(!plan(&step, &[WorkerId(7)]).must_wait());
     step.mode = RoutingMode::Shadow;

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use vocabulary::{Micros, ModelId, SessionId, TenantId};
 
 use super::*;
+use crate::app_state::AppState;
 use crate::guardrail::Arm;
 use crate::pipeline::routing::RoutingMode;
 use crate::testing::{StubWorker, TestRouter, get, send, start_router, start_router_at, wait_until};
@@ -13,7 +14,8 @@ pub(crate) fn slow_down_action(gateway: &AppState, action: Action) {
     for session in 0..40 {
         let (arm, took) = if session % 2 == 0 { (Arm::Control, 100_000) } else { (Arm::Own, 1_000_000) };
         enforce_guardrail(
-            gateway,
+            &gateway.decisions.guardrail,
+            &gateway.routing,
             &StepSample { action, session: SessionId(session), arm, latency: Micros(took), at_unix_ms: 1 },
         );
     }

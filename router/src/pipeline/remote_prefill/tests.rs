@@ -11,9 +11,11 @@ use super::*;
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::outliers::Trials;
+use crate::pipeline::blame::OutlierReporter;
+use crate::pipeline::end_guard::EndGuard;
 use crate::pipeline::execute::FailedAttempt;
-use crate::pipeline::plan::{ClassifiedStep, PlannedStep};
-use crate::pipeline::planning::Planning;
+use crate::pipeline::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use crate::pipeline::planning::{PlanVerdict, Planning, PlanningContext};
 use crate::pipeline::{identify, locate, parse, plan};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, get, start_router_at, wait_until};
@@ -32,7 +34,7 @@ const ENDPOINTS: [GenerationEndpoint; 3] =
 async fn legs(gateway: &Arc<AppState>, (p, d): (&SimWorker, &SimWorker), endpoint: GenerationEndpoint) -> (Legs, Plan) {
     let step = step(gateway, endpoint).await;
     let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
-    let plan = plan::plan(gateway, &step, &[]).unwrap().plan;
+    let plan = plan::plan(gateway, &step, &[]).unwrap().0.plan;
     let bytes = vocabulary::Bytes(1);
     let plan = Plan {
         prefill: Leg { worker: at(p), ..plan.prefill },
@@ -235,19 +237,21 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
     assert_eq!(ejected(), Some((1, false)));
 
     let (_, plan) = legs(gateway, (&p, &d), GenerationEndpoint::Completions).await;
-    let mut underway = Planning::new(gateway, step(gateway, GenerationEndpoint::Completions).await);
+    let first = Planning::first(step(gateway, GenerationEndpoint::Completions).await);
     let both = |step: &ClassifiedStep, failed: &[WorkerId]| {
         let trials = Trials::begin(outliers, plan.workers());
-        plan::plan(gateway, step, failed).map(|planned| PlannedStep { plan, trials, ..planned })
+        let planned = plan::plan(gateway, step, failed);
+        planned.map(|(planned, guards)| (PlannedStep { plan, ..planned }, PlanGuards { trials, ..guards }))
     };
-    underway.plan_next(both).unwrap().unwrap();
+    let context = PlanningContext::of(gateway);
+    let Ok(PlanVerdict::Start(dispatched)) = first.plan(&context, both) else { panic!("it starts") };
     assert_eq!(ejected(), Some((1, true)));
     let error = LegError::Failed(http::StatusCode::INTERNAL_SERVER_ERROR);
-    underway
-        .record_failure(FailedAttempt { sent_at: Instant::now(), events: Vec::new(), exclude: sick, error })
-        .unwrap();
+    let failed = FailedAttempt { sent_at: Instant::now(), events: Vec::new(), exclude: sick, error };
+    let Ok(again) = dispatched.failed(&OutlierReporter::of(gateway), failed) else { panic!("it is tried again") };
     assert_eq!(ejected(), Some((1, true)), "it may have been the other one");
-    underway.plan_next(|step, failed| plan::plan(gateway, step, failed)).unwrap().unwrap();
-    drop(underway);
+    let next = again.plan(&context, |step, failed| plan::plan(gateway, step, failed));
+    let Ok(PlanVerdict::Start(dispatched)) = next else { panic!("it starts again") };
+    drop(EndGuard::new(*dispatched, &gateway.request_ends));
     assert_eq!(ejected(), Some((1, false)), "no other worker was asked");
 }

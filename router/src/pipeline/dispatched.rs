@@ -1,0 +1,113 @@
+//! State of a step whose legs are being sent, until the first byte of its answer.
+
+use std::time::Instant;
+
+use vocabulary::Micros;
+
+use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, Suspects, culprit};
+use super::end_guard::Abandoned;
+use super::execute::{FailedAttempt, StartedAnswer};
+use super::legs::{LegError, LegResponse};
+use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use super::planning::{AttemptLog, FailedStep, LastFailure, PartialAnswer, Planning, UnansweredStep};
+use super::receipt::{RequestOutcome, StreamResumption};
+use super::request_end::RequestEnd;
+use super::streaming::Streaming;
+use crate::outliers::Trials;
+
+/// Maximum number of plans for one request.
+const MAX_ATTEMPTS: usize = 3;
+
+/// A step whose plan is being executed.
+pub struct Dispatched {
+    /// The classified step.
+    pub step: ClassifiedStep,
+    /// The plan.
+    pub planned: Box<PlannedStep>,
+    pub(super) guards: PlanGuards,
+    pub(super) history: AttemptLog,
+    pub(super) blame: BlameRecord,
+    /// The answer that the plan is to go on with, where one broke off.
+    pub(super) resumes: Option<PartialAnswer>,
+    /// When the plan was made.
+    pub(super) sent_at: Instant,
+}
+
+impl Dispatched {
+    /// The answer has begun. Returns it, and what its end will need.
+    pub(super) fn started(self, reporter: &OutlierReporter, started: StartedAnswer) -> (LegResponse, Streaming) {
+        let Self { step, planned, guards, mut history, mut blame, resumes, .. } = self;
+        let StartedAnswer { response, in_flight, sent_at, first_byte, events } = started;
+        let sick = culprit(&planned.plan, &events, Ok(&response));
+        let well = response.status().is_success().then_some(planned.plan.target());
+        blame.resolve_suspects(well);
+        blame.failures.extend(sick.map(|worker| (worker, sent_at, None)));
+        let mut failures = blame.failures;
+        match well {
+            // The request was refused: that is the client's error, whatever failed before.
+            None => reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerStatus::Unanswered),
+            Some(_) if resumes.is_none() => {
+                reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerStatus::Answered);
+            }
+            // Of a resumed answer only the end shows whether the worker is well.
+            Some(_) => {}
+        }
+        guards.trials.iter().for_each(Trials::record_answer_started);
+        history.record(&step, &planned, (sent_at, events));
+        if let (Some(partial), Some(attempt)) = (&resumes, history.attempts.last_mut()) {
+            let took = Micros::of(first_byte - partial.broke_at);
+            attempt.resumed = Some(StreamResumption { after: partial.kept_tokens, took });
+        }
+        let (first_byte, status) = match resumes {
+            None => (first_byte, response.status().as_u16()),
+            Some(partial) => (partial.first_byte, partial.status),
+        };
+        (response, Streaming { step, planned, guards, history, failures, in_flight, first_byte, status, resumes })
+    }
+
+    /// The attempt failed before its first byte. Ends the step when no other attempt is worthwhile.
+    pub(super) fn failed(self, reporter: &OutlierReporter, failed: FailedAttempt) -> Result<Planning, FailedStep> {
+        let Self { step, planned, mut guards, mut history, mut blame, resumes, .. } = self;
+        let FailedAttempt { sent_at, events, exclude, error: cause } = failed;
+        tracing::warn!(worker = %exclude, error = %cause, "a plan failed before its first byte");
+        let suspects = Suspects::of(&planned.plan, (&events, &cause), sent_at);
+        let sick = match suspects {
+            Some(_) => None,
+            None => culprit(&planned.plan, &events, Err(&cause)),
+        };
+        blame.resolve_suspects(None);
+        let trials = guards.trials.take();
+        match (suspects, sick) {
+            (Some(suspects), _) => blame.suspects = Some((suspects, trials)),
+            (None, Some(worker)) if matches!(cause, LegError::Failed(_)) => {
+                blame.failures.push((worker, sent_at, trials));
+            }
+            // No answer at all is always the worker's fault, whatever the request is.
+            (None, Some(worker)) => reporter.outliers.record_failure(&step.located.workers, (worker, sent_at)),
+            (None, None) => {}
+        }
+        history.record(&step, &planned, (sent_at, events));
+        history.excluded.push(exclude);
+        if let Some(reservation) = guards.reservation.take() {
+            reservation.mark_failed();
+        }
+        let error = cause.client_error();
+        let attempts = history.attempts.len() - resumes.map_or(0, |partial| partial.attempts_before);
+        if attempts >= MAX_ATTEMPTS || !cause.retryable() {
+            let status = error.status().as_u16();
+            let unanswered = UnansweredStep { step, planned, guards, history, blame, partial: resumes };
+            return Err(FailedStep { error, end: Some(Box::new(unanswered.ended(RequestOutcome::Failed, status))) });
+        }
+        let failure = LastFailure { planned, event: cause.attempt_event(), error };
+        Ok(Planning::again(step, (resumes, failure), history, blame))
+    }
+}
+
+impl Abandoned for Dispatched {
+    /// The attempt ran, and its result is not known.
+    fn into_end(self, _: RequestOutcome) -> Option<RequestEnd> {
+        let Self { step, planned, guards, mut history, blame, resumes, sent_at } = self;
+        history.record(&step, &planned, (sent_at, Vec::new()));
+        Some(UnansweredStep { step, planned, guards, history, blame, partial: resumes }.abandoned())
+    }
+}

@@ -1,0 +1,174 @@
+//! Holds what was believed of the workers against what the step has shown: whether they fail, tokenize as this router
+//! does, report what they hold, and answer when prices say.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use planner::PlanCandidate;
+use tokio::sync::OwnedSemaphorePermit;
+use vocabulary::{KvIndexState, Micros, Overlap, Tokens, WorkerId, WorkerView};
+use workers_shim::engine_api::TokenUsage;
+use workers_shim::events::SharedIndex;
+use workers_shim::fleet::Fleet;
+
+use super::RequestEnd;
+use crate::calibration::PredictionCalibration;
+use crate::pipeline::blame::{AnswerStatus, OutlierReporter};
+use crate::pipeline::receipt::{RequestOutcome, StepObservation};
+use crate::prefix_cache::tokenizer_drift::{CacheHitCheck, EVENT_GRACE_PERIOD, PromptTokenCount, TokenizerDrift};
+use crate::telemetry::decisions::DecisionMetrics;
+
+/// Judges workers by the step, and returns what was seen of it.
+#[derive(Debug)]
+pub(in crate::pipeline) struct CalibrationSink {
+    pub(in crate::pipeline) reporter: OutlierReporter,
+    pub(in crate::pipeline) drift: Arc<TokenizerDrift>,
+    pub(in crate::pipeline) fleet: Arc<Fleet>,
+    pub(in crate::pipeline) index: SharedIndex,
+    pub(in crate::pipeline) calibration: Arc<PredictionCalibration>,
+    pub(in crate::pipeline) metrics: DecisionMetrics,
+}
+
+impl CalibrationSink {
+    /// Takes the workers that failed out of the end.
+    pub(in crate::pipeline) fn take(&self, end: &mut RequestEnd) -> StepObservation {
+        let failures = std::mem::take(&mut end.failures);
+        match end.outcome {
+            RequestOutcome::Complete => {
+                if let Some(attempt) = end.attempts.last() {
+                    self.reporter.record_success(&end.step, &end.planned.plan, attempt);
+                }
+                self.reporter.settle_failures(&end.step, failures, AnswerStatus::Answered);
+            }
+            // Unknown how the request would have ended.
+            RequestOutcome::ClientLeft => drop(failures),
+            RequestOutcome::Refused | RequestOutcome::Failed | RequestOutcome::Broken => {
+                self.reporter.settle_failures(&end.step, failures, AnswerStatus::Unanswered);
+            }
+        }
+        let seen = self.observation(end);
+        self.record_prediction(end, &seen);
+        seen
+    }
+
+    fn observation(&self, end: &RequestEnd) -> StepObservation {
+        let plan = &end.planned.plan;
+        let incoming = &end.step.located.identified.request.incoming;
+        let (arrived, usage) = (incoming.arrived, end.answer.usage);
+        StepObservation {
+            ending: end.outcome,
+            status: end.answer.status,
+            // The last plan's price does not predict the first plan's time to first token.
+            predicted: end.planned.decision.as_ref().filter(|_| !end.is_resumed()).map(|_| plan.because.total),
+            first_token: end.answer.first_byte.map(|at| Micros::of(at - arrived)),
+            total: Micros::of(end.ended_at.saturating_duration_since(arrived)),
+            predicted_cached: plan.decode.tokens_cached,
+            cached: usage.map(|usage| usage.cached.unwrap_or_default()),
+            answered: usage.map(|usage| usage.completion),
+            moved: end.planned_transfer_bytes(),
+            repeated: incoming.token_reservation.as_ref().is_some_and(|reserved| reserved.is_repeated()),
+            engine_disagrees: self.token_count_mismatch(end),
+            cache_disagrees: self.cache_hit_mismatch(end),
+        }
+    }
+
+    /// Compares the time to first token of a step that one worker served alone with its predicted price.
+    fn record_prediction(&self, end: &RequestEnd, seen: &StepObservation) {
+        let Some(decision) = end.planned.decision.as_ref().filter(|_| end.outcome == RequestOutcome::Complete) else {
+            return;
+        };
+        let plan = &end.planned.plan;
+        // In shadow mode the executed plan is not the planner's; its price is among the candidates.
+        let legs = (plan.prefill.worker, plan.decode.worker);
+        let at = |one: &&PlanCandidate| one.handoff.is_none() && (one.prefill.worker, one.decode.worker) == legs;
+        let served = decision.candidates.iter().find(at);
+        let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
+        // Time in the admission queue is due to other sessions, not to this worker.
+        let first_token = first_token - end.admission_time();
+        let is_alone = plan.handoff.is_none() && end.attempts.len() == 1;
+        let worker = end.step.located.workers.iter().find(|view| view.id == plan.target());
+        let Some(worker) = worker.filter(|_| is_alone) else { return };
+        let foretold = served.terms.time_to_first_token();
+        let metrics = &self.metrics;
+        let ratio = first_token.0 as f64 / foretold.0.max(1) as f64;
+        metrics.ttft_prediction_ratio.with_label_values(&[plan.action.as_str()]).observe(ratio);
+        let life = (worker.id, worker.incarnation);
+        let Some(now) = self.calibration.add(life, foretold, first_token) else { return };
+        let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
+        match now.off {
+            Some(off) => tracing::warn!(%worker, off = off.as_ref(), %ratio,
+                "its first tokens do not come when prices say: see whether others use it, or its clocks were lowered"),
+            None => tracing::info!(%worker, %ratio, "its first tokens come when prices say again"),
+        }
+    }
+
+    /// Compares the engine's prompt token count with ours. Returns both where they disagree.
+    fn token_count_mismatch(&self, end: &RequestEnd) -> Option<PromptTokenCount> {
+        let usage = end.complete_usage()?;
+        let prefixed = &end.step.located.identified;
+        let computed = prefixed.comparable_tokens().filter(|_| !end.is_converted_by_guess(&self.fleet));
+        let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
+        let counts = computed.zip(counted).map(|(computed, counted)| PromptTokenCount { computed, counted });
+        let at = (&prefixed.request.model, end.target());
+        self.drift.record_token_count(at, counts, Instant::now())
+    }
+
+    /// Compares the engine's cache hit with what its events reported. Returns both where they disagree by now.
+    fn cache_hit_mismatch(&self, end: &RequestEnd) -> Option<CacheHitCheck> {
+        let usage = end.complete_usage()?;
+        let (model, server) = (&end.step.located.identified.request.model, end.target());
+        let agreement = &self.drift;
+        let finds = self.cache_hit_check(end, usage);
+        match (finds.filter(|finds| !finds.agree()), agreement.reserve_deferred_check()) {
+            (Some(disagreeing), Some(place)) => self.recheck_later(end, disagreeing, place),
+            (Some(_), None) => _ = agreement.record_cache_hit((model, server), None, Instant::now()),
+            (None, _) => _ = agreement.record_cache_hit((model, server), finds, Instant::now()),
+        }
+        finds.filter(|finds| !finds.agree())
+    }
+
+    /// Waits for late events before the difference counts as a sign of another prompt.
+    fn recheck_later(&self, end: &RequestEnd, finds: CacheHitCheck, place: OwnedSemaphorePermit) {
+        let prefixed = &end.step.located.identified;
+        let (drift, index, server) = (self.drift.clone(), self.index.clone(), end.target());
+        let (model, chain) = (prefixed.request.model.clone(), prefixed.prompt.chain.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(EVENT_GRACE_PERIOD).await;
+            let told = reported_overlap(server, chain.block, &index.read().overlaps_of_chain(&chain));
+            let finds = CacheHitCheck { told: finds.told.max(told), ..finds };
+            drift.record_cache_hit((&model, server), Some(finds), Instant::now());
+            drop(place);
+        });
+    }
+
+    /// Returns the cache hit and the reported overlap. `None` where the prompt is uncertain or one of a batch, where
+    /// its blocks may have come from another worker, where not all of the worker's blocks are known, and where the
+    /// engine does not report its cache hit.
+    fn cache_hit_check(&self, end: &RequestEnd, usage: TokenUsage) -> Option<CacheHitCheck> {
+        let located = &end.step.located;
+        let prefixed = &located.identified;
+        let is_plain =
+            end.attempts.len() == 1 && end.planned.plan.handoff.is_none() && prefixed.other_chains.is_empty();
+        prefixed.comparable_tokens().filter(|_| is_plain && !end.is_converted_by_guess(&self.fleet))?;
+        let fleet = self.fleet.snapshot();
+        let is_it = |worker: &&WorkerView| worker.id == end.target() && worker.knowledge == KvIndexState::Exact;
+        let capacity = fleet.iter().find(is_it)?.capacity;
+        let chain = &prefixed.prompt.chain;
+        let told = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);
+        let before = CacheHitCheck {
+            told: told(&located.overlaps),
+            found: usage.cached?,
+            block: capacity.block.max(chain.block),
+        };
+        // Blocks that other requests had computed there meanwhile have been reported by now.
+        let now = || told(&self.index.read().overlaps_of_chain(chain));
+        let finds = if before.agree() { before } else { CacheHitCheck { told: before.told.max(now()), ..before } };
+        finds.conclusive()
+    }
+}
+
+/// Returns how much of a prompt the worker has reported to hold.
+fn reported_overlap(worker: WorkerId, block: Tokens, overlaps: &[Overlap]) -> Tokens {
+    let there = overlaps.iter().filter(|overlap| overlap.worker == worker);
+    there.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(block)
+}

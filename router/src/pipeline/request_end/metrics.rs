@@ -1,0 +1,78 @@
+//! Counts the request and what came of its plan.
+
+use std::sync::Arc;
+
+use vocabulary::{Bytes, Tokens};
+use workers_shim::fleet::Fleet;
+
+use super::RequestEnd;
+use crate::pipeline::receipt::{RequestOutcome, StepObservation};
+use crate::telemetry::metrics::{PlanMetrics, RequestMetrics};
+
+/// Updates the metrics of requests and plans.
+#[derive(Debug)]
+pub(in crate::pipeline) struct MetricsSink {
+    pub(in crate::pipeline) requests: RequestMetrics,
+    pub(in crate::pipeline) plans: PlanMetrics,
+    pub(in crate::pipeline) fleet: Arc<Fleet>,
+}
+
+impl MetricsSink {
+    pub(in crate::pipeline) fn take(&self, end: &RequestEnd, seen: &StepObservation) {
+        if let Some(at) = end.answer.first_byte {
+            let took = end.ended_at.saturating_duration_since(at);
+            self.plans.step.with_label_values(&["stream"]).observe(took.as_secs_f64());
+        }
+        // The client left while the step was queued, so nothing was executed.
+        if end.attempts.is_empty() {
+            return;
+        }
+        let (plan, located) = (&end.planned.plan, &end.step.located);
+        let kind = end.step.kind.as_str();
+        if let Some(took) = seen.first_token {
+            self.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
+            // Observed only beside a measured value, so that the two can be compared.
+            if let Some(predicted) = seen.predicted {
+                self.plans.predicted.observe(predicted.duration().as_secs_f64());
+            }
+        }
+        self.plans.actions.with_label_values(&[plan.action.as_str()]).inc();
+        self.plans.kinds.with_label_values(&[kind]).inc();
+        if let Some(owner) = located.session.owner {
+            self.plans.owner_lookups.inc();
+            self.plans.owner_hits.inc_by(u64::from(owner.worker == plan.target()));
+        }
+        for remark in end.attempts.iter().flat_map(|attempt| &attempt.remarks) {
+            self.plans.fallback.with_label_values(&[remark.as_ref()]).inc();
+        }
+        if end.is_converted_by_guess(&self.fleet) {
+            self.plans.fallback.with_label_values(&["unverified_conversion"]).inc();
+        }
+        if let Some(reason) = located.identified.fallback_reason() {
+            self.plans.fallback.with_label_values(&[reason.as_ref()]).inc();
+        }
+        if end.outcome == RequestOutcome::Complete {
+            self.count_tokens(end, seen);
+        }
+    }
+
+    fn count_tokens(&self, end: &RequestEnd, seen: &StepObservation) {
+        let plans = &self.plans;
+        let prompt = end.step.ask.prompt;
+        let transferred = transferred_tokens(end);
+        let cached = (seen.cached.unwrap_or(seen.predicted_cached) - transferred).min(prompt - transferred);
+        let computed = prompt - cached - transferred;
+        for (source, tokens) in [("cached", cached), ("computed", computed), ("transferred", transferred)] {
+            plans.prompt_tokens.with_label_values(&[source]).inc_by(tokens.0);
+        }
+        plans.overlap.observe(cached.0 as f64);
+        plans.completion_tokens.inc_by(seen.answered.unwrap_or_default().0);
+        plans.moved_bytes.inc_by(seen.moved.0);
+    }
+}
+
+/// Prompt tokens whose KV came from another worker, as planned.
+fn transferred_tokens(end: &RequestEnd) -> Tokens {
+    let Bytes(token) = end.step.located.identified.model.kv_bytes_per_token;
+    Tokens(end.planned_transfer_bytes().0 / token.max(1)).min(end.step.ask.prompt)
+}

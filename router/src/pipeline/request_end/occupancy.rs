@@ -1,0 +1,28 @@
+//! Ends what the request occupies: its place in the target's load, and its KV reservation.
+
+use super::RequestEnd;
+use crate::pipeline::receipt::RequestOutcome;
+
+/// Marks how load and reservation end. Both end when their guards are dropped.
+#[derive(Debug)]
+pub(in crate::pipeline) struct OccupancySink;
+
+impl OccupancySink {
+    pub(in crate::pipeline) fn take(&self, end: &mut RequestEnd) {
+        let usage = end.answer.usage;
+        let counted = usage.map(|usage| end.locally_computed(usage));
+        // An answer given by two workers says nothing about the speed of one.
+        let is_whole = !end.attempts.is_empty() && !end.is_resumed();
+        if let (Some(in_flight), Some(counted), true) = (&mut end.in_flight, counted, is_whole) {
+            in_flight.complete(&counted);
+        }
+        let Some(reservation) = end.guards.reservation.take() else { return };
+        match end.outcome {
+            RequestOutcome::Complete => reservation.mark_served(usage),
+            RequestOutcome::Refused => reservation.mark_refused(),
+            RequestOutcome::Failed | RequestOutcome::Broken => reservation.mark_failed(),
+            // What was computed until then stays resident.
+            RequestOutcome::ClientLeft => drop(reservation),
+        }
+    }
+}

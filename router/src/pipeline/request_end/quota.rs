@@ -1,0 +1,40 @@
+//! Settles the tenant's token reservation.
+
+use vocabulary::Tokens;
+use workers_shim::engine_api::TokenUsage;
+
+use super::RequestEnd;
+use crate::pipeline::receipt::RequestOutcome;
+use crate::quotas::RequestCompletion;
+
+/// Charges the tokens that were used.
+#[derive(Debug)]
+pub(in crate::pipeline) struct QuotaSink;
+
+impl QuotaSink {
+    pub(in crate::pipeline) fn take(&self, end: &RequestEnd) {
+        let Some(reserved) = &end.step.located.identified.request.incoming.token_reservation else { return };
+        // The client may have been disconnected by something in between, or by our own shutdown.
+        let came = if end.outcome == RequestOutcome::Complete {
+            RequestCompletion::Complete
+        } else {
+            RequestCompletion::Interrupted
+        };
+        reserved.settle(charged_tokens(end), came);
+    }
+}
+
+/// Tokens charged to the tenant's quota: what the engine counted, and for an answer whose end was not reported at least
+/// the prompt and what was delivered.
+fn charged_tokens(end: &RequestEnd) -> Tokens {
+    match (end.outcome, end.answer.usage) {
+        (RequestOutcome::Complete | RequestOutcome::Refused | RequestOutcome::Failed, Some(usage)) => {
+            usage.prompt + usage.completion
+        }
+        (RequestOutcome::Refused | RequestOutcome::Failed, None) => Tokens::ZERO,
+        (_, usage) => {
+            let TokenUsage { prompt, completion, .. } = usage.unwrap_or_default();
+            prompt.max(end.step.ask.prompt) + completion.max(end.answer.delivered)
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Files the receipt, and the planner's inputs for the decision log.
+
+use std::sync::Arc;
+
+use planner::PlanningCase;
+use vocabulary::Blocks;
+
+use super::RequestEnd;
+use crate::decisions::DecisionHistory;
+use crate::guardrail::Arm;
+use crate::pipeline::plan::{PlannedStep, step_facts};
+use crate::pipeline::receipt::{PromptSummary, Receipt, StepObservation, unix_ms};
+use crate::shared_cache::SharedCache;
+
+/// Records every request in the decision history.
+#[derive(Debug)]
+pub(in crate::pipeline) struct ReceiptSink {
+    pub(in crate::pipeline) decisions: Arc<DecisionHistory>,
+    pub(in crate::pipeline) shared_cache: Arc<SharedCache>,
+}
+
+impl ReceiptSink {
+    /// Takes the whole value, so that the planning case needs no copy.
+    pub(in crate::pipeline) fn take(&self, end: RequestEnd, seen: StepObservation) {
+        let (receipt, case) = self.receipt(end, seen);
+        self.decisions.record(receipt, case);
+    }
+
+    /// Builds the receipt, and the planning case where the planner was asked.
+    fn receipt(&self, end: RequestEnd, seen: StepObservation) -> (Receipt, Option<PlanningCase>) {
+        let RequestEnd { step, planned, attempts, admission_wait, .. } = end;
+        let (located, PlannedStep { decision, shortened_ask: shortened, excluded, rank_memory: memory, .. }) =
+            (step.located, planned);
+        let facts = step_facts(&located);
+        let chain = &located.identified.prompt.chain;
+        let tokens = |blocks: Blocks| blocks.tokens(chain.block);
+        let known = PromptSummary {
+            session: located.session.id,
+            named_by: located.identified.request.session_key.as_ref().map(|key| key.source),
+            fallback: located.identified.fallback_reason().map(Into::into),
+            rung: located.identified.tier.map(Into::into),
+            distrusted: located.identified.model.is_disabled_by_spot_check(),
+            owner: located.session.owner,
+            epoch: located.session.epoch,
+            prompt: located.identified.total_tokens(),
+            estimated: located.identified.fallback_reason().is_some(),
+            sealed: tokens(located.session.sealed),
+            deepest_overlap: tokens(located.deepest_overlap()),
+            grounds: located.evidence,
+        };
+        let incoming = &located.identified.request.incoming;
+        let receipt = Receipt {
+            request: incoming.id,
+            at_unix_ms: unix_ms().saturating_sub(seen.total.0 / 1000),
+            tenant: incoming.tenant.clone(),
+            model: located.identified.request.model.clone(),
+            known,
+            mode: step.mode,
+            control: step.arm == Some(Arm::Control),
+            soft_state: self.shared_cache.degraded_health(),
+            decision,
+            waited: admission_wait,
+            attempts,
+            seen: Some(seen),
+        };
+        let case = PlanningCase {
+            facts,
+            ask: shortened.unwrap_or(step.ask),
+            session: located.session,
+            workers: located.workers,
+            overlaps: located.overlaps,
+            excluded,
+            memory: Some(memory),
+            disabled: step.disabled,
+            barred: step.barred_links,
+        };
+        let case = receipt.decision.is_some().then_some(case);
+        (receipt, case)
+    }
+}

@@ -1,0 +1,40 @@
+//! Keeps the prompt for later moves, checks the transfer of the step, and tells the prefix replication that its session
+//! waits for its next step.
+
+use std::sync::Arc;
+
+use planner::TransferPermission;
+use vocabulary::Bytes;
+
+use super::RequestEnd;
+use crate::pipeline::prompts::{PromptStore, StoredPrompt};
+use crate::pipeline::receipt::{RequestOutcome, StepObservation};
+use crate::prefix_replication::PrefixReplicator;
+use crate::telemetry::metrics::KvMovementMetrics;
+use crate::transfer_checker::{CompletedTransfer, TransferChecker};
+
+/// Stores prompts and checks transfers of complete steps.
+#[derive(Debug)]
+pub(in crate::pipeline) struct VerificationSink {
+    pub(in crate::pipeline) checker: TransferChecker,
+    pub(in crate::pipeline) replicator: Arc<PrefixReplicator>,
+    pub(in crate::pipeline) prompts: Arc<PromptStore>,
+    pub(in crate::pipeline) metrics: KvMovementMetrics,
+}
+
+impl VerificationSink {
+    /// Takes the prompt's token ids and block hashes out of the step.
+    pub(in crate::pipeline) fn take(&self, end: &mut RequestEnd, seen: &StepObservation) {
+        if end.outcome != RequestOutcome::Complete || end.step.ask.transfers != TransferPermission::Allowed {
+            return;
+        }
+        let session = end.step.located.session.id;
+        let Some(kept) = StoredPrompt::of(&mut end.step).map(Arc::new) else { return };
+        if let Some(transfer) = CompletedTransfer::of(&end.planned.plan).filter(|_| seen.moved > Bytes::ZERO) {
+            self.checker.check_if_due(transfer, &kept);
+        }
+        let served = (end.target(), end.answer.usage);
+        self.replicator.record_step_end(&self.metrics, (&end.step, &kept), served);
+        self.prompts.insert(session, kept);
+    }
+}

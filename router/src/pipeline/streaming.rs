@@ -1,0 +1,175 @@
+//! State of a step whose answer has begun, until it ends or breaks off.
+
+use std::time::Instant;
+
+use http::StatusCode;
+use vocabulary::{Tokens, WorkerId};
+use workers_shim::engine_api::{StreamFacts, TokenUsage};
+use workers_shim::fleet::InFlightRequest;
+
+use super::blame::{BlameRecord, FailedWorkers};
+use super::locate::LocatedRequest;
+use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use super::planning::{AttemptLog, BrokenAnswer, LastFailure, PartialAnswer, Planning};
+use super::receipt::{Attempt, AttemptEvent, RequestOutcome};
+use super::request_end::{AnswerRecord, RequestEnd};
+
+/// A step that is being answered.
+pub struct Streaming {
+    /// The classified step.
+    pub step: ClassifiedStep,
+    /// The plan that serves it.
+    pub planned: Box<PlannedStep>,
+    pub(super) guards: PlanGuards,
+    /// Of its attempts, the last one is running.
+    pub(super) history: AttemptLog,
+    /// Workers that have failed inside the answer so far.
+    pub(super) failures: FailedWorkers,
+    /// The request as counted in the target's load.
+    pub(super) in_flight: InFlightRequest,
+    /// When the first byte of the answer arrived.
+    pub(super) first_byte: Instant,
+    /// Status of the answer.
+    pub(super) status: u16,
+    /// The answer that it goes on with, where one broke off.
+    pub(super) resumes: Option<PartialAnswer>,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug)]
+pub struct AnswerEnd {
+    /// In which state.
+    pub state: AnswerState,
+    /// Answer tokens delivered, counted by events where the engine does not report them.
+    pub delivered: Tokens,
+    /// What the engine counted.
+    pub usage: Option<TokenUsage>,
+}
+
+/// The state in which an answer ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AnswerState {
+    /// Delivered whole, with this status.
+    Whole(StatusCode),
+    /// A stream whose end was delivered.
+    Complete,
+    /// A stream that broke off, or that reported an error.
+    Interrupted,
+    /// A stream that had not ended.
+    Running,
+}
+
+impl AnswerState {
+    /// Returns the state of a stream that nobody reads any more.
+    pub fn of(facts: &StreamFacts) -> Self {
+        match (&facts.error, facts.done) {
+            (Some(_), _) => Self::Interrupted,
+            (None, true) => Self::Complete,
+            (None, false) => Self::Running,
+        }
+    }
+
+    /// Returns how the request ended.
+    pub fn outcome(self) -> RequestOutcome {
+        match self {
+            Self::Whole(status) if status.is_success() => RequestOutcome::Complete,
+            Self::Whole(_) => RequestOutcome::Refused,
+            Self::Complete => RequestOutcome::Complete,
+            Self::Interrupted => RequestOutcome::Broken,
+            Self::Running => RequestOutcome::ClientLeft,
+        }
+    }
+}
+
+impl Streaming {
+    /// Returns the worker that answers.
+    pub fn target(&self) -> WorkerId {
+        self.planned.plan.target()
+    }
+
+    /// Returns the running attempt.
+    pub fn attempt(&self) -> Option<&Attempt> {
+        self.history.attempts.last()
+    }
+
+    /// Number of times that the answer was resumed.
+    pub fn resume_count(&self) -> usize {
+        self.history.attempts.iter().filter(|attempt| attempt.resumed.is_some()).count()
+    }
+
+    /// Records that the first token of this worker has arrived.
+    pub fn record_first_token(&mut self) {
+        self.in_flight.record_first_token();
+    }
+
+    /// Records a failure of the answering worker. Whether it is at fault is decided at the end of the request.
+    pub fn record_failure(&mut self) {
+        if let Some(asked) = self.attempt().map(|attempt| attempt.asked) {
+            let (worker, trials) = (self.target(), self.guards.trials.take());
+            self.failures.push((worker, asked, trials));
+        }
+    }
+
+    /// Records how the running attempt broke off, and why its answer cannot resume.
+    pub fn record_unresumable(&mut self, event: AttemptEvent, why: &str) {
+        if let Some(attempt) = self.history.attempts.last_mut() {
+            attempt.remarks.push(event);
+            attempt.unresumable = Some(why.into());
+        }
+    }
+
+    /// The worker refused the rest of an answer: the client has what was delivered before.
+    pub fn refused(self) -> RequestEnd {
+        let (first_byte, status) = (Some(self.first_byte), self.status);
+        let nothing = AnswerRecord { first_byte, status, delivered: Tokens::ZERO, usage: None };
+        let answer = self.resumes.map_or(nothing, PartialAnswer::record);
+        self.into_request_end(RequestOutcome::Broken, answer)
+    }
+
+    /// The answer has ended.
+    pub fn ended(self, end: AnswerEnd) -> RequestEnd {
+        let AnswerEnd { state, delivered, usage } = end;
+        let first_byte = match state {
+            // All tokens came together, so the time of the first one is unknown.
+            AnswerState::Whole(_) => None,
+            AnswerState::Complete | AnswerState::Interrupted | AnswerState::Running => Some(self.first_byte),
+        };
+        let answer = AnswerRecord { first_byte, status: self.status, delivered, usage };
+        self.into_request_end(state.outcome(), answer)
+    }
+
+    /// The answer broke off, and is to resume at another worker. `refresh` updates what was located.
+    pub fn broke_off(self, broken: BrokenAnswer, refresh: impl FnOnce(LocatedRequest) -> LocatedRequest) -> Planning {
+        let Self { mut step, planned, guards, mut history, failures, first_byte, status, .. } = self;
+        let BrokenAnswer { event, error, kept_tokens, usage, delivered } = broken;
+        history.attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(event));
+        if let Some(reservation) = guards.reservation {
+            reservation.mark_failed();
+        }
+        step.located = refresh(step.located);
+        // Workers that broke off are excluded: the request itself may be what breaks them.
+        history.excluded = history.attempts.iter().map(|attempt| attempt.decode).collect();
+        let (broke_at, attempts_before) = (Instant::now(), history.attempts.len());
+        let partial = PartialAnswer { first_byte, status, broke_at, attempts_before, kept_tokens, usage, delivered };
+        let failure = LastFailure { planned, event, error };
+        Planning::again(step, (Some(partial), failure), history, BlameRecord { suspects: None, failures })
+    }
+
+    fn into_request_end(self, outcome: RequestOutcome, answer: AnswerRecord) -> RequestEnd {
+        let Self { step, planned, guards, history, failures, in_flight, .. } = self;
+        let AttemptLog { first_action, attempts, admission_wait, .. } = history;
+        RequestEnd {
+            step,
+            planned: *planned,
+            guards,
+            first_action,
+            attempts,
+            admission_wait,
+            answer,
+            in_flight: Some(in_flight),
+            failures,
+            outcome,
+            ended_at: Instant::now(),
+        }
+    }
+}

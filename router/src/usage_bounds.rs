@@ -1,0 +1,16 @@
+//! Bounds for the token counts that an engine is believed to report.
+
+use vocabulary::Tokens;
+
+/// Factor over the expected count up to which an engine's count is believed.
+const MAX_PLAUSIBLE_RATIO: u64 = 16;
+/// Count that is always believed: images that a prompt only names, templates, the answer to a request without a limit.
+const ALWAYS_PLAUSIBLE_TOKENS: Tokens = Tokens(65_536);
+
+/// Returns the largest count that an engine is believed to report where `expected` tokens were expected.
+pub(crate) fn most_believed(expected: Tokens) -> Tokens {
+    Tokens(expected.0.saturating_mul(MAX_PLAUSIBLE_RATIO)).max(ALWAYS_PLAUSIBLE_TOKENS)
+}
+
+/// The same limit for an answer whose request sets none.
+pub(crate) const UNBOUNDED_ANSWER: Tokens = Tokens(MAX_PLAUSIBLE_RATIO * ALWAYS_PLAUSIBLE_TOKENS.0);
