@@ -13,6 +13,7 @@ use crate::composition::{Subsystems, SubsystemsError};
 use crate::config::Config;
 use crate::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
 use crate::discovery::WorkerDiscovery;
+use crate::forward::ForwardEnds;
 use crate::ledger_access::LedgerAccess;
 use crate::memory_budget::{MemoryBudget, MemoryLimits};
 use crate::model_list::ModelListCache;
@@ -72,6 +73,8 @@ pub struct AppState {
     pub prefix_mover: PrefixMover,
     /// The sinks that take the end of each request.
     pub(crate) request_ends: Arc<RequestEnds>,
+    /// The sinks that take the end of each forwarded request.
+    pub(crate) forward_ends: Arc<ForwardEnds>,
     /// Receipts and prediction calibration.
     pub decisions: Arc<DecisionHistory>,
 }
@@ -166,6 +169,12 @@ impl AppState {
             plans: metrics.plans.clone(),
             decision_metrics: metrics.decisions.clone(),
         }));
+        let forward_ends = Arc::new(ForwardEnds::new(
+            ledger.clone(),
+            routing.clone(),
+            (decisions.clone(), remembered.shared_cache.clone()),
+            metrics.requests.implausible_usage.clone(),
+        ));
         prompts::serve_prompts(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             worker_pool: rooms.pool.clone(),
@@ -176,6 +185,7 @@ impl AppState {
             policies,
             prefix_mover,
             request_ends,
+            forward_ends,
             decisions,
             metrics,
             routing,

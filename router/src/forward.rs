@@ -1,24 +1,29 @@
 //! Forwards a request to a worker without a plan: to the least loaded one, and to another one if that fails.
 
+mod end;
+
 use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
+use prometheus::IntCounter;
 use vocabulary::{ModelId, Tokens, WorkerHealth, WorkerId};
 use workers_shim::engine_api::{LegOptions, RequestBody, StrippedFields, TokenUsage};
 
 use crate::app_state::AppState;
 use crate::client_request::ClientRequest;
 use crate::error::{ApiError, ErrorRecipient};
-use crate::passthrough::{ResponseObserver, is_event_stream, relay};
+use crate::passthrough::{PassthroughFacts, ResponseObserver, is_event_stream, relay};
 use crate::pipeline::offload_pool::OffloadTask;
-use crate::quotas::{BYTES_PER_TOKEN, RequestCompletion, TokenReservation};
+use crate::pipeline::receipt::RequestOutcome;
+use crate::quotas::{BYTES_PER_TOKEN, TokenReservation};
 use crate::stored_responses::listener::{BodyFormat, ResponseListener};
 use crate::stored_responses::receipt_recorder::ReceiptRecorder;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
 use crate::usage_bounds::{UNBOUNDED_ANSWER, most_believed};
 use crate::worker_pool::DispatchGuard;
+pub(crate) use end::{ForwardEnd, ForwardEnds, ForwardedStep};
 
 /// Maximum number of workers tried for one request.
 const MAX_ATTEMPTS: usize = 3;
@@ -78,18 +83,21 @@ pub(crate) async fn forward(
                 let form = if is_event_stream(answer.headers()) { BodyFormat::Events } else { BodyFormat::Whole };
                 let (listener, filing) =
                     response_recorders(gateway, request, (learn, worker), (answer.status(), form)).await;
-                let (gateway, client) = (gateway.clone(), request.error_recipient());
-                let reserved = reserved.map(|reserved| (reserved, answer.status().is_success()));
+                let client = request.error_recipient();
                 let budget = gateway.workers.event_budget();
-                let most = UsageBounds::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
+                let bounds = UsageBounds::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
+                let status = answer.status();
                 let watch = ForwardObserver {
-                    gateway,
+                    ends: gateway.forward_ends.clone(),
+                    interrupted: gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]),
                     client,
-                    _dispatch: sent,
+                    dispatch: sent,
+                    status,
                     listener,
                     receipt_recorder: filing,
                     reservation: reserved,
-                    most,
+                    bounds,
+                    is_broken: false,
                 };
                 return Ok(relay(answer, budget, watch));
             }
@@ -175,7 +183,7 @@ async fn response_recorders(
     let responses = gateway.caches.responses.clone();
     let is_wanted = learn != ResponseCapture::Nothing && status.is_success();
     let filed = match learn {
-        ResponseCapture::Step => ReceiptRecorder::of(gateway, request, (worker, status, form)).await,
+        ResponseCapture::Step => ReceiptRecorder::of(gateway, request, (status, form)).await,
         ResponseCapture::Nothing | ResponseCapture::Response => None,
     };
     let session = filed.as_ref().and_then(ReceiptRecorder::session);
@@ -206,30 +214,42 @@ impl UsageBounds {
 
 /// Counts the request in its worker's load while the answer runs, and learns from the answer.
 struct ForwardObserver {
-    gateway: Arc<AppState>,
+    ends: Arc<ForwardEnds>,
+    /// Counts answers that break off.
+    interrupted: IntCounter,
     client: ErrorRecipient,
-    _dispatch: DispatchGuard,
+    dispatch: DispatchGuard,
+    status: StatusCode,
     listener: Option<ResponseListener>,
     receipt_recorder: Option<ReceiptRecorder>,
-    /// Tokens reserved from the tenant's quota, and whether the worker accepted the request.
-    reservation: Option<(TokenReservation, bool)>,
-    most: UsageBounds,
+    /// Tokens reserved from the tenant's quota.
+    reservation: Option<TokenReservation>,
+    bounds: UsageBounds,
+    is_broken: bool,
 }
 
 impl ResponseObserver for ForwardObserver {
-    fn on_end(&mut self, usage: Option<TokenUsage>, delivered: Tokens) {
-        let Some((reserved, is_taken)) = &self.reservation else { return };
-        if !is_taken {
-            // The request may be sent to another worker.
-            return reserved.came_to_nothing();
-        }
-        let believed = usage.filter(|usage| self.most.covers(usage, delivered));
-        self.gateway.metrics.requests.implausible_usage.inc_by(u64::from(usage != believed));
-        let used = match believed {
-            Some(usage) => usage.prompt + usage.completion.max(delivered),
-            None => reserved.reserved_tokens() + delivered,
+    fn on_end(&mut self, facts: PassthroughFacts) {
+        let recorded = self.receipt_recorder.take().map(ReceiptRecorder::finish);
+        let is_complete = recorded.as_ref().map_or(facts.is_over, |recorded| recorded.is_complete);
+        let outcome = match () {
+            () if self.is_broken => RequestOutcome::Broken,
+            () if !self.status.is_success() => RequestOutcome::Refused,
+            () if is_complete => RequestOutcome::Complete,
+            () => RequestOutcome::ClientLeft,
         };
-        reserved.settle(used, RequestCompletion::Complete);
+        let (step, first_byte) = recorded.map(|recorded| (recorded.step, recorded.first_byte)).unzip();
+        self.ends.take(ForwardEnd {
+            step,
+            worker: self.dispatch.member.id,
+            status: self.status,
+            first_byte: first_byte.flatten(),
+            outcome,
+            usage: facts.usage,
+            delivered: facts.delivered,
+            reservation: self.reservation.take(),
+            bounds: self.bounds,
+        });
     }
 
     fn on_chunk(&mut self, data: &Bytes) {
@@ -242,10 +262,8 @@ impl ResponseObserver for ForwardObserver {
     }
 
     fn on_broken(&mut self) -> Bytes {
-        if let Some(filing) = &mut self.receipt_recorder {
-            filing.on_broken();
-        }
-        self.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
+        self.is_broken = true;
+        self.interrupted.inc();
         let number = self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number);
         ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.stream_event(self.client, number)
     }

@@ -20,12 +20,22 @@ pub trait ResponseObserver: Send + 'static {
     /// Called with each chunk of the body.
     fn on_chunk(&mut self, data: &Bytes);
 
-    /// Called at the end of the answer, complete or not, with the usage that the worker reported and the tokens
-    /// delivered.
-    fn on_end(&mut self, usage: Option<TokenUsage>, delivered: Tokens);
+    /// Called once, at the end of the answer, complete or not.
+    fn on_end(&mut self, facts: PassthroughFacts);
 
     /// Called when the worker broke off; returns the error event with which a stream of events ends.
     fn on_broken(&mut self) -> Bytes;
+}
+
+/// What a relayed answer has shown by its end.
+#[derive(Clone, Copy, Debug)]
+pub struct PassthroughFacts {
+    /// The usage that the worker reported.
+    pub usage: Option<TokenUsage>,
+    /// Tokens delivered, counted by events.
+    pub delivered: Tokens,
+    /// Whether the worker's body was read to its end, or to where it broke off.
+    pub is_over: bool,
 }
 
 /// Builds the client's response from a worker's. Chunks are relayed as they come, events as soon as they are complete.
@@ -82,7 +92,7 @@ impl<O: ResponseObserver> Drop for PassthroughBody<O> {
             }
             None => (usage_at_end(&self.tail), Tokens::ZERO),
         };
-        self.observer.on_end(usage, delivered);
+        self.observer.on_end(PassthroughFacts { usage, delivered, is_over: self.ended });
     }
 }
 

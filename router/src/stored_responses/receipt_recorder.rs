@@ -1,38 +1,36 @@
-//! Records the receipt of a step that continues a stored response: no plan is made for it, because its history is
-//! stored at its worker. The receipt is written once, when the answer is over.
+//! Reads the answer to a step that continues a stored response: no plan is made for it, because its history is stored at
+//! its worker. Its receipt is written once, when the answer is over.
 
-use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::StatusCode;
-use planner::Action;
-use vocabulary::{Epoch, KvIndexState, Micros, SessionId, Tokens, WorkerId};
+use vocabulary::{SessionId, Tokens};
 use workers_shim::engine_api::{EngineResponse, SseScanner, TokenUsage};
 
 use super::listener::BodyFormat;
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
-use crate::pipeline::locate::{LedgerFreshness, LookupEvidence};
+use crate::forward::ForwardedStep;
 use crate::pipeline::offload_pool::OffloadTask;
 use crate::pipeline::parse::{self, ParsedRequest};
-use crate::pipeline::receipt::{Attempt, PromptSummary, Receipt, RequestOutcome, StepObservation};
 
-/// Why nothing is known of the prompt except the received bytes.
-const FALLBACK_REASON: &str = "stored_response";
-/// Bytes per token, where the engine reports no count.
-const BYTES_PER_TOKEN: usize = 4;
-
-/// Records one step. Dropping it ends the answer.
+/// Reads the answer to one step.
 pub(crate) struct ReceiptRecorder {
-    gateway: Arc<AppState>,
     request: ParsedRequest,
     session: SessionId,
-    worker: WorkerId,
-    status: StatusCode,
     usage_reader: UsageReader,
     first_byte: Option<Instant>,
-    broken: bool,
+}
+
+/// What was read of a step's answer.
+pub(crate) struct RecordedAnswer {
+    /// The step, with the usage that the answer reports.
+    pub(crate) step: ForwardedStep,
+    /// Whether the answer was complete.
+    pub(crate) is_complete: bool,
+    /// When the first byte of a stream arrived.
+    pub(crate) first_byte: Option<Instant>,
 }
 
 /// Reads the end and the usage from the answer.
@@ -74,13 +72,13 @@ impl UsageReader {
 }
 
 impl ReceiptRecorder {
-    /// Records the answer of `worker` to a step that follows a stored response. `None` where the request names no
-    /// model, or where the worker does not know that response: then this is no step. A long request is parsed on the
+    /// Reads the answer to a step that follows a stored response. `None` where the request names no
+    /// model, or where its worker does not know that response: then this is no step. A long request is parsed on the
     /// offload pool.
     pub(crate) async fn of(
-        gateway: &Arc<AppState>,
+        gateway: &AppState,
         request: &ClientRequest,
-        (worker, status, form): (WorkerId, StatusCode, BodyFormat),
+        (status, form): (StatusCode, BodyFormat),
     ) -> Option<Self> {
         if status == StatusCode::NOT_FOUND {
             return None;
@@ -96,8 +94,7 @@ impl ReceiptRecorder {
             BodyFormat::Whole => UsageReader::Whole(Vec::new(), gateway.caches.responses.max_answer_bytes()),
             BodyFormat::Events => UsageReader::Events(Box::new(SseScanner::new())),
         };
-        let gateway = gateway.clone();
-        Some(Self { gateway, request, session, worker, status, usage_reader: reading, first_byte: None, broken: false })
+        Some(Self { request, session, usage_reader: reading, first_byte: None })
     }
 
     /// Returns the session, if the client names it.
@@ -115,101 +112,12 @@ impl ReceiptRecorder {
         self.usage_reader.push(data);
     }
 
-    /// Records that the worker broke off.
-    pub(crate) fn on_broken(&mut self) {
-        self.broken = true;
-    }
-
-    fn receipt(&mut self) -> Receipt {
-        let (ended, usage) = self.usage_reader.read();
-        let ending = match () {
-            () if self.broken => RequestOutcome::Broken,
-            () if !self.status.is_success() => RequestOutcome::Refused,
-            () if ended => RequestOutcome::Complete,
-            () => RequestOutcome::ClientLeft,
-        };
-        let incoming = &self.request.incoming;
-        let seen = self.observation(ending, usage);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let attempt = Attempt {
-            asked: Instant::now(),
-            action: Action::ColocatedPrefill,
-            prefill: self.worker,
-            decode: self.worker,
-            knowledge: KvIndexState::Fallback,
-            ejected: Vec::new(),
-            resumed: None,
-            unresumable: None,
-            remarks: Vec::new(),
-        };
-        Receipt {
-            request: incoming.id,
-            at_unix_ms: (now.as_millis() as u64).saturating_sub(seen.total.0 / 1000),
-            tenant: incoming.tenant.clone(),
-            model: self.request.model.clone(),
-            known: self.prompt_summary(usage),
-            mode: self.gateway.routing.get().mode_of(self.session),
-            control: false,
-            soft_state: self.gateway.caches.shared_cache.degraded_health(),
-            decision: None,
-            waited: None,
-            attempts: vec![attempt],
-            seen: Some(seen),
-        }
-    }
-
-    fn prompt_summary(&self, usage: Option<TokenUsage>) -> PromptSummary {
-        let counted = usage.map(|usage| usage.prompt).filter(|prompt| *prompt > Tokens::ZERO);
-        let estimate = Tokens((self.request.incoming.body.len() / BYTES_PER_TOKEN).max(1) as u64);
-        let stale = self.gateway.directory().view().quorum().stale;
-        PromptSummary {
-            session: self.session,
-            named_by: self.request.session_key.as_ref().map(|key| key.source),
-            fallback: Some(FALLBACK_REASON),
-            rung: None,
-            distrusted: false,
-            owner: None,
-            epoch: Epoch::default(),
-            prompt: counted.unwrap_or(estimate),
-            estimated: counted.is_none(),
-            sealed: Tokens::ZERO,
-            deepest_overlap: Tokens::ZERO,
-            grounds: LookupEvidence {
-                known: Default::default(),
-                preamble: Default::default(),
-                view: if stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
-                unapplied: false,
-                promises: 0,
-                routers: 0,
-                unread: None,
-            },
-        }
-    }
-
-    fn observation(&self, ending: RequestOutcome, usage: Option<TokenUsage>) -> StepObservation {
-        let incoming = &self.request.incoming;
-        let arrived = incoming.arrived;
+    /// Returns what was read of the answer, which is over.
+    pub(crate) fn finish(mut self) -> RecordedAnswer {
         let is_streamed = matches!(self.usage_reader, UsageReader::Events(_));
-        StepObservation {
-            ending,
-            status: self.status.as_u16(),
-            predicted: None,
-            first_token: self.first_byte.filter(|_| is_streamed).map(|at| Micros::of(at - arrived)),
-            total: Micros::of(arrived.elapsed()),
-            predicted_cached: Tokens::ZERO,
-            cached: usage.map(|usage| usage.cached.unwrap_or_default()),
-            answered: usage.map(|usage| usage.completion),
-            moved: Default::default(),
-            repeated: incoming.token_reservation.as_ref().is_some_and(|reserved| reserved.is_repeated()),
-            engine_disagrees: None,
-            cache_disagrees: None,
-        }
-    }
-}
-
-impl Drop for ReceiptRecorder {
-    fn drop(&mut self) {
-        let receipt = self.receipt();
-        self.gateway.decisions.record(receipt, None);
+        let (is_complete, usage) = self.usage_reader.read();
+        let Self { request, session, first_byte, .. } = self;
+        let step = ForwardedStep { request, session, usage };
+        RecordedAnswer { step, is_complete, first_byte: first_byte.filter(|_| is_streamed) }
     }
 }
