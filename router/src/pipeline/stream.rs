@@ -50,10 +50,7 @@ use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 const MAX_RESUMES: usize = 3;
 
 /// Builds the client's response.
-pub fn stream(gateway: &Arc<AppState>, opened: LegResponse, mut streaming: Streaming) -> Response {
-    let request = &streaming.step.located.identified.request;
-    let (delivery, several) = (request.delivery, request.transfer_bar == Some(TransferObstacle::SeveralChoices));
-    let client = request.incoming.error_recipient();
+pub fn stream(gateway: &Arc<AppState>, opened: LegResponse, streaming: Streaming) -> Response {
     match opened {
         LegResponse::Whole(answer, told) => {
             if let Some(mut listener) = response_listener(gateway, &streaming, answer.status(), BodyFormat::Whole) {
@@ -66,25 +63,10 @@ pub fn stream(gateway: &Arc<AppState>, opened: LegResponse, mut streaming: Strea
         }
         LegResponse::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
-            let listener = response_listener(gateway, &streaming, head.status, BodyFormat::Events);
-            streaming.record_first_token();
-            let scanner = match delivery {
-                ResponseDelivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
-                ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
-            };
-            let scanner = scanner.with_budget(gateway.workers.event_budget());
-            let scanner = Box::new(with_transcript(gateway, scanner, &streaming));
-            let mut events = WorkerEventStream {
-                gateway: gateway.clone(),
-                client,
-                ready: VecDeque::new(),
-                has_several_choices: several,
-                listener,
-                state: StreamState::of(gateway, (rest, scanner), streaming),
-                span: stage_span(client.request, "stream"),
-            };
+            let mut events = WorkerEventStream::new(gateway, (head.status, rest), streaming);
             events.on_chunk(first);
-            let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_guarded(cx))));
+            let mut response =
+                Response::new(Body::from_stream(poll_fn(move |cx| events.guarded(|events| events.poll_chunk(cx)))));
             *response.status_mut() = head.status;
             *response.headers_mut() = response_headers(&head.headers);
             // An event may be removed or added, so the announced length would be wrong.
@@ -247,6 +229,29 @@ impl Abandoned for AnsweringWorker {
 }
 
 impl WorkerEventStream {
+    fn new(gateway: &Arc<AppState>, (status, body): (StatusCode, WorkerBody), mut streaming: Streaming) -> Self {
+        let request = &streaming.step.located.identified.request;
+        let has_several_choices = request.transfer_bar == Some(TransferObstacle::SeveralChoices);
+        let client = request.incoming.error_recipient();
+        let scanner = match request.delivery {
+            ResponseDelivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
+            ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
+        };
+        let scanner = scanner.with_budget(gateway.workers.event_budget());
+        let scanner = Box::new(with_transcript(gateway, scanner, &streaming));
+        let listener = response_listener(gateway, &streaming, status, BodyFormat::Events);
+        streaming.record_first_token();
+        Self {
+            gateway: gateway.clone(),
+            client,
+            ready: VecDeque::new(),
+            has_several_choices,
+            listener,
+            state: StreamState::of(gateway, (body, scanner), streaming),
+            span: stage_span(client.request, "stream"),
+        }
+    }
+
     fn on_chunk(&mut self, piece: Bytes) {
         let StreamState::Answering(answering) = &mut self.state else { return };
         let mut passes = Vec::new();
@@ -360,13 +365,18 @@ impl WorkerEventStream {
         self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number)
     }
 
-    /// Polls, and turns a panic of ours into an error event: it ends only this answer.
-    fn poll_guarded(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
+    /// Polls, and turns a panic of ours into an error event: it ends only this answer, as broken.
+    fn guarded(
+        &mut self,
+        poll: impl FnOnce(&mut Self) -> Poll<Option<Result<Bytes, Infallible>>>,
+    ) -> Poll<Option<Result<Bytes, Infallible>>> {
         let _entered = self.span.clone().entered();
-        catch_unwind(AssertUnwindSafe(|| self.poll_chunk(cx))).unwrap_or_else(|_| {
+        catch_unwind(AssertUnwindSafe(|| poll(self))).unwrap_or_else(|_| {
             let (request, number) = (self.client.request, self.sequence_number());
             tracing::error!(%request, "a panic inside an answer; please report it");
-            self.state = StreamState::Over;
+            if let StreamState::Answering(answering) = mem::replace(&mut self.state, StreamState::Over) {
+                answering.end(RequestOutcome::Broken);
+            }
             self.ready.clear();
             Poll::Ready(Some(Ok(ApiError::Internal { request: request.to_string() }.stream_event(self.client, number))))
         })
@@ -391,3 +401,6 @@ impl WorkerEventStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+use http::{HeaderMap, Method};
+use serde_json::json;
+use vocabulary::TenantId;
+
+use super::*;
+use crate::client_request::{ClientRequest, new_request_id};
+use crate::pipeline::blame::OutlierReporter;
+use crate::pipeline::execute::execute;
+use crate::pipeline::legs::Legs;
+use crate::pipeline::planning::{PlanVerdict, Planning, PlanningContext};
+use crate::pipeline::{identify, parse, plan};
+use crate::testing::{StubWorker, start_router};
+
+/// Returns the stream of an answer that the worker has begun.
+async fn begun_answer(gateway: &Arc<AppState>) -> WorkerEventStream {
+    let endpoint = GenerationEndpoint::Completions;
+    let body = json!({"model": "tiny", "prompt": "text", "behave": "stream", "stream": true});
+    let incoming = ClientRequest {
+        id: new_request_id(),
+        tenant: TenantId::default(),
+        method: Method::POST,
+        path: endpoint.path().into(),
+        headers: HeaderMap::new(),
+        body: body.to_string().into(),
+        arrived: std::time::Instant::now(),
+        token_reservation: None,
+        memory: None,
+        addition: None,
+    };
+    let request = parse::parse(incoming, endpoint, None).unwrap();
+    let model = gateway.catalog().model(&request.model);
+    let request = identify::UnidentifiedRequest::new(request, model);
+    let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);
+    let named = request.with_prompt(found);
+    let located = locate::locate(gateway, named.identified, named.converted).await.unwrap();
+    let planning = Planning::first(plan::classify(gateway, located));
+    let planned = planning.plan(&PlanningContext::of(gateway), |step, failed| plan::plan(gateway, step, failed));
+    let Ok(PlanVerdict::Start(dispatched)) = planned else { panic!("it starts") };
+    let legs = Legs::of(&gateway.workers, &dispatched.step);
+    let started = execute(gateway, (&dispatched.step, &dispatched.planned.plan), legs).await.unwrap();
+    let (opened, streaming) = dispatched.started(&OutlierReporter::of(gateway), started);
+    let LegResponse::Stream(answer, _) = opened else { panic!("it is a stream") };
+    let (head, body) = answer.into_parts();
+    WorkerEventStream::new(gateway, (head.status, body), streaming)
+}
+
+#[tokio::test]
+async fn an_answer_with_a_panic_ends_as_broken_and_is_recorded() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
+    let mut events = begun_answer(&front.gateway).await;
+    let Poll::Ready(Some(Ok(told))) = events.guarded(|_| panic!("a bug")) else { panic!("the client is told") };
+    assert!(String::from_utf8(told.to_vec()).unwrap().contains("internal"), "{told:?}");
+    let receipts = || front.gateway.decisions.receipts.newest(10, |_| true);
+    assert_eq!(
+        receipts().iter().map(|receipt| receipt.seen.unwrap().ending).collect::<Vec<_>>(),
+        [RequestOutcome::Broken]
+    );
+    assert!(matches!(
+        events.guarded(|events| events.poll_chunk(&mut Context::from_waker(std::task::Waker::noop()))),
+        Poll::Ready(None)
+    ));
+    drop(events);
+    assert_eq!(receipts().len(), 1, "it ends once");
+}
