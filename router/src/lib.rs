@@ -21,6 +21,7 @@ mod erasure;
 pub mod error;
 mod exposure;
 mod file_modes;
+mod flags;
 pub mod forward;
 pub mod guardrail;
 pub mod host_check;

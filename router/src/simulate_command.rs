@@ -1,10 +1,10 @@
 //! `ownerserve simulate`: a trace against a fleet in virtual time, under as many policies and loads as one likes. Reads
 //! the trace, shows how far it is, and writes the figures; what happens in between is the simulator's.
 
-mod cache_variants;
 mod progress_meter;
 mod report_files;
 mod stopwatch;
+mod tier_variants;
 
 use std::collections::HashSet;
 use std::io::Write as _;
@@ -16,15 +16,17 @@ use clap::{Args, ValueEnum};
 use simulator::policies::PolicyKind;
 use simulator::report::{self, ReportSubject, SimulationReport};
 use simulator::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace};
-use simulator::{CacheStrategy, HardwareProfile, SetupError, Simulation, SimulationSetup};
+use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup, TierPolicy};
 use vocabulary::{Micros, Tokens};
 
+use crate::config::units::{ByteCount, TimeSpan};
 use crate::ctl::{aligned, pretty};
+use crate::flags;
 use crate::trace_command::files::{self, TraceFilesError};
-use cache_variants::{CacheVariant, CacheVariantError};
 pub(crate) use progress_meter::{ProgressMeter, bar};
 use report_files::{ReportError, ReportFiles};
 use stopwatch::DecisionStopwatch;
+use tier_variants::{TierVariant, TierVariantError};
 
 /// Sessions at once where nothing is said of the load.
 const DEFAULT_SESSIONS: usize = 24;
@@ -32,7 +34,7 @@ const DEFAULT_SESSIONS: usize = 24;
 const LONG_HELP: &str = "\
 ownerserve is told of an answer what routers know: how long those before were, since no recording tells a client's limit;
 `--policy ablations` runs OwnerServe whole and without each part, or told something wrong: ownerserve_no_fetch and so on;
-ownerserve_told_length is told the exact length of answers.
+ownerserve_known_output_length is told the exact length of answers.
 llm_d_cached_counts counts evictable cache as memory taken, as the simulation that the figures are compared with does; llm_d is
 given what engines report.
 pooled_memory and oracle are bounds, not policies: one cache for all workers, without interference.";
@@ -69,46 +71,46 @@ pub(crate) struct SimulateArgs {
     /// Tokens of KV in a worker's host tier.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     host_tokens: u64,
-    /// What comes back from it, in place of the profile's.
-    #[arg(long, value_name = "GB/S", value_parser = parse_speed)]
-    host_speed: Option<f64>,
+    /// Bandwidth per second from the host tier to the device, as 20GB; when left out, the profile's.
+    #[arg(long, value_name = "SIZE", value_parser = flags::bandwidth)]
+    host_bandwidth: Option<ByteCount>,
     /// Tokens of KV on a worker's disk, which takes what the host tier pushes out.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     disk_tokens: u64,
-    /// What the disk reads while it does not write, in place of 6.
-    #[arg(long, value_name = "GB/S", value_parser = parse_speed)]
-    disk_speed: Option<f64>,
-    /// What the disk writes while it does not read, in place of 3.
-    #[arg(long, value_name = "GB/S", value_parser = parse_speed)]
-    disk_write_speed: Option<f64>,
-    /// What the model's layers keep: its `config.json`, or a file as `models.NAME.attention` takes it. Memory, links and
+    /// Read bandwidth per second of a disk that does not write; when left out, 6GB.
+    #[arg(long, value_name = "SIZE", value_parser = flags::bandwidth)]
+    disk_read_bandwidth: Option<ByteCount>,
+    /// Write bandwidth per second of a disk that does not read; when left out, 3GB.
+    #[arg(long, value_name = "SIZE", value_parser = flags::bandwidth)]
+    disk_write_bandwidth: Option<ByteCount>,
+    /// What the model's layers keep: its `config.json`, or a file as `models.NAME.attention_file` takes it. Memory, links and
     /// tiers then hold and move this model's bytes; computing is as fast as the profile says. When left out, every token
     /// has KV of its own.
     #[arg(long, value_name = "FILE")]
-    attention: Option<PathBuf>,
-    /// How tiers below device memory are kept: `hbm` has none, `lru` takes all that is evicted, `full`, `periodic:TOKENS`
-    /// and `zero` say besides where windows are stored, `cost` stores and restores in the cheapest way. The last four
-    /// need `--attention`. Of several each runs, and stands beside the others in the report; verdicts and other plots are
-    /// under the first. When left out, `lru`.
+    attention_file: Option<PathBuf>,
+    /// Policy of the tiers below device memory: `none` has no such tiers, `lru` takes all that is evicted, `full`,
+    /// `periodic:TOKENS` and `no_windows` say besides where windows are stored, `lowest_cost` stores and restores in the
+    /// cheapest way. The last four need `--attention-file`. Each of several is simulated and compared in the report;
+    /// verdicts and other plots are under the first. When left out, `lru`.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    cache: Vec<CacheStrategy>,
+    tier_policy: Vec<TierPolicy>,
     /// Seeds, five or more for confidence: each is another order of the sessions or of the gaps between requests, and other choices of policies that
     /// leave some to chance.
     #[arg(long, value_delimiter = ',', default_value = "1")]
-    seed: Vec<u64>,
+    seeds: Vec<u64>,
     /// Replays only the sessions of this list, each id once and on a line of its own, in its order and at recorded times
     /// for every seed.
     #[arg(long, value_name = "FILE")]
-    sessions: Option<PathBuf>,
+    session_list: Option<PathBuf>,
     /// Leaves out steps whose prompt and answer are longer.
     #[arg(long, value_name = "TOKENS", default_value_t = ReplayLimits::default().max_context.0)]
-    context: u64,
-    /// Replays at most so many steps of a session; one with fewer than three is left out.
-    #[arg(long, default_value_t = ReplayLimits::default().max_steps, value_parser = parse_min_steps)]
-    steps: usize,
-    /// Shortens pauses to so many seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
-    longest_pause: u64,
+    max_context_tokens: u64,
+    /// Replays at most this number of steps of a session; a session with fewer than three is left out.
+    #[arg(long, value_name = "N", default_value_t = ReplayLimits::default().max_steps, value_parser = parse_min_steps)]
+    max_steps: usize,
+    /// Shortens longer pauses to this duration.
+    #[arg(long, value_name = "DURATION", default_value = "300s", value_parser = flags::duration)]
+    max_pause: TimeSpan,
     /// Writes a page with plots, tables and definitions; the same as FILE.json and every run as FILE.csv beside it.
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
@@ -147,10 +149,6 @@ pub(crate) fn parse_number(text: &str, range: RangeInclusive<f64>, accepted: &'s
     text.parse().ok().filter(|number| range.contains(number)).ok_or(OutOfRange(accepted))
 }
 
-fn parse_speed(word: &str) -> Result<f64, OutOfRange> {
-    parse_number(word, 0.001..=10_000.0, "accepted: gigabytes a second, 0.001 to 10000")
-}
-
 #[derive(Debug, thiserror::Error)]
 #[error("accepted: {}", HardwareProfile::ALL.map(|spec| spec.name).join(", "))]
 struct UnknownProfile;
@@ -182,8 +180,8 @@ pub(crate) enum SimulateError {
     #[error("`{flag}` names {value} twice; accepted: each value once")]
     Duplicate { flag: &'static str, value: String },
     #[error(
-        "nothing of {trace} is left within the limits: no step of at most {context} tokens (--context), or no session \
-         with {least} of them; accepted: a larger --context, or another trace"
+        "nothing of {trace} is left within the limits: no step of at most {context} tokens (--max-context-tokens), or no \
+         session with {least} of them; accepted: a larger --max-context-tokens, or another trace"
     )]
     EmptyTrace { trace: PathBuf, context: u64, least: usize },
     #[error("--load: {0}")]
@@ -191,7 +189,7 @@ pub(crate) enum SimulateError {
     #[error(transparent)]
     Setup(SetupError),
     #[error(transparent)]
-    CacheVariant(#[from] CacheVariantError),
+    TierVariant(#[from] TierVariantError),
     #[error(transparent)]
     Report(#[from] ReportError),
     #[error("cannot write the figures: {0}")]
@@ -232,7 +230,7 @@ fn report_text(report: &SimulationReport) -> String {
     let mut text = aligned(report::summary_table(&report.cells));
     for (title, table) in [
         ("", report::verdict_table(&report.verdicts)),
-        ("by cache management:\n", report::cache_table(&report.caches)),
+        ("by tier policy:\n", report::tier_policy_table(&report.tier_policies)),
         ("by ownerserve whole:\n", report::ablation_table(&report.ablations)),
     ] {
         if table.len() > 1 {
@@ -248,16 +246,16 @@ fn report_text(report: &SimulationReport) -> String {
 impl SimulateArgs {
     fn limits(&self) -> ReplayLimits {
         ReplayLimits {
-            max_context: Tokens(self.context),
-            max_steps: self.steps,
-            max_pause: Micros(self.longest_pause.saturating_mul(1_000_000)),
+            max_context: Tokens(self.max_context_tokens),
+            max_steps: self.max_steps,
+            max_pause: Micros(self.max_pause.0.as_micros() as u64),
             ..ReplayLimits::default()
         }
     }
 
     /// What is read, and must not be written.
     fn input_paths(&self) -> Vec<PathBuf> {
-        [Some(files::resolve(&self.trace)), self.sessions.clone(), self.attention.clone()]
+        [Some(files::resolve(&self.trace)), self.session_list.clone(), self.attention_file.clone()]
             .into_iter()
             .flatten()
             .collect()
@@ -265,25 +263,26 @@ impl SimulateArgs {
 
     fn simulate(&self, trace: Trace) -> Result<SimulationReport, SimulateError> {
         self.check()?;
-        let list = self.sessions.as_ref().map(|path| {
+        let list = self.session_list.as_ref().map(|path| {
             std::fs::read_to_string(path).map_err(|source| SimulateError::List { path: path.clone(), source })
         });
         let list = list.transpose()?;
         let trace = trace.apply_limits(&self.limits());
         if trace.sessions.is_empty() {
             let (trace, least) = (self.trace.clone(), self.limits().min_steps);
-            return Err(SimulateError::EmptyTrace { trace, context: self.context, least });
+            return Err(SimulateError::EmptyTrace { trace, context: self.max_context_tokens, least });
         }
         let trace = match &list {
             Some(ids) => trace.in_order(ids)?,
             None => trace,
         };
-        let kept = cache_variants::cache_variants((self.attention.as_ref(), &self.cache), self.spec(), &trace)?;
+        let kept =
+            tier_variants::tier_variants((self.attention_file.as_ref(), &self.tier_policy), self.spec(), &trace)?;
         let cells = kept.iter().map(|kept| self.cells(&kept.spec, &trace)).collect::<Result<Vec<_>, _>>()?;
-        let mut progress = ProgressMeter::new(cells.iter().map(Vec::len).sum::<usize>() * self.seed.len());
+        let mut progress = ProgressMeter::new(cells.iter().map(Vec::len).sum::<usize>() * self.seeds.len());
         // Only reports tell of this machine: everything else is equal wherever it runs.
         let (mut figures, clock) = (Vec::new(), DecisionStopwatch::default());
-        for seed in &self.seed {
+        for seed in &self.seeds {
             let trace = if list.is_some() { trace.clone() } else { trace.clone().shuffled(*seed) };
             for (kept, cells) in kept.iter().zip(&cells) {
                 let trace = kept.apply_model(&trace);
@@ -301,17 +300,17 @@ impl SimulateArgs {
         progress.end();
         let fleet = kept.first().map_or_else(|| self.spec(), |kept| kept.spec);
         let subject = ReportSubject::new(self.trace.display().to_string(), &trace, (self.workers, &fleet));
-        let notes = trace.notes.into_iter().chain(kept.iter().filter_map(CacheVariant::note)).collect();
+        let notes = trace.notes.into_iter().chain(kept.iter().filter_map(TierVariant::note)).collect();
         Ok(SimulationReport { planning: clock.planning_times(), ..SimulationReport::of(subject, notes, figures) })
     }
 
-    /// A load or seed that is named twice would count twice, and look surer than it is.
+    /// A load or seed that is given twice would count twice, and narrow the confidence interval.
     fn check(&self) -> Result<(), SimulateError> {
         let loads = self.load.iter().map(f64::to_string).collect();
-        let seeds = self.seed.iter().map(u64::to_string).collect();
+        let seeds = self.seeds.iter().map(u64::to_string).collect();
         let policies = self.policy_kinds().map(|kind| kind.as_str().to_owned()).collect();
-        let caches = self.cache.iter().map(CacheStrategy::to_string).collect();
-        let all = [("--load", loads), ("--seed", seeds), ("--policy", policies), ("--cache", caches)];
+        let tiers = self.tier_policy.iter().map(TierPolicy::to_string).collect();
+        let all = [("--load", loads), ("--seeds", seeds), ("--policy", policies), ("--tier-policy", tiers)];
         all.into_iter().try_for_each(check_unique)
     }
 
@@ -324,11 +323,11 @@ impl SimulateArgs {
         let sizes = &mut spec.sizes;
         (sizes.host, sizes.disk) = (Tokens(self.host_tokens), Tokens(self.disk_tokens));
         sizes.device = self.device_tokens.map_or(sizes.device, Tokens);
-        let tokens = |gigabytes: f64| gigabytes * 1e9 / spec.kv_bytes as f64;
+        let tokens = |bandwidth: ByteCount| bandwidth.0 as f64 / spec.kv_bytes as f64;
         for (speed, told) in [
-            (&mut sizes.host_tokens_per_second, self.host_speed),
-            (&mut sizes.disk_speed.read, self.disk_speed),
-            (&mut sizes.disk_speed.write, self.disk_write_speed),
+            (&mut sizes.host_tokens_per_second, self.host_bandwidth),
+            (&mut sizes.disk_speed.read, self.disk_read_bandwidth),
+            (&mut sizes.disk_speed.write, self.disk_write_bandwidth),
         ] {
             *speed = told.map_or(*speed, tokens);
         }
@@ -359,11 +358,11 @@ impl SimulateArgs {
 }
 
 fn world<'a>(
-    kept: &CacheVariant,
+    kept: &TierVariant,
     (trace, kind): (&'a Trace, PolicyKind),
     setup: SimulationSetup,
 ) -> Result<Simulation<'a>, SetupError> {
-    let world = Simulation::new(trace, kind, setup)?.with_cache_strategy(kept.cache);
+    let world = Simulation::new(trace, kind, setup)?.with_tier_policy(kept.policy);
     Ok(match &kept.model {
         Some(model) => world.with_model(model),
         None => world,

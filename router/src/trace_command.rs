@@ -34,12 +34,12 @@ struct StatsArgs {
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
     output: FigureFormat,
-    /// Repetition: runs that fewer prompts go through are pruned.
-    #[arg(long, default_value_t = RepetitionCriteria::default().visits)]
-    visits: u32,
-    /// Repetition: prefixes must be longer than so many tokens.
-    #[arg(long, value_name = "TOKENS", default_value_t = RepetitionCriteria::default().longer_than)]
-    longer_than: u64,
+    /// Repetition: counts prefixes that at least this number of prompts share.
+    #[arg(long, value_name = "N", default_value_t = RepetitionCriteria::default().min_visits)]
+    min_visits: u32,
+    /// Repetition: counts prefixes of at least this number of tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = RepetitionCriteria::default().min_prefix_tokens)]
+    min_prefix_tokens: u64,
 }
 
 /// How figures are written.
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), TraceCommandError> {
 
 fn print_stats(args: &StatsArgs) -> Result<(), TraceCommandError> {
     let trace = files::load(&args.path)?;
-    let repetition = RepetitionCriteria { visits: args.visits, longer_than: args.longer_than };
+    let repetition = RepetitionCriteria { min_visits: args.min_visits, min_prefix_tokens: args.min_prefix_tokens };
     let stats = TraceStats::of(&trace, repetition);
     let text = match args.output {
         FigureFormat::Text => stats_table(&stats),
@@ -87,7 +87,7 @@ fn stats_table(stats: &TraceStats) -> String {
     rows.push(spread("prompt tokens", &lengths.prompt));
     rows.push(spread("new tokens", &lengths.new));
     rows.push(spread("answer tokens", &lengths.answer));
-    rows.push(spread("pause, s", &stats.gaps.seconds));
+    rows.push(spread("pause (s)", &stats.gaps.seconds));
     rows.push(spread("children of a fork", &stats.forks.children));
     let (hits, forks, repetition) = (&stats.ideal_hits, &stats.forks, &stats.repetition);
     let facts = [
@@ -103,8 +103,8 @@ fn stats_table(stats: &TraceStats) -> String {
         (
             "prefix repetition",
             format!(
-                "{:.3}: {} prefixes over {} tokens with {} visits, by conversations",
-                repetition.ratio, repetition.prefixes, repetition.of.longer_than, repetition.of.visits
+                "{:.3}: {} prefixes of at least {} tokens and {} visits, by conversations",
+                repetition.ratio, repetition.prefixes, repetition.of.min_prefix_tokens, repetition.of.min_visits
             ),
         ),
     ];

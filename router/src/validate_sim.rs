@@ -1,5 +1,5 @@
-//! `ownerserve closed-loop`: one trace against the simulated fleet and against the live proxy with simulated workers behind
-//! it, and how far the two agree. What the simulator says of policies is worth as much as that.
+//! `ownerserve validate-sim`: validates the simulator. Replays one trace against the simulated fleet and against the live
+//! proxy with simulated workers, and compares the two.
 
 mod live_replay;
 mod report;
@@ -20,17 +20,19 @@ use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup};
 use vocabulary::{Micros, Tokens, WorkerRole};
 use workers_shim::sim::EngineProfile;
 
+use crate::config::units::TimeSpan;
 use crate::ctl::pretty;
 use crate::demo::ComparedPolicy;
 use crate::demo::local_cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};
 use crate::demo::measure::MetricsScrape;
+use crate::flags;
 use crate::simulate_command::ProgressMeter;
 use crate::trace_command::files::{self, TraceFilesError};
 use live_replay::{LiveMeasurements, LiveReplay};
 use report::ValidationReport;
 
 /// Engine profile of the workers, embedded so that the command runs from anywhere.
-const PROFILE: &str = include_str!("../../configs/profiles/closed-loop.toml");
+const PROFILE: &str = include_str!("../../configs/profiles/validate-sim.toml");
 
 /// Interval between two progress updates.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
@@ -40,11 +42,12 @@ The simulated fleet and the live one have the same workers, sessions, pauses and
 their blocks are equal where the trace's are. Live workers, links and speeds are learnt by the router as always; the
 simulated planner is told them, and answers' lengths, which live clients limit. In both, what a worker is to send waits
 for its turn there, and no transfer is checked afterwards: the first one over each link would be, by computing it again.
-Aims: mean first tokens within 10 %, each action's share of the steps within 5 points. It takes real time, some three
-minutes as it is, and this machine's own load is in the live figures: how much of first tokens was outside of the engines
-is told apart, and --slower makes it less. Who meets whom in a queue is chance, and one order of the sessions says little: first tokens are means of several orders.";
+Aims: mean times to first token within 10 %, each action's share of the steps within 5 points. It takes real time, some three
+minutes as it is, and this machine's own load is in the live figures: how much of the time to first token was outside of the engines
+is told apart, and --slowdown makes it less. Who meets whom in a queue is chance, and one order of the sessions says little:
+times to first token are means over several repetitions, each with another order.";
 
-/// Replays a trace in virtual time and against the live proxy with simulated workers, and says how far they agree.
+/// Validates the simulator: replays a trace in virtual time and against the live proxy with simulated workers.
 #[derive(Debug, Args)]
 #[command(after_long_help = LONG_HELP)]
 pub(crate) struct ValidateSimArgs {
@@ -53,31 +56,32 @@ pub(crate) struct ValidateSimArgs {
     /// Workers.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
     workers: u8,
-    /// Sessions at once.
-    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=64))]
-    load: u8,
+    /// Concurrent sessions.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=64))]
+    concurrency: u8,
     /// Sessions in all.
     #[arg(long, default_value_t = 18, value_parser = clap::value_parser!(u16).range(1..=1000))]
     sessions: u16,
-    /// Steps of a session, at most.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(3..=1000))]
-    steps: u16,
+    /// Maximum number of steps of a session.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(3..=1000))]
+    max_steps: u16,
     /// Leaves out steps whose prompt and answer are longer.
     #[arg(long, value_name = "TOKENS", default_value_t = 48_000, value_parser = clap::value_parser!(u64).range(1_000..=64_000))]
-    context: u64,
-    /// Shortens pauses to so many seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=60))]
-    longest_pause: u64,
-    /// Lets the live engines and their sessions go so many times slower: what the proxy and this machine take of their own
-    /// weighs so many times less.
-    #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
-    slower: u8,
-    /// Other orders of the sessions: the seed of the first.
+    max_context_tokens: u64,
+    /// Shortens longer pauses to this duration.
+    #[arg(long, value_name = "DURATION", default_value = "3s",
+        value_parser = |text: &str| flags::duration_within(text, TimeSpan::seconds(0)..=TimeSpan::seconds(60)))]
+    max_pause: TimeSpan,
+    /// Slows the live engines and their sessions by this factor, so that the overhead of the proxy and this machine weighs
+    /// less.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
+    slowdown: u8,
+    /// Seed of the first repetition; the others have the seeds after it.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: u64,
-    /// So many orders, all at once, each with a cluster of its own.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
-    orders: u8,
+    /// Repetitions, each with another order of the sessions and a cluster of its own, all at once.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    repetitions: u8,
     /// Writes the figures here, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -104,10 +108,10 @@ pub(crate) enum ValidateSimError {
     #[error(transparent)]
     Files(#[from] TraceFilesError),
     #[error(
-        "{trace} has {left} sessions with steps of at most {context} tokens, and {load} are to run at once; accepted: a smaller \
-         --load, a larger --context, or another trace of sessions"
+        "{trace} has {left} sessions with steps of at most {max_context_tokens} tokens, fewer than the {concurrency} concurrent \
+         ones; accepted: a smaller --concurrency, a larger --max-context-tokens, or another trace of sessions"
     )]
-    TooFew { trace: PathBuf, left: usize, context: u64, load: u8 },
+    TooFew { trace: PathBuf, left: usize, max_context_tokens: u64, concurrency: u8 },
     #[error("the requests of {0} come at recorded times; accepted: a trace of sessions")]
     NoSessions(PathBuf),
     #[error(transparent)]
@@ -116,7 +120,7 @@ pub(crate) enum ValidateSimError {
     Cluster(#[from] LocalClusterError),
     #[error("{failed} of {steps} live steps failed, the first one so: {first}")]
     Failed { failed: usize, steps: usize, first: String },
-    #[error("a process did not tell its metrics at the end; try again where this machine has less to do")]
+    #[error("a process did not answer with its metrics at the end; try again while this machine is less busy")]
     NoMetrics,
     #[error("cannot write {path}: {source}")]
     Report { path: PathBuf, source: std::io::Error },
@@ -132,7 +136,7 @@ pub(crate) async fn run(args: &ValidateSimArgs) -> Result<(), ValidateSimError> 
     }
     let trace = args.traffic()?;
     let orders: Result<Vec<_>, ValidateSimError> = args.seeds().map(|seed| args.simulate(&trace, seed)).collect();
-    let compared = ValidationReport::of(&args.replay_live(orders?).await?, args.slower.into());
+    let compared = ValidationReport::of(&args.replay_live(orders?).await?, args.slowdown.into());
     std::io::stdout().lock().write_all(compared.table().as_bytes())?;
     let Some(path) = &args.report else { return Ok(()) };
     std::fs::write(path, pretty(&compared)).map_err(|source| ValidateSimError::Report { path: path.clone(), source })
@@ -144,16 +148,16 @@ fn profile() -> EngineProfile {
 
 impl ValidateSimArgs {
     fn seeds(&self) -> impl Iterator<Item = u64> + use<> {
-        (self.seed..).take(self.orders.into())
+        (self.seed..).take(self.repetitions.into())
     }
 
     /// Returns the steps to replay. Resent responses are not reused: the recorded agent's responses differ from those
     /// of simulated workers.
     fn traffic(&self) -> Result<Trace, ValidateSimError> {
         let limits = ReplayLimits {
-            max_context: Tokens(self.context),
-            max_steps: self.steps.into(),
-            max_pause: Micros(self.longest_pause * 1_000_000),
+            max_context: Tokens(self.max_context_tokens),
+            max_steps: self.max_steps.into(),
+            max_pause: Micros(self.max_pause.0.as_micros() as u64),
             ..ReplayLimits::default()
         };
         let trace = files::load(&self.trace)?;
@@ -162,12 +166,12 @@ impl ValidateSimArgs {
         }
         let mut trace = trace.apply_limits(&limits);
         let left = trace.sessions.len();
-        if left < usize::from(self.load) {
+        if left < usize::from(self.concurrency) {
             return Err(ValidateSimError::TooFew {
                 trace: self.trace.clone(),
                 left,
-                context: self.context,
-                load: self.load,
+                max_context_tokens: self.max_context_tokens,
+                concurrency: self.concurrency,
             });
         }
         trace.sessions.iter_mut().flat_map(|session| &mut session.steps).for_each(|step| step.resent_path = None);
@@ -178,9 +182,10 @@ impl ValidateSimArgs {
     fn simulate(&self, trace: &Trace, seed: u64) -> Result<SimulatedRun, ValidateSimError> {
         let mut trace = trace.clone().shuffled(seed);
         trace.sessions.truncate(self.sessions.into());
-        let spec = HardwareProfile::from_profile("closed_loop", &profile());
-        let setup = SimulationSetup { workers: self.workers.into(), spec, load: f64::from(self.load), seed };
-        let figures = Simulation::new(&trace, PolicyKind::Ablated(Ablation::ToldLength), setup)?.run(&mut |_, _| {});
+        let spec = HardwareProfile::from_profile("validate_sim", &profile());
+        let setup = SimulationSetup { workers: self.workers.into(), spec, load: f64::from(self.concurrency), seed };
+        let figures =
+            Simulation::new(&trace, PolicyKind::Ablated(Ablation::KnownOutputLength), setup)?.run(&mut |_, _| {});
         Ok(SimulatedRun { seed, trace: Arc::new(trace), figures })
     }
 
@@ -208,7 +213,7 @@ impl ValidateSimArgs {
             profile: PROFILE,
             policy: ComparedPolicy::Ownerserve,
             settings: &["correctness.one_in=0"],
-            speed_up: 1.0 / f64::from(self.slower),
+            speed_up: 1.0 / f64::from(self.slowdown),
         }
     }
 
@@ -218,7 +223,7 @@ impl ValidateSimArgs {
         mut cluster: LocalCluster,
         over: &Arc<AtomicUsize>,
     ) -> Result<PairedRun, ValidateSimError> {
-        let pace = (self.load.into(), self.slower.into());
+        let pace = (self.concurrency.into(), self.slowdown.into());
         let live = LiveReplay::new(order.trace.clone(), pace, (cluster.proxy, over.clone()));
         let replayed = live.replay(&mut cluster).await;
         let (router, workers) = (cluster.scrape_router().await, cluster.scrape_workers().await);

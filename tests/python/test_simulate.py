@@ -14,8 +14,8 @@ TRACE = ROOT / "configs/traces/weka_cc"
 POLICIES = ["round_robin", "dynamo", "ownerserve", "oracle"]
 LOADS = [2, 6]
 SEEDS = [1, 2, 3]
-SMALL = ["--workers", "2", "--steps", "12", "--policy", ",".join(POLICIES), "--load", ",".join(map(str, LOADS)),
-         "--seed", ",".join(map(str, SEEDS))]
+SMALL = ["--workers", "2", "--max-steps", "12", "--policy", ",".join(POLICIES), "--load", ",".join(map(str, LOADS)),
+         "--seeds", ",".join(map(str, SEEDS))]
 
 
 def simulate(*words):
@@ -104,7 +104,7 @@ def test_the_csv_is_the_runs_of_the_json(run):
         assert (row["policy"], float(row["load"]), int(row["seed"])) == (one["policy"], *one["traffic"].values())
         assert (int(row["measured"]), row["unserved"]) == (one["step"]["count"], "0")
         assert row["step_mean_s"] == f"{one['step']['mean']:.3f}"
-        assert row["moved_gb"] == f"{one['memory']['kv_bytes_moved'] / 1e9:.1f}"
+        assert row["transferred_gb"] == f"{one['memory']['kv_transfer_bytes'] / 1e9:.1f}"
 
 
 def test_verdicts_are_against_the_best_baseline_of_each_load_and_figure(run):
@@ -141,13 +141,15 @@ def test_equal_seeds_give_equal_runs(run):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--steps", "1"], "accepted: a whole number, 3 or more"),
+    (["--max-steps", "1"], "accepted: a whole number, 3 or more"),
     (["--load", "-3"], "the load is -3; accepted: a whole number of sessions at once, 1 to the 35 that the trace has"),
     (["--load", "0"], "the load is 0; accepted"),
     (["--load", "nan"], "the load is NaN; accepted"),
     (["--load", "4,4"], "`--load` names 4 twice; accepted: each value once"),
     (["--policy", "fastest"], "there is no policy `fastest`; accepted: round_robin, "),
-    (["--context", "5"], "accepted: a larger --context, or another trace"),
+    (["--max-context-tokens", "5"], "accepted: a larger --max-context-tokens, or another trace"),
+    (["--max-pause", "300"], "accepted is a duration with a unit"),
+    (["--host-bandwidth", "20"], "accepted is a size per second with a unit"),
     (["--report", "/nowhere/a.html"], "cannot write the report /nowhere/a.html"),
     (["--report", "a.pdf"], "accepted: a file whose name ends in .html"),
 ])
@@ -179,13 +181,13 @@ def test_ablations_are_told_by_the_whole(tmp_path):
     assert runs["ownerserve"]["service"]["actions"]["state_migration"] > 0
     tables = Page(page.read_text()).tables
     assert len(tables["Figures without a part, by the whole's"]) == len(told)
-    foretold = tables["First tokens as foretold, by action"]
-    assert {row[2] for row in foretold[1:] if row[0] == "ownerserve"} >= {"all", "colocated_prefill", "state_migration"}
+    predictions = tables["TTFT prediction, by action"]
+    assert {row[2] for row in predictions[1:] if row[0] == "ownerserve"} >= {"all", "colocated_prefill", "state_migration"}
 
 
 @pytest.mark.parametrize(("shape", "steps"), [("shared-prefix", 6 * 4), ("forked-rollouts", 6 * (3 * 4 + 2))])
 def test_generated_traffic_is_a_trace(tmp_path, shape, steps):
-    done = subprocess.run([BINARY, "trace", "generate", shape, "--sessions", "6", "--groups", "3", "--turns", "4"],
+    done = subprocess.run([BINARY, "trace", "generate", shape, "--sessions", "6", "--fanout", "3", "--steps", "4"],
                           capture_output=True, text=True, timeout=20, check=True)
     (trace := tmp_path / "made.jsonl").write_text(done.stdout)
     run = subprocess.run([BINARY, "simulate", trace, "--load", "6", "--workers", "2", "--policy", "ownerserve", "-o", "json"],

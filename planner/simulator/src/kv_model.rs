@@ -1,8 +1,8 @@
 //! KV model: scales the fleet's memory and links to tokens of one model, gives the size of each run, and decides how
 //! stored KV is restored.
 //!
-//! In device memory every run has its windows, as engines keep them. In slower tiers windows are stored where the cache
-//! strategy says. A token of memory is what one more token takes permanently. The prefill speed is that of the profile.
+//! In device memory every run has its windows, as engines keep them. In slower tiers windows are stored where the tier
+//! policy says. A token of memory is what one more token takes permanently. The prefill speed is that of the profile.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use planner::{
 };
 use vocabulary::{Bytes, Micros, Tokens};
 
-use crate::cache_strategy::CacheStrategy;
 use crate::hardware_profile::HardwareProfile;
+use crate::tier_policy::TierPolicy;
 use crate::trace::Trace;
 
 /// One model on one hardware profile.
@@ -42,19 +42,19 @@ pub enum KvModelError {
     /// The model keeps nothing but windows.
     #[error("the model's layers keep nothing but windows; accepted: at least one that keeps something of every token")]
     OnlyWindows,
-    /// The strategy is about windows, but the model has none.
-    #[error("the cache management `{0}` is of windows, and the model has none; accepted: hbm, lru, cost")]
-    NoWindows(CacheStrategy),
+    /// The tier policy is about windows, but the model has none.
+    #[error("tier policy `{0}` stores windows, and the model has none; accepted: none, lru, lowest_cost")]
+    NoWindows(TierPolicy),
     /// The checkpoint interval does not fit the model's blocks.
-    #[error("the cache management `{0}`: {1}")]
-    Checkpoints(CacheStrategy, SpecError),
+    #[error("tier policy `{0}`: {1}")]
+    Checkpoints(TierPolicy, SpecError),
 }
 
 impl KvModel {
     /// Builds the KV model for such workers. The trace determines how often storing windows pays.
     pub fn new(
         attention: &AttentionSpec,
-        cache: CacheStrategy,
+        cache: TierPolicy,
         worker: HardwareProfile,
         trace: &Trace,
     ) -> Result<Self, KvModelError> {
@@ -68,14 +68,16 @@ impl KvModel {
         }
         let with = |checkpoints| attention.clone().with_checkpoints(checkpoints).map_err(wrong);
         let worker = rescale_profile(worker, attention.bytes_per_token());
-        let worker = if cache == CacheStrategy::Hbm {
+        let worker = if cache == TierPolicy::DeviceOnly {
             HardwareProfile { sizes: worker.sizes.device_only(), ..worker }
         } else {
             worker
         };
         let (chosen, ways) = match (cache.checkpoints(), cache) {
             (Some(checkpoints), _) => (checkpoints, RestoreStrategy::LoadAll),
-            (None, CacheStrategy::Cost) => (cheapest_checkpoints(attention, &worker, trace), RestoreStrategy::Cheapest),
+            (None, TierPolicy::LowestCost) => {
+                (cheapest_checkpoints(attention, &worker, trace), RestoreStrategy::Cheapest)
+            }
             (None, _) => (attention.checkpoints(), RestoreStrategy::LoadAll),
         };
         Ok(Self {

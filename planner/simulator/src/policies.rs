@@ -103,7 +103,7 @@ pub struct StepPrediction {
     /// Action label of the dispatch.
     pub action: Action,
     /// Predicted seconds from placement to the first token.
-    pub first_token: Seconds,
+    pub ttft: Seconds,
 }
 
 impl Dispatch {
@@ -180,7 +180,7 @@ pub trait RoutingPolicy {
     fn session_finished(&mut self, _session: usize) {}
 
     /// Returns the number of steps for which the policy had no plan.
-    fn unplanned_steps(&self) -> usize {
+    fn fallback_steps(&self) -> usize {
         0
     }
 

@@ -2,7 +2,6 @@
 //! programs.
 
 mod ablations;
-mod caches;
 mod cells;
 mod document;
 mod mean;
@@ -12,6 +11,7 @@ mod page;
 mod prediction;
 mod restores;
 mod step_breakdown;
+mod tier_policies;
 mod times;
 mod verdicts;
 
@@ -19,10 +19,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cache_strategy::CacheStrategy;
+use crate::tier_policy::TierPolicy;
 
 pub use ablations::{AblationResult, ablation_table, ablations};
-pub use caches::cache_table;
 pub use cells::{PolicySummary, summarize_policies, summary_table};
 pub use document::{DecisionLatency, ReportSubject, SimulationReport};
 pub use mean::{Mean, student_t};
@@ -33,6 +32,7 @@ pub use prediction::PredictionQuality;
 pub(crate) use prediction::PredictionSamples;
 pub use restores::{RestoreBreakdown, RestoreFigures};
 pub use step_breakdown::StepBreakdown;
+pub use tier_policies::tier_policy_table;
 pub use times::{TimeDistribution, percentile};
 pub use verdicts::{BaselineVerdict, verdict_table, verdicts};
 
@@ -49,15 +49,15 @@ pub struct RunFigures {
     /// Number of steps that were never served.
     pub unserved: usize,
     /// Time from a step's arrival to its first token.
-    pub first_token: TimeDistribution,
+    pub ttft: TimeDistribution,
     /// The same for steps that add at most 1,024 tokens to their session.
-    pub small_first_token: TimeDistribution,
+    pub small_step_ttft: TimeDistribution,
     /// Time from a step's arrival to the end of its answer.
     pub step: TimeDistribution,
     /// Sum of the step times of each session.
     pub session: TimeDistribution,
     /// Time per output token after the first one.
-    pub token: TimeDistribution,
+    pub tpot: TimeDistribution,
     /// Computed and reused tokens.
     pub reuse: ReuseFigures,
     /// Location and transfers of KV.
@@ -66,16 +66,16 @@ pub struct RunFigures {
     pub service: FleetWorkFigures,
 }
 
-/// Parameters of a run: load, seed, and cache strategy below device memory.
+/// Parameters of a run: load, seed, and policy of the tiers below device memory.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct RunParameters {
     /// Concurrent sessions, or the factor on the recorded rate.
     pub load: f64,
     /// Random seed.
     pub seed: u64,
-    /// Cache strategy of slower tiers, if one was requested.
+    /// Tier policy, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache: Option<CacheStrategy>,
+    pub tier_policy: Option<TierPolicy>,
 }
 
 /// Computed and reused tokens.
@@ -88,14 +88,14 @@ pub struct ReuseFigures {
     /// Computed prompt tokens that had been computed before.
     pub recomputed_tokens: u64,
     /// Share of prompt tokens cached at the worker that computed the rest.
-    pub hit_rate: f64,
+    pub cache_hit_rate: f64,
     /// Share of continuing steps that found at least 95 % of what had ever been computed of their prompt.
     pub owner_hit_rate: f64,
     /// Share of continuing steps that found at least 95 % of what any worker held at placement, even if that was
     /// nothing.
-    pub best_holder_rate: f64,
+    pub best_holder_hit_rate: f64,
     /// Share of prompt tokens that another worker sent before the prompt began.
-    pub fetched_rate: f64,
+    pub prefetched_share: f64,
     /// Prompt tokens loaded from slower tiers.
     pub restored_tokens: u64,
     /// Measured steps that loaded or received KV, and the mean breakdown of their time to first token.
@@ -106,15 +106,15 @@ pub struct ReuseFigures {
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct MemoryFigures {
     /// Number of samples of the copies: one every 400 steps; none for a bound, which has a single memory.
-    pub looks: usize,
+    pub samples: usize,
     /// Cached tokens of all workers divided by the distinct ones among them; 0 without samples.
     pub duplicate_factor: f64,
     /// Mean bytes of device memory per session; 0 without samples or sessions.
-    pub session_bytes: f64,
-    /// Sessions that fit: memory of all workers divided by `session_bytes`; 0 if that is unknown.
-    pub sessions_fit: f64,
+    pub active_session_bytes: f64,
+    /// Sessions that fit: memory of all workers divided by `active_session_bytes`; 0 if that is unknown.
+    pub hbm_session_capacity: f64,
     /// Bytes of KV sent over links.
-    pub kv_bytes_moved: u64,
+    pub kv_transfer_bytes: u64,
     /// Tokens evicted from device memory.
     pub evicted_tokens: u64,
     /// Traffic of the disks.
@@ -167,22 +167,22 @@ pub struct FleetWorkFigures {
     /// Finished sessions per GPU-hour of all workers.
     pub sessions_per_gpu_hour: f64,
     /// Share of decode time in which answers waited for a prefill chunk in their batch.
-    pub decode_stall: f64,
+    pub decode_stall_share: f64,
     /// Share of the workers' time spent on prefill.
-    pub prefill_use: f64,
+    pub prefill_utilization: f64,
     /// Share of the workers' time spent on prefill or decode.
-    pub busy: f64,
+    pub worker_utilization: f64,
     /// Busy share of the workers while sessions are idle, weighted by the number of idle sessions; none if none ever
     /// was.
-    pub gap_use: Option<f64>,
+    pub gap_utilization: Option<f64>,
     /// Breakdown of step time.
-    pub spent: StepBreakdown,
+    pub step_breakdown: StepBreakdown,
     /// Prefixes sent before a step asked for them.
-    pub ahead: ReplicationFigures,
+    pub prefix_replication: ReplicationFigures,
     /// Steps for which the policy had no plan; they went to the worker with the fewest requests.
-    pub unplanned: usize,
+    pub fallback_steps: usize,
     /// Number of steps by action.
     pub actions: BTreeMap<&'static str, usize>,
     /// Prediction quality of the time to first token, by action and for `all`; empty if the policy predicts none.
-    pub foretold: BTreeMap<&'static str, PredictionQuality>,
+    pub ttft_prediction: BTreeMap<&'static str, PredictionQuality>,
 }

@@ -18,11 +18,11 @@ use std::sync::Arc;
 use engine_model::runs::{EngineEnvironment, RunEngine, RunEngineEvent, RunRequestId, Seconds, SharedPool};
 use vocabulary::Tokens;
 
-use crate::cache_strategy::CacheStrategy;
 use crate::hardware_profile::HardwareProfile;
 use crate::kv_model::KvModel;
 use crate::policies::{PolicyKind, RoutingPolicy, StepRef, Stopwatch};
 use crate::report::RunFigures;
+use crate::tier_policy::TierPolicy;
 use crate::trace::{ArrivalProcess, MAX_SECONDS, Trace};
 use delayed_residency::DelayedResidency;
 use events::{EventQueue, WorldEvent};
@@ -123,8 +123,8 @@ struct PolicyDriver<'a> {
     delayed_residency: Option<DelayedResidency>,
     /// KV model of the served model, if known.
     model: Option<Arc<KvModel>>,
-    /// Cache strategy of slower tiers, if one was requested.
-    cache: Option<CacheStrategy>,
+    /// Tier policy, if one was requested.
+    tier_policy: Option<TierPolicy>,
 }
 
 /// An engine, with the sequence number of its last announced event: earlier ones are void.
@@ -158,7 +158,7 @@ impl<'a> Simulation<'a> {
                 watch: None,
                 delayed_residency: late,
                 model: None,
-                cache: None,
+                tier_policy: None,
             },
             engines: (0..setup.workers).map(worker).collect(),
             shared_pool: shared,
@@ -176,9 +176,9 @@ impl<'a> Simulation<'a> {
         Self { driver: PolicyDriver { watch: Some(watch), ..self.driver }, ..self }
     }
 
-    /// Returns the run labelled with its cache strategy.
-    pub fn with_cache_strategy(self, cache: Option<CacheStrategy>) -> Self {
-        Self { driver: PolicyDriver { cache, ..self.driver }, ..self }
+    /// Returns the run labelled with its tier policy.
+    pub fn with_tier_policy(self, tier_policy: Option<TierPolicy>) -> Self {
+        Self { driver: PolicyDriver { tier_policy, ..self.driver }, ..self }
     }
 
     /// Returns the run with workers that serve this model. Trace and hardware profile must already be scaled to the

@@ -5,7 +5,10 @@ use std::io::Write as _;
 use clap::{Args, ValueEnum};
 use simulator::trace::{TrafficPattern, Workload};
 
-/// Makes up sessions of a known shape, as lines that `simulate`, `closed-loop` and `trace stats` read.
+use crate::config::units::TimeSpan;
+use crate::flags;
+
+/// Makes up sessions of a known shape, as lines that `simulate`, `validate-sim` and `trace stats` read.
 #[derive(Debug, Args)]
 pub(super) struct GenerateArgs {
     /// What sessions have in common.
@@ -16,22 +19,23 @@ pub(super) struct GenerateArgs {
     sessions: u32,
     /// Different prefixes of shared-prefix; branches of each session of forked-rollouts.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    groups: u32,
+    fanout: u32,
     /// Tokens of a prefix, or of the context that branches go on from.
     #[arg(long, value_name = "TOKENS", default_value_t = 16_000, value_parser = clap::value_parser!(u64).range(64..=1_000_000))]
-    shared: u64,
+    shared_prefix_tokens: u64,
     /// Steps of a session, or of each branch.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    turns: u32,
+    steps: u32,
     /// Tokens that a step adds besides the answer before it, on average.
     #[arg(long, value_name = "TOKENS", default_value_t = 800, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    new: u64,
+    new_tokens: u64,
     /// Tokens of an answer, on average.
     #[arg(long, value_name = "TOKENS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    answer: u64,
-    /// Seconds between an answer and the next step, on average.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=86_400))]
-    pause: u64,
+    output_tokens: u64,
+    /// Think time between an answer and the next step, on average.
+    #[arg(long, value_name = "DURATION", default_value = "5s",
+        value_parser = |text: &str| flags::duration_within(text, TimeSpan::seconds(0)..=TimeSpan::seconds(86_400)))]
+    think_time: TimeSpan,
     /// Equal seeds give equal traffic.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -48,12 +52,20 @@ enum WorkloadArg {
 /// Writes the sessions to standard output.
 pub(super) fn run(args: &GenerateArgs) -> std::io::Result<()> {
     let shape = match args.shape {
-        WorkloadArg::SharedPrefix => TrafficPattern::SharedPrefix { prefixes: args.groups },
-        WorkloadArg::ForkedRollouts => TrafficPattern::ForkedRollouts { branches: args.groups },
+        WorkloadArg::SharedPrefix => TrafficPattern::SharedPrefix { prefixes: args.fanout },
+        WorkloadArg::ForkedRollouts => TrafficPattern::ForkedRollouts { branches: args.fanout },
     };
-    let GenerateArgs { sessions, shared, turns, new, answer, pause, seed, .. } = *args;
-    let workload =
-        Workload { shape, sessions, shared_tokens: shared, turns, new_tokens: new, answer, pause: pause as f64, seed };
+    let GenerateArgs { sessions, shared_prefix_tokens, steps, new_tokens, output_tokens, think_time, seed, .. } = *args;
+    let workload = Workload {
+        shape,
+        sessions,
+        shared_tokens: shared_prefix_tokens,
+        turns: steps,
+        new_tokens,
+        answer: output_tokens,
+        pause: think_time.0.as_secs_f64(),
+        seed,
+    };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for session in 0..sessions {
         writeln!(out, "{}", workload.session_line(session))?;

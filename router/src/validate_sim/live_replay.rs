@@ -126,7 +126,7 @@ impl LiveReplay {
 
     async fn send_step(&self, (number, session): (usize, &TraceSession), index: usize) {
         let body = self.completion_body((number, session), index);
-        let name = format!("closed-loop-{number}-{}", session.steps[index].agent);
+        let name = format!("validate-sim-{number}-{}", session.steps[index].agent);
         let answer = self.client.send(self.proxy, "/v1/completions", (&name, &body)).await;
         self.finished_steps.fetch_add(1, Ordering::Relaxed);
         let mut seen = self.measurements.lock();

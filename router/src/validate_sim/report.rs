@@ -18,21 +18,21 @@ pub(super) struct FigurePair {
     live: f64,
 }
 
-/// Both runs of all orders.
+/// Both runs of all repetitions.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub(super) struct ValidationReport {
     /// Steps served live.
     steps: usize,
     /// Steps whose time to first token counts.
     measured: usize,
-    /// Mean time to first token in engine seconds: the mean of each order's mean.
-    first_token: FigurePair,
-    /// Mean of each order, by its seed.
-    orders: BTreeMap<u64, FigurePair>,
+    /// Mean time to first token in engine seconds: the mean over the repetitions' means.
+    ttft: FigurePair,
+    /// Mean of each repetition, by its seed.
+    repetitions: BTreeMap<u64, FigurePair>,
     /// Engine seconds per live step, over all steps, spent outside of the engines: proxy, client and this machine.
-    outside: f64,
+    outside_engines: f64,
     /// Prompt tokens computed by workers.
-    computed: FigurePair,
+    computed_prompt_tokens: FigurePair,
     /// Share of steps per action.
     actions: BTreeMap<String, FigurePair>,
     /// Whether times to first token and all actions are within their tolerances.
@@ -47,13 +47,14 @@ impl FigurePair {
 }
 
 impl ValidationReport {
-    /// Compares all runs. `slower` is the number of real seconds per engine second.
-    pub(super) fn of(all: &[PairedRun], slower: f64) -> Self {
-        let orders: BTreeMap<_, _> = all.iter().map(|both| (both.simulation.seed, mean_ttft(both))).collect();
-        let mean = |of: fn(&FigurePair) -> f64| orders.values().map(of).sum::<f64>() / orders.len().max(1) as f64;
-        let first_token = FigurePair { simulated: mean(|pair| pair.simulated), live: mean(|pair| pair.live) };
+    /// Compares all runs. `slowdown` is the number of real seconds per engine second.
+    pub(super) fn of(all: &[PairedRun], slowdown: f64) -> Self {
+        let repetitions: BTreeMap<_, _> = all.iter().map(|both| (both.simulation.seed, mean_ttft(both))).collect();
+        let mean =
+            |of: fn(&FigurePair) -> f64| repetitions.values().map(of).sum::<f64>() / repetitions.len().max(1) as f64;
+        let ttft = FigurePair { simulated: mean(|pair| pair.simulated), live: mean(|pair| pair.live) };
         let workers = || all.iter().flat_map(|both| &both.workers);
-        let waited = |page: &MetricsScrape| page.sum("vllm:time_to_first_token_seconds_sum", &[]) / slower;
+        let waited = |page: &MetricsScrape| page.sum("vllm:time_to_first_token_seconds_sum", &[]) / slowdown;
         let computed =
             |page: &MetricsScrape| page.sum("vllm:prompt_tokens_by_source_total", &[("source", "local_compute")]);
         let steps = all.iter().map(|both| both.live.steps).sum::<usize>();
@@ -66,15 +67,15 @@ impl ValidationReport {
         Self {
             steps,
             measured: all.iter().map(|both| both.live.counted_ttft_seconds.len()).sum(),
-            first_token,
-            outside: (until_first - workers().map(waited).sum::<f64>()) / steps.max(1) as f64,
-            computed: FigurePair {
+            ttft,
+            outside_engines: (until_first - workers().map(waited).sum::<f64>()) / steps.max(1) as f64,
+            computed_prompt_tokens: FigurePair {
                 simulated: all.iter().map(|both| both.simulation.figures.reuse.prefill_tokens as f64).sum(),
                 live: workers().map(computed).sum(),
             },
             actions,
-            agree: within && first_token.relative_error().abs() <= TTFT_TOLERANCE,
-            orders,
+            agree: within && ttft.relative_error().abs() <= TTFT_TOLERANCE,
+            repetitions,
         }
     }
 
@@ -86,14 +87,14 @@ impl ValidationReport {
             let (simulated, live) = (format!("{:.3}", pair.simulated), format!("{:.3}", pair.live));
             [name, simulated, live, format!("{:+.1} %", 100.0 * pair.relative_error()), "-".to_owned(), String::new()]
         };
-        let mut first = seconds("first token, mean (s)".to_owned(), self.first_token);
+        let mut first = seconds("TTFT, mean (s)".to_owned(), self.ttft);
         first[4] = format!("{:.0} %", 100.0 * TTFT_TOLERANCE);
-        first[5] = word(self.first_token.relative_error().abs() <= TTFT_TOLERANCE);
+        first[5] = word(self.ttft.relative_error().abs() <= TTFT_TOLERANCE);
         rows.push(first);
-        let orders = self.orders.iter().filter(|_| self.orders.len() > 1);
-        rows.extend(orders.map(|(seed, order)| seconds(format!("  order of seed {seed} (s)"), *order)));
-        let outside = format!("{:.3}", self.outside);
-        rows.push(["of it outside of engines (s)", "-", &outside, "-", "-", ""].map(str::to_owned));
+        let repetitions = self.repetitions.iter().filter(|_| self.repetitions.len() > 1);
+        rows.extend(repetitions.map(|(seed, pair)| seconds(format!("  repetition with seed {seed} (s)"), *pair)));
+        let outside = format!("{:.3}", self.outside_engines);
+        rows.push(["of which outside of the engines (s)", "-", &outside, "-", "-", ""].map(str::to_owned));
         for (action, share) in &self.actions {
             let off = share.live - share.simulated;
             rows.push([
@@ -105,8 +106,8 @@ impl ValidationReport {
                 word(off.abs() <= ACTION_SHARE_TOLERANCE),
             ]);
         }
-        let FigurePair { simulated, live } = self.computed;
-        let off = format!("{:+.1} %", 100.0 * self.computed.relative_error());
+        let FigurePair { simulated, live } = self.computed_prompt_tokens;
+        let off = format!("{:+.1} %", 100.0 * self.computed_prompt_tokens.relative_error());
         let (simulated, live) = (format!("{simulated:.0}"), format!("{live:.0}"));
         rows.push(["prompt tokens computed", &simulated, &live, &off, "-", ""].map(str::to_owned));
         format!("{}{} live steps, {} of them measured\n", aligned(rows), self.steps, self.measured)
@@ -116,7 +117,7 @@ impl ValidationReport {
 fn mean_ttft(both: &PairedRun) -> FigurePair {
     let live = &both.live.counted_ttft_seconds;
     let mean = live.iter().sum::<f64>() / live.len().max(1) as f64;
-    FigurePair { simulated: both.simulation.figures.first_token.mean, live: mean }
+    FigurePair { simulated: both.simulation.figures.ttft.mean, live: mean }
 }
 
 /// Shares of each action taken in either run, from counts.
@@ -153,18 +154,18 @@ mod tests {
         let compared = ValidationReport {
             steps: 9,
             measured: 5,
-            first_token: pair(1.0, 1.11),
-            orders: BTreeMap::from([(1, pair(1.0, 1.21)), (2, pair(1.0, 1.01))]),
-            outside: 0.02,
-            computed: pair(10.0, 10.0),
+            ttft: pair(1.0, 1.11),
+            repetitions: BTreeMap::from([(1, pair(1.0, 1.21)), (2, pair(1.0, 1.01))]),
+            outside_engines: 0.02,
+            computed_prompt_tokens: pair(10.0, 10.0),
             actions: BTreeMap::from([("a".to_owned(), pair(0.50, 0.54))]),
             agree: false,
         };
         let table = compared.table();
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[1].contains("+11.0 %") && lines[1].ends_with("SHORT"), "{table}");
-        assert!(lines[2].contains("order of seed 1") && lines[2].contains("+21.0 %"), "{table}");
-        assert!(lines[4].contains("outside of engines") && lines[4].contains("0.020"), "{table}");
+        assert!(lines[2].contains("repetition with seed 1") && lines[2].contains("+21.0 %"), "{table}");
+        assert!(lines[4].contains("outside of the engines") && lines[4].contains("0.020"), "{table}");
         assert!(lines[5].contains("+4.0 points") && lines[5].ends_with("PASS"), "{table}");
     }
 }

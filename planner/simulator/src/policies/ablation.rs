@@ -19,22 +19,22 @@ pub enum Ablation {
     /// Sent KV is never a second copy in addition to the owner's.
     NoReplicas,
     /// Evictions caused by a step have no cost.
-    NoEvictionPrice,
+    NoEvictionCost,
     /// No step queues for memory.
     NoAdmission,
     /// Workers are assumed to compute half as fast as they do.
-    SlowBelief,
+    UnderestimatedSpeed,
     /// Workers are assumed to compute twice as fast as they do.
-    FastBelief,
+    OverestimatedSpeed,
     /// Every other worker is assumed to be twice as fast as it is, the rest half as fast.
-    UnevenBelief,
+    UnevenSpeedError,
     /// Residency is known one second late.
-    #[strum(serialize = "late_by_1s")]
+    #[strum(serialize = "index_stale_by_1s")]
     DelayedResidency,
     /// The length of every answer is known in advance, which no router knows.
-    ToldLength,
+    KnownOutputLength,
     /// Prefixes of idle sessions are replicated ahead of the next step, where that pays.
-    Ahead,
+    PrefixReplication,
 }
 
 impl Ablation {
@@ -49,18 +49,22 @@ impl Ablation {
     /// Returns a description for people.
     pub fn description(self) -> &'static str {
         match self {
-            Self::NoFetch => "nothing is sent between workers before a prompt begins",
-            Self::NoRemotePrefill => "nobody computes a prompt for somebody else",
-            Self::NoMigration => "a session's state is never sent to a new owner",
-            Self::NoReplicas => "what is sent is never a copy beside its owner's",
-            Self::NoEvictionPrice => "what a step pushes out of memory has no price",
-            Self::NoAdmission => "no step waits, whoever's KV it pushes out",
-            Self::SlowBelief => "workers are believed to compute half as fast as they do",
-            Self::FastBelief => "workers are believed to compute twice as fast as they do",
-            Self::UnevenBelief => "every other worker is believed twice as fast as it is, those between half as fast",
-            Self::DelayedResidency => "what workers hold in device memory is known a second late",
-            Self::ToldLength => "the length of every answer is known, which no router knows",
-            Self::Ahead => "what sessions keep is sent ahead while they are between two steps, where that pays",
+            Self::NoFetch => "no KV is sent between workers before a prompt begins",
+            Self::NoRemotePrefill => "no worker computes a prompt for another one",
+            Self::NoMigration => "a session's KV is never sent to a new owner",
+            Self::NoReplicas => "sent KV is never a second copy beside the owner's",
+            Self::NoEvictionCost => "evictions that a step causes have no cost",
+            Self::NoAdmission => "no step queues for memory, whatever it evicts",
+            Self::UnderestimatedSpeed => "workers are assumed to compute half as fast as they do",
+            Self::OverestimatedSpeed => "workers are assumed to compute twice as fast as they do",
+            Self::UnevenSpeedError => {
+                "every other worker is assumed to be twice as fast as it is, the rest half as fast"
+            }
+            Self::DelayedResidency => "what workers hold in device memory is known one second late",
+            Self::KnownOutputLength => "the length of every answer is known, which no router knows",
+            Self::PrefixReplication => {
+                "prefixes of idle sessions are replicated before their next step, where that pays"
+            }
         }
     }
 
@@ -79,10 +83,10 @@ impl Ablation {
     /// Falsifies what is known of a worker's speed.
     pub(super) fn falsify_speed(self, place: usize, view: &mut WorkerView) {
         let times = match self {
-            Self::SlowBelief => 0.5,
-            Self::FastBelief => 2.0,
-            Self::UnevenBelief if place.is_multiple_of(2) => 2.0,
-            Self::UnevenBelief => 0.5,
+            Self::UnderestimatedSpeed => 0.5,
+            Self::OverestimatedSpeed => 2.0,
+            Self::UnevenSpeedError if place.is_multiple_of(2) => 2.0,
+            Self::UnevenSpeedError => 0.5,
             _ => return,
         };
         view.speeds.prefill_tokens_per_second *= times;

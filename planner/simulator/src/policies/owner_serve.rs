@@ -54,7 +54,7 @@ pub(super) struct OwnerServe {
     /// Part that is removed or wrong, in an ablation.
     ablation: Option<Ablation>,
     /// Number of steps without a plan.
-    unplanned: usize,
+    fallback_steps: usize,
 }
 
 /// A step being served.
@@ -71,7 +71,7 @@ impl OwnerServe {
 
     fn expected_answer(&self, session: SessionId, step: &TraceStep) -> Tokens {
         match self.ablation {
-            Some(Ablation::ToldLength) => step.answer,
+            Some(Ablation::KnownOutputLength) => step.answer,
             _ => self.occupancy.expected_answer(session),
         }
     }
@@ -92,7 +92,7 @@ impl OwnerServe {
         self.ledger = Some(VirtualLedger::new(fleet));
         let Some(ablation) = self.ablation else { return };
         self.policy.disabled = ablation.disabled().to_vec();
-        if ablation == Ablation::NoEvictionPrice {
+        if ablation == Ablation::NoEvictionCost {
             self.policy.eviction = 0.0;
         }
         self.views.iter_mut().enumerate().for_each(|(place, view)| ablation.falsify_speed(place, view));
@@ -224,7 +224,7 @@ impl RoutingPolicy for OwnerServe {
         // Every worker is ready and large enough, so there is always a plan; a step without one is counted and placed
         // anywhere.
         let Ok(decision) = decision else {
-            self.unplanned += 1;
+            self.fallback_steps += 1;
             return Dispatch::at(argmin(fleet.all(), |worker| fleet.requests(worker)));
         };
         let chosen = decision.plan;
@@ -236,9 +236,9 @@ impl RoutingPolicy for OwnerServe {
             }
             _ => None,
         };
-        let first_token = Seconds(chosen.because.terms.time_to_first_token().0 as f64 / 1e6);
-        let foretold = Some(StepPrediction { action: chosen.action, first_token });
-        Dispatch { prefill, decode, fetch, prediction: foretold, ..Dispatch::at(decode) }
+        let ttft = Seconds(chosen.because.terms.time_to_first_token().0 as f64 / 1e6);
+        let prediction = Some(StepPrediction { action: chosen.action, ttft });
+        Dispatch { prefill, decode, fetch, prediction, ..Dispatch::at(decode) }
     }
 
     fn step_finished(&mut self, at: StepRef, step: &TraceStep, now: Seconds) {
@@ -258,7 +258,7 @@ impl RoutingPolicy for OwnerServe {
     }
 
     fn replication_interval(&self) -> Option<Seconds> {
-        (self.ablation == Some(Ablation::Ahead)).then_some(REPLICATION_INTERVAL)
+        (self.ablation == Some(Ablation::PrefixReplication)).then_some(REPLICATION_INTERVAL)
     }
 
     fn replications(&mut self, most: usize, fleet: &FleetView<'_>) -> Vec<ReplicationOrder> {
@@ -274,8 +274,8 @@ impl RoutingPolicy for OwnerServe {
         self.ledger.as_ref().map(VirtualLedger::ledger)
     }
 
-    fn unplanned_steps(&self) -> usize {
-        self.unplanned
+    fn fallback_steps(&self) -> usize {
+        self.fallback_steps
     }
 
     fn poll_after(&mut self) -> Option<Seconds> {
@@ -362,7 +362,7 @@ mod tests {
             own.occupancy.answer_completed(session, Tokens(9_000));
             own
         };
-        let (own, told) = (learnt(OwnerServe::default()), learnt(OwnerServe::without(Ablation::ToldLength)));
+        let (own, told) = (learnt(OwnerServe::default()), learnt(OwnerServe::without(Ablation::KnownOutputLength)));
         let expected = own.occupancy.expected_answer(session);
         assert!(expected > OwnerServe::default().occupancy.expected_answer(session));
         assert!(trace.steps().all(|step| own.expected_answer(session, step) == expected));

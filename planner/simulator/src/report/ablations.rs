@@ -11,8 +11,15 @@ use crate::policies::{Ablation, PolicyKind};
 pub(super) const ABLATION: &str = "OwnerServe without one part, or told something wrong, by OwnerServe whole at the same load: above \
     1 the part is worth something; ± is the 95 % confidence of the ratios of single seeds";
 
-const FIGURES: [&str; 7] =
-    ["ttft_mean_s", "ttft_p95_s", "step_mean_s", "session_mean_s", "prefill_mtok", "moved_gb", "duplicates"];
+const FIGURES: [&str; 7] = [
+    "ttft_mean_s",
+    "ttft_p95_s",
+    "step_mean_s",
+    "session_mean_s",
+    "prefill_mtok",
+    "transferred_gb",
+    "duplicate_factor",
+];
 
 /// Result of one ablation at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]

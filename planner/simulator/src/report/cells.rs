@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::metrics::MetricVisibility;
 use super::{Mean, Metric, PredictionQuality, RunFigures, TimeDistribution};
-use crate::cache_strategy::CacheStrategy;
+use crate::tier_policy::TierPolicy;
 
 /// Summary of one policy at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -15,9 +15,9 @@ pub struct PolicySummary {
     pub policy: &'static str,
     /// Concurrent sessions, or the factor on the recorded rate.
     pub load: f64,
-    /// Cache strategy of slower tiers, if one was requested.
+    /// Tier policy, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache: Option<CacheStrategy>,
+    pub tier_policy: Option<TierPolicy>,
     /// Number of seeds.
     pub seeds: usize,
     /// Steps that were never served, over all seeds.
@@ -28,9 +28,9 @@ pub struct PolicySummary {
     pub actions: BTreeMap<&'static str, f64>,
     /// Prediction quality of the time to first token, by action and for `all`: steps are summed, the rest is averaged
     /// by steps.
-    pub foretold: BTreeMap<&'static str, PredictionQuality>,
+    pub ttft_prediction: BTreeMap<&'static str, PredictionQuality>,
     /// Percentiles p0 to p100 of the time to first token, each averaged over seeds; empty if nothing was measured.
-    pub first_token: Vec<f64>,
+    pub ttft: Vec<f64>,
     /// The same percentiles of step time.
     pub step: Vec<f64>,
 }
@@ -55,13 +55,13 @@ impl PolicySummary {
         Some(Self {
             policy: first.policy,
             load: first.traffic.load,
-            cache: first.traffic.cache,
+            tier_policy: first.traffic.tier_policy,
             seeds: runs.len(),
             unserved: runs.iter().map(|run| run.unserved).sum(),
             figures: Metric::ALL.iter().map(figure).collect(),
             actions,
-            foretold: mean_predictions(runs),
-            first_token: curve(runs, |run| &run.first_token),
+            ttft_prediction: mean_predictions(runs),
+            ttft: curve(runs, |run| &run.ttft),
             step: curve(runs, |run| &run.step),
         })
     }
@@ -70,7 +70,7 @@ impl PolicySummary {
 /// Averages over seeds, weighted by the number of steps of each action.
 fn mean_predictions(runs: &[&RunFigures]) -> BTreeMap<&'static str, PredictionQuality> {
     let mut all: BTreeMap<&'static str, Vec<PredictionQuality>> = BTreeMap::new();
-    for (name, one) in runs.iter().flat_map(|run| &run.service.foretold) {
+    for (name, one) in runs.iter().flat_map(|run| &run.service.ttft_prediction) {
         all.entry(*name).or_default().push(*one);
     }
     all.into_iter().map(|(name, seeds)| (name, PredictionQuality::mean(&seeds))).collect()
@@ -83,15 +83,16 @@ fn curve(runs: &[&RunFigures], times: fn(&RunFigures) -> &TimeDistribution) -> V
     (0..points).map(mean).collect()
 }
 
-/// Returns the summary of every policy at every load and cache strategy, in the order in which they first ran.
+/// Returns the summary of every policy at every load and tier policy, in the order in which they first ran.
 pub fn summarize_policies(runs: &[RunFigures]) -> Vec<PolicySummary> {
     let mut groups: Vec<Vec<&RunFigures>> = Vec::new();
     let mut places = HashMap::new();
     for run in runs {
-        let place = *places.entry((run.traffic.load.to_bits(), run.policy, run.traffic.cache)).or_insert_with(|| {
-            groups.push(Vec::new());
-            groups.len() - 1
-        });
+        let place =
+            *places.entry((run.traffic.load.to_bits(), run.policy, run.traffic.tier_policy)).or_insert_with(|| {
+                groups.push(Vec::new());
+                groups.len() - 1
+            });
         groups[place].push(run);
     }
     groups.iter().filter_map(|runs| PolicySummary::of(runs)).collect()

@@ -21,9 +21,9 @@ pub struct SimulationReport {
     pub runs: Vec<RunFigures>,
     /// Every policy at every load, summarized over its seeds.
     pub cells: Vec<PolicySummary>,
-    /// Summaries under every cache strategy, if several were requested; everything else is under the first one.
+    /// Summaries under every tier policy, if several were requested; everything else is under the first one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub caches: Vec<PolicySummary>,
+    pub tier_policies: Vec<PolicySummary>,
     /// Comparison of OwnerServe with the best baseline.
     pub verdicts: Vec<BaselineVerdict>,
     /// Comparison of OwnerServe with its ablations, if requested.
@@ -98,22 +98,24 @@ impl SimulationReport {
     /// Builds the report of runs in any order. Notes about the trace come first.
     pub fn of(subject: ReportSubject, of_trace: Vec<String>, runs: Vec<RunFigures>) -> Self {
         let all = summarize_policies(&runs);
-        let first = runs.first().and_then(|run| run.traffic.cache);
-        let of_first: Vec<RunFigures> = runs.iter().filter(|run| run.traffic.cache == first).cloned().collect();
+        let first = runs.first().and_then(|run| run.traffic.tier_policy);
+        let of_first: Vec<RunFigures> = runs.iter().filter(|run| run.traffic.tier_policy == first).cloned().collect();
         let (cells, others): (Vec<PolicySummary>, Vec<PolicySummary>) =
-            all.iter().cloned().partition(|cell| cell.cache == first);
+            all.iter().cloned().partition(|cell| cell.tier_policy == first);
         let verdicts = verdicts(&of_first, &cells);
         let mut notes: Vec<String> = of_trace.into_iter().chain(notes(&runs, &verdicts)).collect();
         if let Some(first) = first.filter(|_| !others.is_empty()) {
-            notes.push(format!("verdicts and other plots are under `{first}`; cache management has all of them"));
+            notes.push(format!(
+                "verdicts and other plots are under tier policy `{first}`; the table of tier policies has all"
+            ));
         }
         let ablations = ablations(&of_first, &cells);
-        let caches = if others.is_empty() { Vec::new() } else { all };
+        let tier_policies = if others.is_empty() { Vec::new() } else { all };
         Self {
             subject,
             runs,
             cells,
-            caches,
+            tier_policies,
             verdicts,
             ablations,
             notes,

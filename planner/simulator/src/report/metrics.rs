@@ -42,7 +42,7 @@ pub struct MetricDefinition {
 }
 
 fn replication_share(figures: &RunFigures, moves: usize) -> Option<f64> {
-    let all = figures.service.ahead.moves;
+    let all = figures.service.prefix_replication.moves;
     (all > 0).then(|| moves as f64 / all as f64)
 }
 
@@ -79,17 +79,17 @@ const SESSION_HBM: &str = "gigabytes of device memory that an active session tak
     sessions' latest prompts, each as often as it lies in the fleet and at least once, by the sessions; looked at every 400 \
     steps";
 
-const PREDICTION_ERROR: &str = "median of |foretold - seen| / seen, of the seconds from being placed to the first token as the policy \
-    priced them and as they came";
+const PREDICTION_ERROR: &str = "median of |predicted - observed| / observed, of the seconds from placement to the first token as the \
+    policy predicted them and as they were";
 
 /// Returns a part of the prediction quality; none if the policy predicts nothing.
 fn prediction(figures: &RunFigures, part: fn(&PredictionQuality) -> f64) -> Option<f64> {
-    figures.service.foretold.get(ALL_ACTIONS).map(part)
+    figures.service.ttft_prediction.get(ALL_ACTIONS).map(part)
 }
 
 /// Returns a part of the step time; none if no step was measured.
-fn spent(figures: &RunFigures, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
-    (figures.step.count > 0).then(|| part(&figures.service.spent))
+fn step_part(figures: &RunFigures, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
+    (figures.step.count > 0).then(|| part(&figures.service.step_breakdown))
 }
 
 const RESTORED: &str = "measured steps that were loaded KV from the host tier or from disk, or sent KV by another worker \
@@ -106,19 +106,21 @@ fn restore(figures: &RunFigures, part: fn(&RestoreBreakdown) -> f64) -> Option<f
 const OWNER_HIT: &str = "share of the steps that go on from others which found, in the memory of the worker that \
     computed the rest, at least 95 % (less 64 tokens) of what had ever been computed of their prompt: what was \
     evicted is a miss";
-const DUPLICATES: &str = "cached tokens of all workers by the distinct ones among them, looked at every 400 steps";
-const UNPLANNED: &str = "steps that the policy had no plan of its own for; they went where the fewest requests were";
+const DUPLICATE_FACTOR: &str =
+    "cached tokens of all workers by the distinct ones among them, looked at every 400 steps";
+const FALLBACK_STEPS: &str =
+    "steps that the policy had no plan of its own for; they went where the fewest requests were";
 const BEST_HOLDER: &str = "share of the steps that go on from others which found at least 95 % (less 64 tokens) of \
     what anybody still held of them when they were placed, be it nothing";
-const GAP_USE: &str = "the same share while a session is between its steps (tool gaps), each second counted once for \
+const GAP_UTILIZATION: &str = "the same share while a session is between its steps (tool gaps), each second counted once for \
     every session that is";
-const SPENT_RECOMPUTE_S: &str = "of these: prompt tokens were computed again, by their share of the computed ones";
-const SPENT_HANDOFF_S: &str = "of these: the prompt's KV went to the worker that answers, or waited for room there";
-const SPENT_ANSWER_S: &str = "of these: the answer was generated, waiting beside others' prompts included; the eight \
+const RECOMPUTE_TIME: &str = "of these: prompt tokens were computed again, by their share of the computed ones";
+const HANDOFF_TIME: &str = "of these: the prompt's KV went to the worker that answers, or waited for room there";
+const DECODE_TIME: &str = "of these: the answer was generated, waiting beside others' prompts included; the eight \
     parts are the mean step time";
 const RESTORE_HOST_S: &str = "seconds of such a step's time to first token, mean: KV came from the host tier";
 const PREDICTION_BIAS: &str =
-    "median of (foretold - seen) / seen of the same: below zero, steps took longer than they were priced";
+    "median of (predicted - observed) / observed of the same: below zero, steps took longer than predicted";
 
 fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
@@ -130,38 +132,48 @@ impl Metric {
         in_files_only("steps", "steps that were served").of(0, |f| Some(f.steps as f64)),
         in_files_only("unserved", "steps that were not when nothing happened any more")
             .of(0, |f| Some(f.unserved as f64)),
-        in_table_with_confidence("ttft_mean_s", FIRST).of(3, |f| f.first_token.if_measured(|times| times.mean)),
-        in_table_with_confidence("ttft_p95_s", FIRST).of(3, |f| f.first_token.if_measured(|times| times.p95)),
-        in_table("ttft_p99_s", FIRST).of(3, |f| f.first_token.if_measured(|times| times.p99)),
-        in_table("small_p95_s", SMALL).of(3, |f| f.small_first_token.if_measured(|times| times.p95)),
-        in_files_only("small_p99_s", SMALL).of(3, |f| f.small_first_token.if_measured(|times| times.p99)),
+        in_table_with_confidence("ttft_mean_s", FIRST).of(3, |f| f.ttft.if_measured(|times| times.mean)),
+        in_table_with_confidence("ttft_p95_s", FIRST).of(3, |f| f.ttft.if_measured(|times| times.p95)),
+        in_table("ttft_p99_s", FIRST).of(3, |f| f.ttft.if_measured(|times| times.p99)),
+        in_table("small_step_ttft_p95_s", SMALL).of(3, |f| f.small_step_ttft.if_measured(|times| times.p95)),
+        in_files_only("small_step_ttft_p99_s", SMALL).of(3, |f| f.small_step_ttft.if_measured(|times| times.p99)),
         in_table_with_confidence("step_mean_s", STEP).of(3, |f| f.step.if_measured(|times| times.mean)),
         in_files_only("step_p95_s", STEP).of(3, |f| f.step.if_measured(|times| times.p95)),
         in_table_with_confidence("session_mean_s", "the sum of its steps' times, of each session that came to its end")
             .of(1, |f| f.session.if_measured(|times| times.mean)),
         in_table("prefill_mtok", "millions of prompt tokens that were computed")
             .of(2, |f| Some(f.reuse.prefill_tokens as f64 / 1e6)),
-        in_files_only("hit", "share of prompt tokens found in the memory of the worker that computed the rest")
-            .of(4, |f| Some(f.reuse.hit_rate)),
-        in_table("owner_hit", OWNER_HIT).of(4, |f| Some(f.reuse.owner_hit_rate)),
-        in_files_only("fetched", "share of prompt tokens that another worker sent before the prompt began")
-            .of(4, |f| Some(f.reuse.fetched_rate)),
-        in_table("duplicates", DUPLICATES).of(3, |f| (f.memory.looks > 0).then_some(f.memory.duplicate_factor)),
-        in_table("moved_gb", "gigabytes of KV that went over links")
-            .of(1, |f| Some(f.memory.kv_bytes_moved as f64 / 1e9)),
-        in_files_only("tpot_mean_ms", TOKEN).of(2, |f| f.token.if_measured(|times| times.mean * 1e3)),
-        in_table("tpot_p99_ms", TOKEN).of(2, |f| f.token.if_measured(|times| times.p99 * 1e3)),
-        in_table("stall", "share of the time of answers in which they waited for a prompt's chunk beside them")
-            .of(4, |f| Some(f.service.decode_stall)),
-        in_files_only("prefill_use", "share of the workers' time in which they computed prompts")
-            .of(4, |f| Some(f.service.prefill_use)),
-        in_files_only("ahead_moves", "how often KV was sent while its session was between two steps")
-            .of(0, |f| Some(f.service.ahead.moves as f64)),
-        in_files_only("ahead_used", "share of these whose next step went where the KV lay then")
-            .of(4, |f| replication_share(f, f.service.ahead.used)),
-        in_files_only("ahead_late", "share of these still under way when the next step was placed")
-            .of(4, |f| replication_share(f, f.service.ahead.late)),
-        in_files_only("unplanned", UNPLANNED).of(0, |f| Some(f.service.unplanned as f64)),
+        in_files_only(
+            "cache_hit_rate",
+            "share of prompt tokens found in the memory of the worker that computed the rest",
+        )
+        .of(4, |f| Some(f.reuse.cache_hit_rate)),
+        in_table("owner_hit_rate", OWNER_HIT).of(4, |f| Some(f.reuse.owner_hit_rate)),
+        in_files_only("prefetched_share", "share of prompt tokens that another worker sent before the prompt began")
+            .of(4, |f| Some(f.reuse.prefetched_share)),
+        in_table("duplicate_factor", DUPLICATE_FACTOR)
+            .of(3, |f| (f.memory.samples > 0).then_some(f.memory.duplicate_factor)),
+        in_table("transferred_gb", "gigabytes of KV that were transferred over links")
+            .of(1, |f| Some(f.memory.kv_transfer_bytes as f64 / 1e9)),
+        in_files_only("tpot_mean_ms", TOKEN).of(2, |f| f.tpot.if_measured(|times| times.mean * 1e3)),
+        in_table("tpot_p99_ms", TOKEN).of(2, |f| f.tpot.if_measured(|times| times.p99 * 1e3)),
+        in_table(
+            "decode_stall_share",
+            "share of the decode time in which answers waited for a prefill chunk in their batch",
+        )
+        .of(4, |f| Some(f.service.decode_stall_share)),
+        in_files_only("prefill_utilization", "share of the workers' time in which they computed prompts")
+            .of(4, |f| Some(f.service.prefill_utilization)),
+        in_files_only(
+            "prefix_replications",
+            "how often a prefix was replicated while its session was between two steps",
+        )
+        .of(0, |f| Some(f.service.prefix_replication.moves as f64)),
+        in_files_only("prefix_replications_used", "share of these whose next step went to the replica")
+            .of(4, |f| replication_share(f, f.service.prefix_replication.used)),
+        in_files_only("prefix_replications_late", "share of these still in flight when the next step was placed")
+            .of(4, |f| replication_share(f, f.service.prefix_replication.late)),
+        in_files_only("fallback_steps", FALLBACK_STEPS).of(0, |f| Some(f.service.fallback_steps as f64)),
         in_table("sessions_per_gpu_hour", "sessions that came to their end, by the hours of all workers' GPUs")
             .of(3, |f| Some(f.service.sessions_per_gpu_hour)),
         in_files_only("occupancy", "sessions at once x mean prompt / memory of all workers")
@@ -171,27 +183,30 @@ impl Metric {
             .of(2, |f| Some(f.reuse.saved_tokens as f64 / 1e6)),
         in_files_only("recomputed_mtok", "millions of the computed prompt tokens that had been computed before")
             .of(2, |f| Some(f.reuse.recomputed_tokens as f64 / 1e6)),
-        in_files_only("best_holder", BEST_HOLDER).of(4, |f| Some(f.reuse.best_holder_rate)),
-        in_files_only("session_hbm_gb", SESSION_HBM)
-            .of(2, |f| (f.memory.session_bytes > 0.0).then_some(f.memory.session_bytes / 1e9)),
-        in_table("sessions_fit", "device memory of all workers, by what an active session takes of it")
-            .of(1, |f| (f.memory.sessions_fit > 0.0).then_some(f.memory.sessions_fit)),
-        in_files_only("busy", "share of the workers' time in which they computed or answered")
-            .of(4, |f| Some(f.service.busy)),
-        in_files_only("gap_use", GAP_USE).of(4, |f| f.service.gap_use),
-        in_files_only("spent_held_back_s", "seconds of a measured step, mean: the policy let it wait")
-            .of(3, |f| spent(f, |spent| spent.held_back)),
-        in_files_only("spent_fetch_s", "of these: KV of its prompt was on its way from another worker")
-            .of(3, |f| spent(f, |spent| spent.fetch)),
-        in_files_only("spent_queue_s", "of these: it waited behind others or for memory")
-            .of(3, |f| spent(f, |spent| spent.queue)),
-        in_files_only("spent_restore_s", "of these: KV came back from slower tiers")
-            .of(3, |f| spent(f, |spent| spent.restore)),
-        in_files_only("spent_recompute_s", SPENT_RECOMPUTE_S).of(3, |f| spent(f, |spent| spent.recompute)),
-        in_files_only("spent_compute_s", "of these: prompt tokens were computed for the first time")
-            .of(3, |f| spent(f, |spent| spent.compute)),
-        in_files_only("spent_handoff_s", SPENT_HANDOFF_S).of(3, |f| spent(f, |spent| spent.handoff)),
-        in_files_only("spent_answer_s", SPENT_ANSWER_S).of(3, |f| spent(f, |spent| spent.answer)),
+        in_files_only("best_holder_hit_rate", BEST_HOLDER).of(4, |f| Some(f.reuse.best_holder_hit_rate)),
+        in_files_only("active_session_hbm_gb", SESSION_HBM)
+            .of(2, |f| (f.memory.active_session_bytes > 0.0).then_some(f.memory.active_session_bytes / 1e9)),
+        in_table("hbm_session_capacity", "device memory of all workers, by what an active session takes of it")
+            .of(1, |f| (f.memory.hbm_session_capacity > 0.0).then_some(f.memory.hbm_session_capacity)),
+        in_files_only("worker_utilization", "share of the workers' time in which they computed or answered")
+            .of(4, |f| Some(f.service.worker_utilization)),
+        in_files_only("gap_utilization", GAP_UTILIZATION).of(4, |f| f.service.gap_utilization),
+        in_files_only(
+            "admission_wait_s",
+            "seconds of a measured step, mean: the policy held it in its admission queue",
+        )
+        .of(3, |f| step_part(f, |parts| parts.admission_wait)),
+        in_files_only("fetch_time_s", "of these: KV of its prompt was on its way from another worker")
+            .of(3, |f| step_part(f, |parts| parts.fetch)),
+        in_files_only("queue_time_s", "of these: it waited behind others or for memory")
+            .of(3, |f| step_part(f, |parts| parts.queue)),
+        in_files_only("restore_time_s", "of these: KV came back from slower tiers")
+            .of(3, |f| step_part(f, |parts| parts.restore)),
+        in_files_only("recompute_time_s", RECOMPUTE_TIME).of(3, |f| step_part(f, |parts| parts.recompute)),
+        in_files_only("compute_time_s", "of these: prompt tokens were computed for the first time")
+            .of(3, |f| step_part(f, |parts| parts.compute)),
+        in_files_only("handoff_time_s", HANDOFF_TIME).of(3, |f| step_part(f, |parts| parts.handoff)),
+        in_files_only("decode_time_s", DECODE_TIME).of(3, |f| step_part(f, |parts| parts.decode)),
         in_files_only("restored_mtok", "millions of prompt tokens that came back from slower tiers")
             .of(2, |f| Some(f.reuse.restored_tokens as f64 / 1e6)),
         in_files_only("restored_steps", RESTORED).of(0, |f| Some(f.reuse.restores.steps as f64)),
@@ -209,8 +224,8 @@ impl Metric {
         in_files_only("disk_dropped_gb", "gigabytes of KV that disks more than a second behind did not write")
             .of(1, |f| Some(gigabytes(f.memory.disk.dropped_bytes))),
         in_files_only("write_amplification", WRITE_AMPLIFICATION).of(3, |f| f.memory.disk.write_amplification()),
-        in_table("foretold_error", PREDICTION_ERROR).of(3, |f| prediction(f, |all| all.error_p50)),
-        in_files_only("foretold_bias", PREDICTION_BIAS).of(3, |f| prediction(f, |all| all.bias_p50)),
+        in_table("ttft_prediction_error", PREDICTION_ERROR).of(3, |f| prediction(f, |all| all.error_p50)),
+        in_files_only("ttft_prediction_bias", PREDICTION_BIAS).of(3, |f| prediction(f, |all| all.bias_p50)),
     ];
 
     /// Returns a figure by its column name.
@@ -243,14 +258,14 @@ pub fn definitions() -> Vec<MetricDefinition> {
 pub fn csv(runs: &[RunFigures]) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name);
     // The optional column comes last, so that the positions of the others are stable.
-    let caches = runs.iter().any(|run| run.traffic.cache.is_some()).then_some("cache");
-    let head = ["policy", "load", "seed"].into_iter().chain(names).chain(caches);
+    let tiers = runs.iter().any(|run| run.traffic.tier_policy.is_some()).then_some("tier_policy");
+    let head = ["policy", "load", "seed"].into_iter().chain(names).chain(tiers);
     let mut text = head.collect::<Vec<_>>().join(",") + "\n";
     for run in runs {
         let who = [run.policy.to_owned(), run.traffic.load.to_string(), run.traffic.seed.to_string()];
         let figures = Metric::ALL.iter().map(|metric| metric.format(run, ""));
-        let cache = caches.map(|_| run.traffic.cache.map(|cache| cache.to_string()).unwrap_or_default());
-        text += &(who.into_iter().chain(figures).chain(cache).collect::<Vec<_>>().join(",") + "\n");
+        let tiers = tiers.map(|_| run.traffic.tier_policy.map(|policy| policy.to_string()).unwrap_or_default());
+        text += &(who.into_iter().chain(figures).chain(tiers).collect::<Vec<_>>().join(",") + "\n");
     }
     text
 }

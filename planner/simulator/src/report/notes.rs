@@ -8,11 +8,11 @@ use super::{BaselineVerdict, RunFigures, TimeDistribution};
 type NamedDistribution = (&'static str, fn(&RunFigures) -> &TimeDistribution);
 
 const DISTRIBUTIONS: [NamedDistribution; 5] = [
-    ("time to the first token", |run| &run.first_token),
-    ("time to the first token of small steps", |run| &run.small_first_token),
+    ("time to the first token", |run| &run.ttft),
+    ("time to the first token of small steps", |run| &run.small_step_ttft),
     ("step time", |run| &run.step),
     ("session time", |run| &run.session),
-    ("time per token", |run| &run.token),
+    ("time per token", |run| &run.tpot),
 ];
 
 /// Returns notes on unserved steps, on distributions without measurements, and on too few runs.

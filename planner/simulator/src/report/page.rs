@@ -2,12 +2,12 @@
 //! keyboard.
 
 mod bars;
-mod caches;
 mod html;
 mod lines;
 mod policies;
 mod scale;
 mod sections;
+mod tier_policies;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -51,11 +51,11 @@ const SECTIONS: [Section; 12] = [
     ("sweep", "Load sweep", sections::sweep),
     ("latency", "Latency", sections::latency),
     ("memory", "Copies and bytes moved", sections::memory),
-    ("caches", "Cache management", caches::caches),
+    ("tier-policies", "Tier policies", tier_policies::tier_policies),
     ("actions", "Action mix", sections::actions),
     ("time", "Where the time went", sections::step_time),
     ("ablations", "What each part is worth", sections::ablations),
-    ("foretold", "First tokens as foretold", sections::predictions),
+    ("ttft-prediction", "TTFT prediction", sections::predictions),
     ("planning", "Planning overhead", sections::planning),
     ("figures", "Every figure", sections::figures),
     ("definitions", "Definitions", sections::definitions),

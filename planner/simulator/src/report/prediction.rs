@@ -34,9 +34,9 @@ pub struct PredictionQuality {
     /// Number of steps.
     pub steps: usize,
     /// Mean of the predicted seconds.
-    pub foretold_mean: f64,
+    pub predicted_mean: f64,
     /// Mean of the observed seconds.
-    pub seen_mean: f64,
+    pub observed_mean: f64,
     /// Median of `|predicted - observed| / observed`.
     pub error_p50: f64,
     /// 90th percentile of the same.
@@ -46,8 +46,8 @@ pub struct PredictionQuality {
 }
 
 impl PredictionSamples {
-    pub(crate) fn add(&mut self, action: Action, (foretold, seen): (Seconds, Seconds)) {
-        self.0.entry(action).or_default().push(PredictionSample { predicted: foretold.0, observed: seen.0 });
+    pub(crate) fn add(&mut self, action: Action, (predicted, observed): (Seconds, Seconds)) {
+        self.0.entry(action).or_default().push(PredictionSample { predicted: predicted.0, observed: observed.0 });
     }
 
     /// Returns the quality by action name, and for all steps together.
@@ -68,8 +68,8 @@ impl PredictionQuality {
         };
         Self {
             steps,
-            foretold_mean: of(|run| run.foretold_mean),
-            seen_mean: of(|run| run.seen_mean),
+            predicted_mean: of(|run| run.predicted_mean),
+            observed_mean: of(|run| run.observed_mean),
             error_p50: of(|run| run.error_p50),
             error_p90: of(|run| run.error_p90),
             bias_p50: of(|run| run.bias_p50),
@@ -88,8 +88,8 @@ impl PredictionQuality {
         let mean = |of: fn(&PredictionSample) -> f64| pairs.iter().map(of).sum::<f64>() / pairs.len() as f64;
         Some(Self {
             steps: pairs.len(),
-            foretold_mean: mean(|pair| pair.predicted),
-            seen_mean: mean(|pair| pair.observed),
+            predicted_mean: mean(|pair| pair.predicted),
+            observed_mean: mean(|pair| pair.observed),
             error_p50: percentile(&errors, 0.5),
             error_p90: percentile(&errors, 0.9),
             bias_p50,
@@ -104,8 +104,8 @@ mod tests {
     #[test]
     fn prediction_error_and_bias_are_relative_to_the_observed_time() {
         let mut all = PredictionSamples::default();
-        for (foretold, seen) in [(1.0, 2.0), (0.9, 1.0), (1.2, 1.0)] {
-            all.add(Action::ColocatedPrefill, (Seconds(foretold), Seconds(seen)));
+        for (predicted, observed) in [(1.0, 2.0), (0.9, 1.0), (1.2, 1.0)] {
+            all.add(Action::ColocatedPrefill, (Seconds(predicted), Seconds(observed)));
         }
         all.add(Action::ArtifactFetch, (Seconds(3.0), Seconds(1.0)));
         // An observed time of zero has no relative error and does not count.
@@ -115,7 +115,7 @@ mod tests {
         let one = figures["colocated_prefill"];
         assert_eq!(one.steps, 3);
         assert!((one.error_p50 - 0.2).abs() < 1e-9 && (one.error_p90 - 0.5).abs() < 1e-9, "{one:?}");
-        assert!((one.bias_p50 + 0.1).abs() < 1e-9, "half of the steps took longer than was foretold: {one:?}");
+        assert!((one.bias_p50 + 0.1).abs() < 1e-9, "half of the steps took longer than was predicted: {one:?}");
         assert_eq!((figures["artifact_fetch"].bias_p50, figures[ALL_ACTIONS].steps), (2.0, 5));
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
 pub struct StepBreakdown {
     /// Held in the policy's admission queue.
-    pub held_back: f64,
+    pub admission_wait: f64,
     /// Waiting for KV of the prompt from another worker.
     pub fetch: f64,
     /// Queued behind other requests, or waiting for memory.
@@ -20,23 +20,23 @@ pub struct StepBreakdown {
     /// Sending the prompt's KV to the decode worker, or waiting for memory there.
     pub handoff: f64,
     /// Generating the answer.
-    pub answer: f64,
+    pub decode: f64,
 }
 
 impl StepBreakdown {
     /// Names of the parts, in the order of `parts`.
     pub const PARTS: [&str; 8] =
-        ["held back", "fetch", "queue", "restore", "recompute", "compute", "handoff", "answer"];
+        ["admission wait", "fetch", "queue", "restore", "recompute", "compute", "handoff", "decode"];
 
     /// Returns all parts, in chronological order.
     pub fn parts(&self) -> [f64; 8] {
-        let Self { held_back, fetch, queue, restore, recompute, compute, handoff, answer } = *self;
-        [held_back, fetch, queue, restore, recompute, compute, handoff, answer]
+        let Self { admission_wait, fetch, queue, restore, recompute, compute, handoff, decode } = *self;
+        [admission_wait, fetch, queue, restore, recompute, compute, handoff, decode]
     }
 
     fn of(parts: [f64; 8]) -> Self {
-        let [held_back, fetch, queue, restore, recompute, compute, handoff, answer] = parts;
-        Self { held_back, fetch, queue, restore, recompute, compute, handoff, answer }
+        let [admission_wait, fetch, queue, restore, recompute, compute, handoff, decode] = parts;
+        Self { admission_wait, fetch, queue, restore, recompute, compute, handoff, decode }
     }
 
     /// Adds another breakdown.

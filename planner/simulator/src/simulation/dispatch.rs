@@ -126,7 +126,7 @@ impl Simulation<'_> {
             expected_work: self.setup.spec.timing.prefill_time(expected, cached) + self.restoring(&held[prefill], sent),
         };
         let best = if self.shared_pool.is_some() { Tokens::ZERO } else { deepest(held) };
-        dispatch.prediction.iter().for_each(|foretold| self.tally.action(foretold.action));
+        dispatch.prediction.iter().for_each(|prediction| self.tally.action(prediction.action));
         let stages = StageTimes::at_placement((since, self.now), ready);
         self.jobs.push(Some(StepJob::new((at, stages), *dispatch, (lent, best))));
         if answered == DecodeLocation::Remote {

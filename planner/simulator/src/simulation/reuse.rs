@@ -73,10 +73,10 @@ impl ReuseCounter {
             prefill_tokens: self.computed.0,
             saved_tokens: (self.prompt - self.computed).0,
             recomputed_tokens: self.recomputed.0,
-            hit_rate: of(self.local),
+            cache_hit_rate: of(self.local),
             owner_hit_rate: hits(self.owner_hits),
-            best_holder_rate: hits(self.best_holder_hits),
-            fetched_rate: of(self.fetched),
+            best_holder_hit_rate: hits(self.best_holder_hits),
+            prefetched_share: of(self.fetched),
             restored_tokens: self.restored.0,
             restores: RestoreFigures::default(),
         }
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(again, shared - local.min(shared), "what was computed before and not found is computed again");
             let figures = reused.figures();
             assert_eq!(figures.recomputed_tokens, again.0);
-            (figures.owner_hit_rate, figures.best_holder_rate)
+            (figures.owner_hit_rate, figures.best_holder_hit_rate)
         };
         let all = Tokens(u64::MAX);
         assert_eq!(after(all, all), (1.0, 1.0));

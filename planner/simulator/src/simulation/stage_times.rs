@@ -49,14 +49,14 @@ impl StageTimes {
         let restore = prompt * (self.from_host + self.from_disk);
         let recompute = (prompt - restore) * self.recomputed_share;
         StepBreakdown {
-            held_back: span(self.arrived, self.placed),
+            admission_wait: span(self.arrived, self.placed),
             fetch,
             queue: waited - fetch,
             restore,
             recompute,
             compute: prompt - restore - recompute,
             handoff: span(self.computed, self.first_token),
-            answer: span(self.first_token, now),
+            decode: span(self.first_token, now),
         }
     }
 

@@ -65,9 +65,9 @@ impl Simulation<'_> {
         let now = self.now;
         let job = self.job(ticket);
         job.stages.first_token = now;
-        let (at, stages, foretold) = (job.at, job.stages, job.dispatch.prediction);
+        let (at, stages, prediction) = (job.at, job.stages, job.dispatch.prediction);
         self.tally.record_first_token(at, &stages);
-        foretold.iter().for_each(|foretold| self.tally.record_prediction(foretold, now - stages.placed));
+        prediction.iter().for_each(|prediction| self.tally.record_prediction(prediction, now - stages.placed));
     }
 
     /// Starts to send the prompt's KV to the decode worker.

@@ -99,9 +99,9 @@ impl RunTally {
     }
 
     /// Records the time to first token of a step with a prediction.
-    pub(super) fn record_prediction(&mut self, foretold: &StepPrediction, took: Seconds) {
+    pub(super) fn record_prediction(&mut self, predicted: &StepPrediction, took: Seconds) {
         if !self.is_window_closed {
-            self.samples.predictions.add(foretold.action, (foretold.first_token, took));
+            self.samples.predictions.add(predicted.action, (predicted.ttft, took));
         }
     }
 
@@ -160,11 +160,11 @@ impl Simulation<'_> {
             traffic: RunParameters { load: self.setup.load, seed: self.setup.seed, cache: self.driver.cache },
             steps: tally.finished_steps,
             unserved: all - tally.finished_steps,
-            first_token: TimeDistribution::of(tally.samples.first),
-            small_first_token: TimeDistribution::of(tally.samples.small),
+            ttft: TimeDistribution::of(tally.samples.first),
+            small_step_ttft: TimeDistribution::of(tally.samples.small),
             step: TimeDistribution::of(tally.samples.step),
             session: TimeDistribution::of(tally.samples.session),
-            token: TimeDistribution::of(tally.samples.token),
+            tpot: TimeDistribution::of(tally.samples.token),
             reuse: ReuseFigures { restores: tally.samples.restores.mean(), ..tally.reused.figures() },
             memory,
             service,
@@ -176,13 +176,13 @@ impl Simulation<'_> {
         let mean_prompt = share(prompts as f64, self.trace.steps().count() as f64);
         let in_sessions = self.trace.arrivals == ArrivalProcess::AfterDependencies;
         let capacity = self.setup.workers as f64 * self.setup.spec.sizes.device.0 as f64;
-        let (looks, duplicate_factor, session) = self.tally.memory_samples.summary();
+        let (samples, duplicate_factor, session) = self.tally.memory_samples.summary();
         MemoryFigures {
-            looks,
+            samples,
             duplicate_factor,
-            session_bytes: session * self.setup.spec.kv_bytes as f64,
-            sessions_fit: share(capacity, session),
-            kv_bytes_moved: self.links.moved_tokens.0 * self.setup.spec.kv_bytes,
+            active_session_bytes: session * self.setup.spec.kv_bytes as f64,
+            hbm_session_capacity: share(capacity, session),
+            kv_transfer_bytes: self.links.moved_tokens.0 * self.setup.spec.kv_bytes,
             evicted_tokens: self.engines.iter().map(|worker| worker.engine.evicted().0).sum(),
             disk: self.disk(),
             occupancy: if in_sessions { self.setup.load * mean_prompt / capacity } else { 0.0 },
@@ -214,15 +214,15 @@ impl Simulation<'_> {
             seconds: span,
             sessions_over,
             sessions_per_gpu_hour: share(sessions_over as f64, hours),
-            decode_stall: share(usage(|usage| usage.stalled), usage(|usage| usage.decoding)),
-            prefill_use: share(usage(|usage| usage.prefilling), span * workers),
-            busy: share(tally.utilization.busy_seconds, span * workers),
-            gap_use: tally.utilization.gap_utilization(workers),
-            spent: tally.samples.spent.mean_over(tally.samples.step.len()),
-            ahead: self.links.replication.figures,
-            unplanned: self.driver.policy.unplanned_steps(),
+            decode_stall_share: share(usage(|usage| usage.stalled), usage(|usage| usage.decoding)),
+            prefill_utilization: share(usage(|usage| usage.prefilling), span * workers),
+            worker_utilization: share(tally.utilization.busy_seconds, span * workers),
+            gap_utilization: tally.utilization.gap_utilization(workers),
+            step_breakdown: tally.samples.spent.mean_over(tally.samples.step.len()),
+            prefix_replication: self.links.replication.figures,
+            fallback_steps: self.driver.policy.fallback_steps(),
             actions: tally.actions.iter().map(|(action, count)| (action.as_str(), *count)).collect(),
-            foretold: tally.samples.predictions.figures(),
+            ttft_prediction: tally.samples.predictions.figures(),
         }
     }
 }

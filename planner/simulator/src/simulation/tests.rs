@@ -80,9 +80,9 @@ fn conversation_at_one_worker_computes_only_new_tokens() {
     let trace = talk();
     let figures = scripted(&trace, setup(2), &[Dispatch::at(1); 3]).run(&mut |_, _| {});
     let first = [prefill(6_400, 0), prefill(6_400, 6_400), prefill(6_400, 12_800)];
-    near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
+    near(figures.ttft.mean, first.iter().sum::<f64>() / 3.0);
     assert_eq!((figures.steps, figures.unserved, figures.reuse.prefill_tokens), (3, 0, 19_200));
-    near(figures.reuse.hit_rate, (6_400.0 + 12_800.0) / (6_400.0 * 6.0));
+    near(figures.reuse.cache_hit_rate, (6_400.0 + 12_800.0) / (6_400.0 * 6.0));
     near(figures.reuse.owner_hit_rate, 1.0);
     let timing = HardwareProfile::H100_8B.timing;
     let answer = |prompt: f64| 20.0 * (timing.decode_step + timing.context_token * (prompt + 10.0));
@@ -102,9 +102,9 @@ fn fetched_prefix_arrives_before_prefill_and_stays_at_its_source() {
     assert_eq!(world.engines[1].engine.cached_depths(&trace.runs, &steps[2].path).device, Tokens(19_200));
     let figures = world.figures();
     let first = [prefill(6_400, 0), transfer_seconds(6_400) + prefill(6_400, 6_400), prefill(6_400, 12_800)];
-    near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
-    assert_eq!(figures.memory.kv_bytes_moved, 6_400 * HardwareProfile::H100_8B.kv_bytes);
-    near(figures.reuse.fetched_rate, 1.0 / 6.0);
+    near(figures.ttft.mean, first.iter().sum::<f64>() / 3.0);
+    assert_eq!(figures.memory.kv_transfer_bytes, 6_400 * HardwareProfile::H100_8B.kv_bytes);
+    near(figures.reuse.prefetched_share, 1.0 / 6.0);
 }
 
 #[test]
@@ -174,9 +174,9 @@ fn remote_prefill_ships_the_missing_or_the_whole_prompt() {
             prefill(6_400, 6_400) + transfer_seconds(second),
             prefill(6_400, 12_800),
         ];
-        near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
-        assert_eq!(figures.memory.kv_bytes_moved, (6_400 + second) * HardwareProfile::H100_8B.kv_bytes);
-        assert_eq!(figures.service.decode_stall, 0.0);
+        near(figures.ttft.mean, first.iter().sum::<f64>() / 3.0);
+        assert_eq!(figures.memory.kv_transfer_bytes, (6_400 + second) * HardwareProfile::H100_8B.kv_bytes);
+        assert_eq!(figures.service.decode_stall_share, 0.0);
     }
 }
 
@@ -203,13 +203,21 @@ fn every_policy_serves_every_step_deterministically_without_leaks() {
         let (once, again) = (world.figures(), Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {}));
         assert_eq!(once, again, "{kind:?}");
         assert_eq!((once.steps, once.unserved, once.service.sessions_over), (778, 0, 35), "{kind:?}");
-        near(once.service.spent.parts().iter().sum(), once.step.mean);
+        near(once.service.step_breakdown.parts().iter().sum(), once.step.mean);
         let DiskFigures { written_bytes, read_bytes, useful_bytes, .. } = once.memory.disk;
         let is_bound = matches!(kind, PolicyKind::PooledMemory | PolicyKind::Oracle);
         assert_eq!(written_bytes > 0, !is_bound, "{kind:?} has written {written_bytes}");
         assert!(useful_bytes <= read_bytes.min(written_bytes), "{kind:?} {:?}", once.memory.disk);
-        assert!(once.service.spent.parts().iter().all(|part| *part >= 0.0), "{kind:?} {:?}", once.service.spent);
-        assert!((0.0..=1.0).contains(&once.service.busy) && once.service.busy >= once.service.prefill_use, "{kind:?}");
+        assert!(
+            once.service.step_breakdown.parts().iter().all(|part| *part >= 0.0),
+            "{kind:?} {:?}",
+            once.service.step_breakdown
+        );
+        assert!(
+            (0.0..=1.0).contains(&once.service.worker_utilization)
+                && once.service.worker_utilization >= once.service.prefill_utilization,
+            "{kind:?}"
+        );
     }
 }
 
@@ -229,8 +237,8 @@ fn recorded_requests_are_independent_and_load_scales_their_rate() {
     };
     let (slow, quick) = (ends(1.0), ends(1_000.0));
     assert!((60.0..61.0).contains(&slow.service.seconds) && quick.service.seconds < 2.0);
-    near(slow.first_token.p50, prefill(5_120, 0));
-    assert!(quick.first_token.p95 > 1.5 * slow.first_token.p95, "the third request waits for the first one");
+    near(slow.ttft.p50, prefill(5_120, 0));
+    assert!(quick.ttft.p95 > 1.5 * slow.ttft.p95, "the third request waits for the first one");
     assert_eq!(slow.reuse.prefill_tokens, 2 * 5_120 + 1);
 }
 
@@ -326,7 +334,11 @@ fn figures_count_sessions_per_gpu_hour_and_memory_occupancy() {
         .run(&mut |_, _| {});
     near(figures.service.sessions_per_gpu_hour, 3_600.0 / (figures.service.seconds * 2.0 * 4.0));
     near(figures.memory.occupancy, 12_800.0 / (2.0 * 460_000.0));
-    assert_eq!((figures.memory.looks, figures.memory.sessions_fit), (0, 0.0), "three steps are too few to look");
+    assert_eq!(
+        (figures.memory.samples, figures.memory.hbm_session_capacity),
+        (0, 0.0),
+        "three steps are too few to look"
+    );
 }
 
 #[test]
@@ -334,15 +346,16 @@ fn step_time_is_broken_down_by_stage() {
     let trace = talk();
     let fetch = Dispatch { fetch: Some(PrefixFetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
     let remote = Dispatch { prefill: 1, ..Dispatch::at(0) };
-    let spent = scripted(&trace, setup(2), &[Dispatch::at(0), fetch, remote]).run(&mut |_, _| {}).service.spent;
+    let spent =
+        scripted(&trace, setup(2), &[Dispatch::at(0), fetch, remote]).run(&mut |_, _| {}).service.step_breakdown;
     near(spent.fetch, transfer_seconds(6_400) / 3.0);
     near(spent.compute, (prefill(6_400, 0) + prefill(6_400, 6_400) + prefill(6_400, 12_800)) / 3.0);
     // The first worker lacks what the second one has computed.
     near(spent.handoff, transfer_seconds(12_800) / 3.0);
-    assert_eq!((spent.held_back, spent.queue, spent.restore, spent.recompute), (0.0, 0.0, 0.0, 0.0));
+    assert_eq!((spent.admission_wait, spent.queue, spent.restore, spent.recompute), (0.0, 0.0, 0.0, 0.0));
     // The other worker has nothing of the prompt cached.
     let again = scripted(&trace, setup(2), &[Dispatch::at(0), Dispatch::at(1), Dispatch::at(1)]).run(&mut |_, _| {});
-    near(again.service.spent.recompute, prefill(12_800, 0) / 2.0 / 3.0);
+    near(again.service.step_breakdown.recompute, prefill(12_800, 0) / 2.0 / 3.0);
     assert_eq!(again.reuse.recomputed_tokens, 6_400);
 }
 
@@ -350,8 +363,8 @@ fn step_time_is_broken_down_by_stage() {
 fn workers_are_idle_during_the_pauses_of_a_single_session() {
     let trace = talk();
     let figures = scripted(&trace, setup(2), &[Dispatch::at(1); 3]).run(&mut |_, _| {});
-    assert_eq!(figures.service.gap_use, Some(0.0), "a single session is served by nobody while it pauses");
-    near(figures.service.busy, (figures.service.seconds - 20.0) / (2.0 * figures.service.seconds));
+    assert_eq!(figures.service.gap_utilization, Some(0.0), "a single session is served by nobody while it pauses");
+    near(figures.service.worker_utilization, (figures.service.seconds - 20.0) / (2.0 * figures.service.seconds));
 }
 
 #[test]
@@ -362,11 +375,16 @@ fn session_capacity_follows_from_kv_bytes_per_active_session() {
     };
     let (spread, kept, bound) = (run(PolicyKind::RoundRobin), run(PolicyKind::SessionPinning), run(PolicyKind::Oracle));
     let fits = |memory: crate::report::MemoryFigures| {
-        memory.sessions_fit * memory.session_bytes / (2.0 * 400_000.0 * HardwareProfile::H100_8B.kv_bytes as f64)
+        memory.hbm_session_capacity * memory.active_session_bytes
+            / (2.0 * 400_000.0 * HardwareProfile::H100_8B.kv_bytes as f64)
     };
     near(fits(spread), 1.0);
-    assert!(spread.session_bytes > 1.05 * kept.session_bytes, "copies take memory: {spread:?} {kept:?}");
-    assert_eq!((bound.looks, bound.sessions_fit), (0, 0.0), "there is one memory, in which nothing lies twice");
+    assert!(spread.active_session_bytes > 1.05 * kept.active_session_bytes, "copies take memory: {spread:?} {kept:?}");
+    assert_eq!(
+        (bound.samples, bound.hbm_session_capacity),
+        (0, 0.0),
+        "there is one memory, in which nothing lies twice"
+    );
 }
 
 /// Two conversations whose steps alternate.
@@ -416,8 +434,8 @@ fn disk_restores_are_slower_and_counted_apart_from_host_restores() {
     near(split(&disk).disk, tokens / spec.sizes.disk_speed.read);
     assert_eq!((split(&host).disk, split(&disk).host, split(&disk).network), (0.0, 0.0, 0.0));
     near(split(&host).compute, split(&disk).compute);
-    near(disk.service.spent.restore, split(&disk).disk * 3.0 / 5.0);
-    assert!(none.first_token.mean > disk.first_token.mean && disk.first_token.mean > host.first_token.mean);
+    near(disk.service.step_breakdown.restore, split(&disk).disk * 3.0 / 5.0);
+    assert!(none.ttft.mean > disk.ttft.mean && disk.ttft.mean > host.ttft.mean);
     // Every block of the first two steps is read, and written once; what the third steps add is never read.
     let DiskFigures { written_bytes, read_bytes, useful_bytes, dropped_bytes } = disk.memory.disk;
     let kv = |tokens: u64| tokens * spec.kv_bytes;

@@ -26,10 +26,10 @@ pub struct Forks {
 pub struct RepetitionCriteria {
     /// Runs with fewer visits are pruned.
     #[default(2)]
-    pub visits: u32,
-    /// A prefix must be longer than this many tokens.
+    pub min_visits: u32,
+    /// A prefix must have at least this many tokens.
     #[default(1_024)]
-    pub longer_than: u64,
+    pub min_prefix_tokens: u64,
 }
 
 /// Repeated prefixes: the leaves of the prompt tree after pruning rarely visited runs.
@@ -81,14 +81,14 @@ impl VisitCounts {
     }
 
     pub(super) fn repetition(&self, runs: &RunTree, of: RepetitionCriteria, conversations: usize) -> Repetition {
-        let stays = |run: usize| self.counts[run] >= of.visits.max(1);
+        let stays = |run: usize| self.counts[run] >= of.min_visits.max(1);
         let mut inner = vec![false; self.counts.len()];
         for run in (0..self.counts.len()).filter(|run| stays(*run)) {
             if let Some(parent) = runs.parent(RunId(run as u32)) {
                 inner[parent.0 as usize] = true;
             }
         }
-        let long = |run: usize| runs.depth(RunId(run as u32)).0 > of.longer_than;
+        let long = |run: usize| runs.depth(RunId(run as u32)).0 >= of.min_prefix_tokens;
         let prefixes = (0..self.counts.len()).filter(|run| stays(*run) && !inner[*run] && long(*run)).count();
         Repetition { of, prefixes, ratio: prefixes as f64 / conversations.max(1) as f64 }
     }

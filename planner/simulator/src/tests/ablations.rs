@@ -30,15 +30,19 @@ fn taken(figures: &RunFigures, action: &str) -> usize {
 #[test]
 fn ablated_features_are_unused_and_every_step_is_served() {
     let whole = run(PolicyKind::OwnerServe);
-    assert!(taken(&whole, "state_migration") > 0 && whole.reuse.fetched_rate > 0.0, "{:?}", whole.service.actions);
+    assert!(taken(&whole, "state_migration") > 0 && whole.reuse.prefetched_share > 0.0, "{:?}", whole.service.actions);
     let no_fetch = without(Ablation::NoFetch);
-    assert_eq!((no_fetch.reuse.fetched_rate, taken(&no_fetch, "state_migration")), (0.0, 0));
+    assert_eq!((no_fetch.reuse.prefetched_share, taken(&no_fetch, "state_migration")), (0.0, 0));
     assert_eq!(taken(&without(Ablation::NoMigration), "state_migration"), 0);
     assert_eq!(taken(&without(Ablation::NoReplicas), "artifact_fetch"), 0);
     assert_eq!(taken(&without(Ablation::NoRemotePrefill), "remote_prefill"), 0);
     for ablation in Ablation::ALL {
         let figures = without(ablation);
-        assert_eq!((figures.unserved, figures.service.unplanned, figures.steps), (0, 0, whole.steps), "{ablation:?}");
+        assert_eq!(
+            (figures.unserved, figures.service.fallback_steps, figures.steps),
+            (0, 0, whole.steps),
+            "{ablation:?}"
+        );
     }
 }
 
@@ -46,11 +50,11 @@ fn ablated_features_are_unused_and_every_step_is_served() {
 fn wrong_inputs_and_missing_costs_change_the_plans() {
     let whole = run(PolicyKind::OwnerServe);
     for ablation in [
-        Ablation::NoEvictionPrice,
-        Ablation::SlowBelief,
-        Ablation::FastBelief,
-        Ablation::UnevenBelief,
-        Ablation::ToldLength,
+        Ablation::NoEvictionCost,
+        Ablation::UnderestimatedSpeed,
+        Ablation::OverestimatedSpeed,
+        Ablation::UnevenSpeedError,
+        Ablation::KnownOutputLength,
     ] {
         let figures = without(ablation);
         assert_ne!((&figures.step, &figures.service.actions), (&whole.step, &whole.service.actions), "{ablation:?}");
@@ -67,7 +71,12 @@ fn delayed_residency_affects_only_what_the_policy_sees() {
     assert!(pairs().any(|(late, whole)| (&late.reuse, &late.step) != (&whole.reuse, &whole.step)));
     for (late, whole) in pairs() {
         // Nearly everything is known by the time a step arrives.
-        assert!(late.reuse.hit_rate > 0.8 * whole.reuse.hit_rate, "{} {}", late.reuse.hit_rate, whole.reuse.hit_rate);
+        assert!(
+            late.reuse.cache_hit_rate > 0.8 * whole.reuse.cache_hit_rate,
+            "{} {}",
+            late.reuse.cache_hit_rate,
+            whole.reuse.cache_hit_rate
+        );
     }
 }
 

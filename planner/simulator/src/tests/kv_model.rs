@@ -1,4 +1,4 @@
-//! Fleets that serve models in which not every layer keeps every token, under each cache strategy.
+//! Fleets that serve models in which not every layer keeps every token, under each tier policy.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
 use crate::report::RunFigures;
 use crate::trace::{ReplayLimits, Trace};
-use crate::{CacheStrategy, HardwareProfile, KvModel, Simulation, SimulationSetup};
+use crate::{HardwareProfile, KvModel, Simulation, SimulationSetup, TierPolicy};
 
 const HEADS: DenseKv = DenseKv { kv_heads: 8, head_dim: 128, bits: 16 };
 
@@ -28,7 +28,7 @@ fn hybrid() -> AttentionSpec {
 /// Runs a model.
 fn run(
     model: &AttentionSpec,
-    cache: CacheStrategy,
+    cache: TierPolicy,
     (trace, kind): (&Trace, PolicyKind),
     setup: SimulationSetup,
 ) -> RunFigures {
@@ -61,12 +61,12 @@ fn small(host: u64, disk: u64) -> SimulationSetup {
     SimulationSetup { workers: 1, spec, load: 2.0, seed: 1 }
 }
 
-fn run_hybrid(cache: CacheStrategy, setup: SimulationSetup) -> RunFigures {
+fn run_hybrid(cache: TierPolicy, setup: SimulationSetup) -> RunFigures {
     run(&hybrid(), cache, (&alternating_conversations(), PolicyKind::RoundRobin), setup)
 }
 
-fn periodic(tokens: u64) -> CacheStrategy {
-    CacheStrategy::Periodic(Tokens(tokens))
+fn periodic(tokens: u64) -> TierPolicy {
+    TierPolicy::Periodic(Tokens(tokens))
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn explicit_dense_model_matches_the_default_model() {
     let setup = SimulationSetup { workers: 3, spec, load: 8.0, seed: 1 };
     for kind in PolicyKind::ALL {
         let plain = Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {});
-        assert_eq!(run(&dense(), CacheStrategy::Lru, (&trace, kind), setup), plain, "{kind:?}");
+        assert_eq!(run(&dense(), TierPolicy::Lru, (&trace, kind), setup), plain, "{kind:?}");
     }
 }
 
@@ -88,12 +88,12 @@ fn memory_fits_more_sessions_of_a_hybrid_model() {
     spec.sizes.device = Tokens(200_000);
     let of = |model: &AttentionSpec| {
         let setup = SimulationSetup { workers: 2, spec, load: 6.0, seed: 1 };
-        let figures = run(model, CacheStrategy::Lru, (&trace, PolicyKind::SessionPinning), setup);
+        let figures = run(model, TierPolicy::Lru, (&trace, PolicyKind::SessionPinning), setup);
         assert_eq!(figures.unserved, 0);
         figures
     };
     let (dense, hybrid) = (of(&dense()), of(&hybrid()));
-    let times = hybrid.memory.sessions_fit / dense.memory.sessions_fit;
+    let times = hybrid.memory.hbm_session_capacity / dense.memory.hbm_session_capacity;
     assert!((1.5..2.0).contains(&times), "half a token's bytes, and windows with every run: {times}");
     assert!(hybrid.reuse.prefill_tokens < dense.reuse.prefill_tokens);
 }
@@ -102,7 +102,7 @@ fn memory_fits_more_sessions_of_a_hybrid_model() {
 fn worker_memory_bytes_do_not_depend_on_the_model() {
     let mut spec = HardwareProfile::H100_8B;
     (spec.sizes.host, spec.sizes.disk) = (Tokens(10), Tokens(20));
-    let worker = KvModel::new(&hybrid(), CacheStrategy::Lru, spec, &alternating_conversations()).unwrap().worker();
+    let worker = KvModel::new(&hybrid(), TierPolicy::Lru, spec, &alternating_conversations()).unwrap().worker();
     assert_eq!(worker.kv_bytes * 2, spec.kv_bytes);
     let sizes = worker.sizes;
     assert_eq!((sizes.device, sizes.host, sizes.disk), (Tokens(800_000), Tokens(20), Tokens(40)));
@@ -119,21 +119,21 @@ fn restored_steps_recompute_windows_that_were_not_stored() {
             assert_eq!((figures.steps, figures.unserved), (6, 0), "{cache}");
             figures.reuse.recomputed_tokens
         };
-        assert_eq!(again(CacheStrategy::Full), 0);
-        assert_eq!(again(CacheStrategy::Lru), 0, "as the model says, which is all windows");
-        assert_eq!(again(CacheStrategy::Zero), 4 * 2_048, "n_win x L");
+        assert_eq!(again(TierPolicy::Full), 0);
+        assert_eq!(again(TierPolicy::Lru), 0, "as the model says, which is all windows");
+        assert_eq!(again(TierPolicy::NoWindows), 4 * 2_048, "n_win x L");
         // The prefixes end at 6,400 and 7,040 tokens.
         assert_eq!(again(periodic(4_096)), 2 * (2_304 + 2_944));
         assert_eq!(again(periodic(64)), 0);
         assert_eq!(again(periodic(8_192)), 4 * 2_048, "no window is stored so early");
-        assert_eq!(again(CacheStrategy::Hbm), 2 * (6_400 + 7_040), "nothing comes back");
+        assert_eq!(again(TierPolicy::DeviceOnly), 2 * (6_400 + 7_040), "nothing comes back");
     }
 }
 
 #[test]
 fn denser_window_checkpoints_write_more_bytes() {
     let written =
-        [CacheStrategy::Full, periodic(64), periodic(640), periodic(6_400), CacheStrategy::Zero, CacheStrategy::Hbm]
+        [TierPolicy::Full, periodic(64), periodic(640), periodic(6_400), TierPolicy::NoWindows, TierPolicy::DeviceOnly]
             .map(|cache| {
                 let figures = run_hybrid(cache, small(0, 100_000));
                 let disk = figures.memory.disk;
@@ -152,42 +152,42 @@ fn denser_window_checkpoints_write_more_bytes() {
 }
 
 #[test]
-fn cost_strategy_is_close_to_the_best_fixed_strategy() {
-    let fixed = [CacheStrategy::Full, CacheStrategy::Zero, periodic(256), periodic(1_024), periodic(4_096)];
+fn lowest_cost_policy_is_close_to_the_best_fixed_policy() {
+    let fixed = [TierPolicy::Full, TierPolicy::NoWindows, periodic(256), periodic(1_024), periodic(4_096)];
     for (host, disk) in [(100_000, 0), (0, 100_000), (4_000, 100_000)] {
         // Seconds spent waiting for first tokens and writing to disk.
         let seconds = |cache| {
             let figures = run_hybrid(cache, small(host, disk));
             let written = figures.memory.disk.written_bytes as f64 / 3e9;
-            figures.first_token.mean * figures.first_token.count as f64 + written
+            figures.ttft.mean * figures.ttft.count as f64 + written
         };
         let best = fixed.map(seconds).into_iter().fold(f64::INFINITY, f64::min);
-        let (cost, none) = (seconds(CacheStrategy::Cost), seconds(CacheStrategy::Hbm));
+        let (cost, none) = (seconds(TierPolicy::LowestCost), seconds(TierPolicy::DeviceOnly));
         assert!(cost <= 1.03 * best && cost < none, "{host} {disk}: {cost} beside {best} and {none}");
     }
 }
 
 #[test]
-fn cost_strategy_ignores_a_disk_slower_than_computing() {
+fn lowest_cost_policy_ignores_a_disk_slower_than_computing() {
     let mut setup = small(0, 100_000);
     (setup.spec.sizes.disk_speed.read, setup.spec.sizes.disk_speed.write) = (100.0, 1e6);
     let (all, cost, none) = (
-        run_hybrid(CacheStrategy::Full, setup),
-        run_hybrid(CacheStrategy::Cost, setup),
-        run_hybrid(CacheStrategy::Hbm, setup),
+        run_hybrid(TierPolicy::Full, setup),
+        run_hybrid(TierPolicy::LowestCost, setup),
+        run_hybrid(TierPolicy::DeviceOnly, setup),
     );
-    assert!(all.first_token.mean > 10.0 * none.first_token.mean);
-    assert_eq!((cost.first_token, cost.memory.disk.read_bytes), (none.first_token, 0));
+    assert!(all.ttft.mean > 10.0 * none.ttft.mean);
+    assert_eq!((cost.ttft, cost.memory.disk.read_bytes), (none.ttft, 0));
 }
 
 #[test]
-fn every_policy_serves_every_step_under_every_cache_strategy() {
+fn every_policy_serves_every_step_under_every_tier_policy() {
     let trace = sessions().apply_limits(&ReplayLimits::default());
     let mut spec = HardwareProfile::H100_8B;
     (spec.sizes.device, spec.sizes.host, spec.sizes.disk) = (Tokens(90_000), Tokens(30_000), Tokens(100_000));
     let setup = SimulationSetup { workers: 2, spec, load: 6.0, seed: 1 };
     for kind in PolicyKind::ALL {
-        for cache in [CacheStrategy::Hbm, CacheStrategy::Zero, periodic(4_096), CacheStrategy::Cost] {
+        for cache in [TierPolicy::DeviceOnly, TierPolicy::NoWindows, periodic(4_096), TierPolicy::LowestCost] {
             let figures = run(&hybrid(), cache, (&trace, kind), setup);
             assert_eq!((figures.steps, figures.unserved), (778, 0), "{kind:?} {cache}");
             assert_eq!(figures, run(&hybrid(), cache, (&trace, kind), setup), "{kind:?} {cache}");
@@ -196,24 +196,24 @@ fn every_policy_serves_every_step_under_every_cache_strategy() {
 }
 
 #[test]
-fn unsupported_cache_strategy_is_rejected_with_the_accepted_ones() {
+fn unsupported_tier_policy_is_rejected_with_the_accepted_ones() {
     let refused = |model: &AttentionSpec, cache| {
         KvModel::new(model, cache, HardwareProfile::H100_8B, &alternating_conversations())
             .map(|_| ())
             .unwrap_err()
             .to_string()
     };
-    for cache in [CacheStrategy::Full, CacheStrategy::Zero, periodic(64)] {
+    for cache in [TierPolicy::Full, TierPolicy::NoWindows, periodic(64)] {
         let said = refused(&dense(), cache);
-        assert!(said.contains("and the model has none; accepted: hbm, lru, cost"), "{said}");
+        assert!(said.contains("and the model has none; accepted: none, lru, lowest_cost"), "{said}");
     }
     let DenseKv { kv_heads, head_dim, bits } = HEADS;
     let window = LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(128) });
-    let said = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), CacheStrategy::Lru);
+    let said = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), TierPolicy::Lru);
     assert!(said.contains("accepted: at least one that keeps something of every token"), "{said}");
     let said = refused(&hybrid(), periodic(1 << 30));
-    assert!(said.starts_with("the cache management `periodic:1073741824`: checkpoints.every"), "{said}");
-    let chosen = KvModel::new(&dense(), CacheStrategy::Cost, HardwareProfile::H100_8B, &alternating_conversations())
+    assert!(said.starts_with("tier policy `periodic:1073741824`: checkpoints.every"), "{said}");
+    let chosen = KvModel::new(&dense(), TierPolicy::LowestCost, HardwareProfile::H100_8B, &alternating_conversations())
         .unwrap()
         .checkpoints();
     assert_eq!(chosen, CheckpointInterval::Full, "no windows, no cost");

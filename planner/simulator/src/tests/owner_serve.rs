@@ -111,7 +111,7 @@ fn overloaded_owner_permanently_loses_the_session() {
     assert_ne!(moved.decode, home);
     // The KV is sent along: links do not wait for the engine's queue.
     let fetch = Some(PrefixFetch { from: home, until: Tokens(19_200) });
-    let action = moved.prediction.map(|foretold| foretold.action);
+    let action = moved.prediction.map(|prediction| prediction.action);
     assert_eq!((moved.prefill, moved.fetch, action), (moved.decode, fetch, Some(Action::StateMigration)));
     // From now on the new worker owns the session, although the first one still holds most of it.
     let next = talk.next([0, 1, 2].map(|worker| if worker == moved.decode { 4 } else { 3 }));
@@ -170,9 +170,9 @@ fn step_without_a_plan_is_counted() {
         FleetView { now: Seconds::ZERO, workers: &[], spec: &spec, runs: &runs, block: Tokens(64), attention: None };
     let mut policy = PolicyKind::OwnerServe.build(1);
     let at = StepRef { session: 0, step: 0 };
-    assert_eq!(policy.unplanned_steps(), 0);
+    assert_eq!(policy.fallback_steps(), 0);
     policy.place(&PlacementRequest { at, step: &step, is_independent: false, memory_by_worker: &[] }, &fleet);
-    assert_eq!(policy.unplanned_steps(), 1, "nobody is there to plan with");
+    assert_eq!(policy.fallback_steps(), 1, "nobody is there to plan with");
 }
 
 /// Conversations of 41,000 tokens whose tools answer within two seconds, `at_once` of them on two workers that hold
@@ -204,7 +204,9 @@ fn admission_control_queues_steps_instead_of_thrashing() {
     let (waiting, thrashing) =
         (tool_loops(14, PolicyKind::OwnerServe), tool_loops(14, PolicyKind::Ablated(Ablation::NoAdmission)));
     assert_eq!((waiting.steps, thrashing.steps), (480, 480));
-    assert!(waiting.service.spent.held_back > 0.0 && thrashing.service.spent.held_back == 0.0);
+    assert!(
+        waiting.service.step_breakdown.admission_wait > 0.0 && thrashing.service.step_breakdown.admission_wait == 0.0
+    );
     assert!(waiting.reuse.prefill_tokens * 2 < thrashing.reuse.prefill_tokens, "{waiting:?}\n{thrashing:?}");
     assert!(waiting.session.mean * 1.3 < thrashing.session.mean, "{waiting:?}\n{thrashing:?}");
 }
@@ -215,6 +217,6 @@ fn sufficient_memory_causes_almost_no_queueing() {
         (tool_loops(6, PolicyKind::OwnerServe), tool_loops(6, PolicyKind::Ablated(Ablation::NoAdmission)));
     // Steps wait only because of sessions that have ended, until these have been idle long enough: nothing reports
     // their end.
-    assert!(waiting.service.spent.held_back < 0.03, "{waiting:?}");
+    assert!(waiting.service.step_breakdown.admission_wait < 0.03, "{waiting:?}");
     assert!(waiting.session.mean < 1.03 * at_once.session.mean, "{waiting:?}\n{at_once:?}");
 }

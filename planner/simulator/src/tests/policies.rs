@@ -225,7 +225,7 @@ fn ownerserve_keeps_sessions_with_their_state_and_leaves_busy_owners() {
     assert!(own.step.mean < random.step.mean);
     assert_eq!(own.service.actions.values().sum::<usize>(), own.steps);
     assert!(own.service.actions.contains_key("colocated_prefill"), "{:?}", own.service.actions);
-    assert!(own.memory.kv_bytes_moved > 0, "nothing was fetched: {:?}", own.service.actions);
+    assert!(own.memory.kv_transfer_bytes > 0, "nothing was fetched: {:?}", own.service.actions);
 }
 
 #[test]

@@ -25,9 +25,9 @@ struct ReferenceResult {
     owner_hit_rate: f64,
     kv_bytes: u64,
     token_mean: f64,
-    stall: f64,
-    prefill_use: f64,
-    duplicates: f64,
+    decode_stall_share: f64,
+    prefill_utilization: f64,
+    duplicate_factor: f64,
     restored: u64,
 }
 
@@ -48,20 +48,20 @@ impl ReferenceResult {
     fn pairs(&self, ours: &RunFigures) -> [(&'static str, f64, f64); 14] {
         let tokens = |tokens: u64| tokens as f64;
         [
-            ("first token mean", ours.first_token.mean, self.first_token_mean),
-            ("first token p95", ours.first_token.p95, self.first_token_p95),
+            ("first token mean", ours.ttft.mean, self.first_token_mean),
+            ("first token p95", ours.ttft.p95, self.first_token_p95),
             ("step mean", ours.step.mean, self.step_mean),
             ("session mean", ours.session.mean, self.session_mean),
-            ("time per token", ours.token.mean, self.token_mean),
+            ("time per token", ours.tpot.mean, self.token_mean),
             ("prefill tokens", tokens(ours.reuse.prefill_tokens), tokens(self.prefill_tokens)),
-            ("hit rate", ours.reuse.hit_rate, self.hit_rate),
+            ("hit rate", ours.reuse.cache_hit_rate, self.hit_rate),
             // In the reference, a step of which no worker holds anything any more counts as a full hit.
-            ("owner hit rate", ours.reuse.best_holder_rate, self.owner_hit_rate),
+            ("owner hit rate", ours.reuse.best_holder_hit_rate, self.owner_hit_rate),
             ("restored tokens", tokens(ours.reuse.restored_tokens), tokens(self.restored)),
-            ("KV bytes moved", tokens(ours.memory.kv_bytes_moved), tokens(self.kv_bytes)),
-            ("duplicate factor", ours.memory.duplicate_factor, self.duplicates),
-            ("decode stall", ours.service.decode_stall, self.stall),
-            ("prefill use", ours.service.prefill_use, self.prefill_use),
+            ("KV bytes moved", tokens(ours.memory.kv_transfer_bytes), tokens(self.kv_bytes)),
+            ("duplicate factor", ours.memory.duplicate_factor, self.duplicate_factor),
+            ("decode stall", ours.service.decode_stall_share, self.decode_stall_share),
+            ("prefill utilization", ours.service.prefill_utilization, self.prefill_utilization),
             ("steps", ours.steps as f64, self.steps as f64),
         ]
     }

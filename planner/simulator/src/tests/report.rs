@@ -1,11 +1,11 @@
 use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
 use crate::report::{
-    Metric, ReportSubject, RunFigures, SimulationReport, TimeDistribution, cache_table, csv, notes, page,
-    summarize_policies, summary_table, verdict_table, verdicts,
+    Metric, ReportSubject, RunFigures, SimulationReport, TimeDistribution, csv, notes, page, summarize_policies,
+    summary_table, tier_policy_table, verdict_table, verdicts,
 };
 use crate::trace::ReplayLimits;
-use crate::{CacheStrategy, HardwareProfile, Simulation, SimulationSetup};
+use crate::{HardwareProfile, Simulation, SimulationSetup, TierPolicy};
 
 fn run(kind: PolicyKind, seed: u64) -> RunFigures {
     let trace = sessions().apply_limits(&ReplayLimits::default()).shuffled(seed);
@@ -22,7 +22,7 @@ fn as_if(figures: &RunFigures, policy: PolicyKind, seed: u64, step: f64) -> RunF
     let mut other = RunFigures { policy: policy.as_str(), ..figures.clone() };
     other.traffic.seed = seed;
     (other.step, other.session) = (TimeDistribution::of(vec![step]), TimeDistribution::of(vec![10.0 * step]));
-    other.first_token = TimeDistribution::of(vec![step / 2.0]);
+    other.ttft = TimeDistribution::of(vec![step / 2.0]);
     other
 }
 
@@ -35,7 +35,7 @@ fn csv_has_one_row_per_run() {
     assert!(csv.starts_with("policy,load,seed,steps,unserved,ttft_mean_s,"));
     let cell = |name: &str| rows[1][rows[0].iter().position(|column| *column == name).unwrap()];
     assert_eq!((cell("policy"), cell("load"), cell("seed")), ("prefix_affinity", "4", "1"));
-    assert_eq!(cell("ttft_mean_s"), format!("{:.3}", figures.first_token.mean));
+    assert_eq!(cell("ttft_mean_s"), format!("{:.3}", figures.ttft.mean));
     assert_eq!(cell("measured"), figures.step.count.to_string());
 }
 
@@ -108,48 +108,48 @@ fn unserved_steps_are_reported_and_never_win() {
 }
 
 #[test]
-fn cache_strategies_are_reported_apart_and_the_first_is_the_default() {
+fn tier_policies_are_reported_apart_and_the_first_is_the_default() {
     let one = figures();
     let under = |cache, policy, step| {
         let mut other = as_if(&one, policy, 1, step);
-        other.traffic.cache = Some(cache);
+        other.traffic.tier_policy = Some(cache);
         other
     };
     let (own, pinned) = (PolicyKind::OwnerServe, PolicyKind::SessionPinning);
     let runs = vec![
-        under(CacheStrategy::Cost, own, 1.0),
-        under(CacheStrategy::Cost, pinned, 2.0),
-        under(CacheStrategy::Hbm, own, 3.0),
-        under(CacheStrategy::Hbm, pinned, 1.5),
+        under(TierPolicy::LowestCost, own, 1.0),
+        under(TierPolicy::LowestCost, pinned, 2.0),
+        under(TierPolicy::DeviceOnly, own, 3.0),
+        under(TierPolicy::DeviceOnly, pinned, 1.5),
     ];
     let subject = || ReportSubject::new("t".to_owned(), &sessions(), (2, &HardwareProfile::A100_8B));
     let report = SimulationReport::of(subject(), Vec::new(), runs.clone());
     let shown: Vec<_> = report.cells.iter().map(|cell| (cell.policy, cell.mean("step_mean_s").unwrap().mean)).collect();
     assert_eq!(shown, [("ownerserve", 1.0), ("session_pinning", 2.0)]);
     assert!(report.verdicts.iter().all(|verdict| verdict.holds && verdict.theirs.mean > verdict.ours.mean));
-    let table = cache_table(&report.caches);
+    let table = tier_policy_table(&report.tier_policies);
     let names: Vec<_> = table.iter().map(|row| (row[0].as_str(), row[1].as_str(), row[5].as_str())).collect();
-    let cells = [("cost", "ownerserve", "1.000"), ("cost", "session_pinning", "2.000")];
-    let others = [("hbm", "ownerserve", "3.000"), ("hbm", "session_pinning", "1.500")];
+    let cells = [("lowest_cost", "ownerserve", "1.000"), ("lowest_cost", "session_pinning", "2.000")];
+    let others = [("none", "ownerserve", "3.000"), ("none", "session_pinning", "1.500")];
     assert_eq!(names[1..], [cells, others].concat());
-    assert!(report.notes.iter().any(|note| note.contains("are under `cost`")), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| note.contains("are under tier policy `lowest_cost`")), "{:?}", report.notes);
     let text = csv(&runs);
-    assert!(text.lines().next().unwrap().ends_with(",cache") && text.lines().nth(3).unwrap().ends_with(",hbm"));
+    assert!(text.lines().next().unwrap().ends_with(",tier_policy") && text.lines().nth(3).unwrap().ends_with(",none"));
     let page = page(&report);
-    assert!(page.contains("aria-label=\"Cache management\"") && page.contains(">hbm</th>"), "{page}");
+    assert!(page.contains("aria-label=\"Tier policies\"") && page.contains(">none</th>"), "{page}");
     let alone = SimulationReport::of(subject(), Vec::new(), runs[..2].to_vec());
-    assert!(alone.caches.is_empty() && alone.cells.len() == 2, "of one there is nothing to compare");
+    assert!(alone.tier_policies.is_empty() && alone.cells.len() == 2, "of one there is nothing to compare");
 }
 
 #[test]
 fn unmeasured_values_are_reported_and_left_out_of_means() {
     let one = figures();
     let mut empty = as_if(&one, PolicyKind::Dynamo, 2, 3.0);
-    empty.small_first_token = TimeDistribution::default();
+    empty.small_step_ttft = TimeDistribution::default();
     let runs = [as_if(&one, PolicyKind::Dynamo, 1, 3.0), empty];
     let cells = summarize_policies(&runs);
-    let small = cells[0].mean("small_p95_s").unwrap();
-    assert_eq!((small.mean, small.seeds), (one.small_first_token.p95, 1));
+    let small = cells[0].mean("small_step_ttft_p95_s").unwrap();
+    assert_eq!((small.mean, small.seeds), (one.small_step_ttft.p95, 1));
     let told = notes(&runs, &[]).join("; ");
     assert!(
         told.contains("no time to the first token of small steps was measured in dynamo at load 4 with seed 2: `-`"),
@@ -166,7 +166,7 @@ fn independent_requests_have_no_session_times() {
     let rows = r#"{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}"#;
     let setup = SimulationSetup { workers: 1, spec: HardwareProfile::A100_8B, load: 1.0, seed: 1 };
     let run = Simulation::new(&read(rows), PolicyKind::LeastLoaded, setup).unwrap().run(&mut |_, _| {});
-    assert_eq!((run.steps, run.first_token.count, run.session.count, run.small_first_token.count), (1, 1, 0, 0));
+    assert_eq!((run.steps, run.ttft.count, run.session.count, run.small_step_ttft.count), (1, 1, 0, 0));
     assert_eq!(serde_json::to_value(&run).unwrap()["session"]["mean"], serde_json::Value::Null);
     assert_eq!(summary_table(&summarize_policies(&[run]))[1][7], "-");
 }
@@ -175,15 +175,15 @@ fn independent_requests_have_no_session_times() {
 fn json_report_names_every_figure() {
     let json = serde_json::to_value(figures()).unwrap();
     for place in [
-        "/first_token/p95",
-        "/first_token/count",
+        "/ttft/p95",
+        "/ttft/count",
         "/reuse/prefill_tokens",
         "/memory/duplicate_factor",
         "/service/sessions_per_gpu_hour",
     ] {
         assert!(json.pointer(place).is_some_and(serde_json::Value::is_number), "{place}");
     }
-    assert_eq!(json["service"]["unplanned"], 0);
+    assert_eq!(json["service"]["fallback_steps"], 0);
     let occupancy = json["memory"]["occupancy"].as_f64().unwrap();
     assert!((0.1..1.0).contains(&occupancy), "{occupancy}");
 }

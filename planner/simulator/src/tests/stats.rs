@@ -2,7 +2,7 @@ use super::readers::{log, read, sessions};
 use crate::stats::{Percentiles, RepetitionCriteria, TraceStats};
 
 fn of(text: &str) -> TraceStats {
-    TraceStats::of(&read(text), RepetitionCriteria { visits: 2, longer_than: 100 })
+    TraceStats::of(&read(text), RepetitionCriteria { min_visits: 2, min_prefix_tokens: 100 })
 }
 
 fn near(seen: f64, expected: f64) {
@@ -52,9 +52,9 @@ fn repeated_prefixes_are_long_leaves_with_enough_visits() {
     // The first session's first two blocks (128 tokens), and the second session's first prompt.
     assert_eq!(stats.repetition.prefixes, 2);
     near(stats.repetition.ratio, 1.0);
-    let longer = TraceStats::of(&read(FORKED), RepetitionCriteria { visits: 2, longer_than: 128 });
+    let longer = TraceStats::of(&read(FORKED), RepetitionCriteria { min_visits: 2, min_prefix_tokens: 129 });
     assert_eq!(longer.repetition.prefixes, 1);
-    let often = TraceStats::of(&read(FORKED), RepetitionCriteria { visits: 3, longer_than: 10 });
+    let often = TraceStats::of(&read(FORKED), RepetitionCriteria { min_visits: 3, min_prefix_tokens: 10 });
     assert_eq!(often.repetition.prefixes, 1, "only the tools are visited that often");
 }
 

@@ -1,4 +1,4 @@
-//! Bar charts, with one bar per policy or cache strategy and one or more parts per bar.
+//! Bar charts, with one bar per policy or tier policy and one or more parts per bar.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ const ROW_HEIGHT: f64 = 21.0;
 const BAR_HEIGHT: f64 = 15.0;
 
 pub(super) struct Bar {
-    /// Name of the policy or cache strategy.
+    /// Name of the policy or tier policy.
     pub(super) name: Cow<'static, str>,
     /// Parts from left to right; empty if nothing was measured.
     pub(super) parts: Vec<f64>,

@@ -61,7 +61,7 @@ type PercentileSelector = fn(&PolicySummary) -> &Vec<f64>;
 /// Returns the latency distributions of each load.
 pub(super) fn latency(report: &SimulationReport) -> String {
     let kinds: [(&str, PercentileSelector); 2] =
-        [("time to first token", |cell| &cell.first_token), ("step time", |cell| &cell.step)];
+        [("time to first token", |cell| &cell.ttft), ("step time", |cell| &cell.step)];
     let mut html = "<p class=\"soft\">Share of steps that took at most so long.</p><div class=\"grid\">".to_owned();
     for load in report.loads() {
         for (name, curve) in kinds {
@@ -70,7 +70,15 @@ pub(super) fn latency(report: &SimulationReport) -> String {
         }
     }
     let _ = write!(html, "</div>{}", legend(&report.policies()));
-    let names = ["measured", "ttft_mean_s", "ttft_p95_s", "ttft_p99_s", "small_p95_s", "small_p99_s", "step_mean_s"];
+    let names = [
+        "measured",
+        "ttft_mean_s",
+        "ttft_p95_s",
+        "ttft_p99_s",
+        "small_step_ttft_p95_s",
+        "small_step_ttft_p99_s",
+        "step_mean_s",
+    ];
     let names = [&names[..], &["step_p95_s", "session_mean_s", "tpot_mean_ms", "tpot_p99_ms"]].concat();
     html + &collapsible_table("latency", &with_confidence(&report.cells, &names))
 }
@@ -91,8 +99,8 @@ fn distribution(cells: &[&PolicySummary], (name, curve): (&str, PercentileSelect
 pub(super) fn memory(report: &SimulationReport) -> String {
     let mut html = String::new();
     for (name, said, unit) in [
-        ("duplicates", "Duplicate factor: how often the average cached token lies in the fleet", ""),
-        ("moved_gb", "KV moved over links", " GB"),
+        ("duplicate_factor", "Duplicate factor: how often the average cached token lies in the fleet", ""),
+        ("transferred_gb", "KV moved over links", " GB"),
     ] {
         let value = |cell: &PolicySummary| cell.mean(name).map(|mean| mean.mean).into_iter().collect();
         html += &per_load(report, (said, unit), (&[name], value));
@@ -101,17 +109,17 @@ pub(super) fn memory(report: &SimulationReport) -> String {
 }
 
 const MEMORY: [&str; 17] = [
-    "duplicates",
-    "moved_gb",
+    "duplicate_factor",
+    "transferred_gb",
     "prefill_mtok",
     "saved_mtok",
     "recomputed_mtok",
-    "hit",
-    "owner_hit",
-    "best_holder",
-    "fetched",
-    "session_hbm_gb",
-    "sessions_fit",
+    "cache_hit_rate",
+    "owner_hit_rate",
+    "best_holder_hit_rate",
+    "prefetched_share",
+    "active_session_hbm_gb",
+    "hbm_session_capacity",
     "occupancy",
     "restored_mtok",
     "disk_written_gb",
@@ -150,7 +158,7 @@ pub(super) fn step_time(report: &SimulationReport) -> String {
         names.iter().map(part).collect()
     };
     let html = per_load(report, ("Seconds of a step, mean", " s"), (&StepBreakdown::PARTS, parts));
-    let names = [&names[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
+    let names = [&names[..], &["step_mean_s", "decode_stall_share", "worker_utilization", "gap_utilization"]].concat();
     let restores =
         collapsible_table("what first tokens of restored steps waited for", &with_confidence(&report.cells, &RESTORES));
     html + &collapsible_table("where the time went", &with_confidence(&report.cells, &names)) + &restores
@@ -174,16 +182,17 @@ pub(super) fn ablations(report: &SimulationReport) -> String {
 
 /// Returns the prediction quality of the time to first token, by action.
 pub(super) fn predictions(report: &SimulationReport) -> String {
-    let head = ["policy", "load", "action", "steps", "foretold (s)", "seen (s)", "error p50", "error p90", "bias p50"];
+    let head =
+        ["policy", "load", "action", "steps", "predicted (s)", "observed (s)", "error p50", "error p90", "bias p50"];
     let per_cent = |share: f64| format!("{:.1} %", 100.0 * share);
     let cell = |cell: &PolicySummary| -> Vec<Vec<String>> {
         let row = |(action, one): (&&str, &PredictionQuality)| {
             let who = [cell.policy.to_owned(), cell.load.to_string(), (*action).to_owned(), one.steps.to_string()];
-            let means = [one.foretold_mean, one.seen_mean].map(|seconds| format!("{seconds:.3}"));
+            let means = [one.predicted_mean, one.observed_mean].map(|seconds| format!("{seconds:.3}"));
             let offs = [one.error_p50, one.error_p90, one.bias_p50].map(per_cent);
             who.into_iter().chain(means).chain(offs).collect()
         };
-        cell.foretold.iter().map(row).collect()
+        cell.ttft_prediction.iter().map(row).collect()
     };
     let rows: Vec<Vec<String>> = report.cells.iter().flat_map(cell).collect();
     if rows.is_empty() {
@@ -192,7 +201,7 @@ pub(super) fn predictions(report: &SimulationReport) -> String {
     let rows: Vec<Vec<String>> = std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect();
     let said =
         "From being placed to the first token, as it was priced and as it came. A bias below zero flatters an action.";
-    format!("<p class=\"soft\">{said}</p>{}", super::table("First tokens as foretold, by action", &rows))
+    format!("<p class=\"soft\">{said}</p>{}", super::table("TTFT prediction, by action", &rows))
 }
 
 /// Returns the wall-clock time of decisions.

@@ -75,7 +75,7 @@ fn tables_contain_the_values_of_the_plots() {
     let report = report("trace", runs(&[3.0, 6.0]));
     let html = page(&report);
     for cell in &report.cells {
-        for name in ["step_mean_s", "ttft_p95_s", "moved_gb", "prefill_mtok", "measured"] {
+        for name in ["step_mean_s", "ttft_p95_s", "transferred_gb", "prefill_mtok", "measured"] {
             let metric = crate::report::Metric::by_name(name).unwrap();
             let said = format!("<td>{}</td>", cell.mean(name).unwrap().format(metric.digits));
             assert!(html.contains(&said), "{} of {} at {}: {said}", name, cell.policy, cell.load);
@@ -88,28 +88,28 @@ fn tables_contain_the_values_of_the_plots() {
 }
 
 #[test]
-fn cache_strategies_are_plotted_side_by_side() {
-    use crate::cache_strategy::CacheStrategy;
+fn tier_policies_are_plotted_side_by_side() {
+    use crate::tier_policy::TierPolicy;
 
     let all = runs(&[3.0]);
     let under = |cache| {
         let some = all.iter().filter(|run| run.policy != "oracle").cloned();
         some.map(move |mut run| {
-            run.traffic.cache = Some(cache);
+            run.traffic.tier_policy = Some(cache);
             run
         })
     };
     let html = page(&report(
         "trace",
-        under(CacheStrategy::Lru).chain(under(CacheStrategy::Periodic(vocabulary::Tokens(4096)))).collect(),
+        under(TierPolicy::Lru).chain(under(TierPolicy::Periodic(vocabulary::Tokens(4096)))).collect(),
     ));
-    // Three figures for each of two policies, with one bar per strategy.
+    // Three figures for each of two policies, with one bar per tier policy.
     for (said, bars) in [("Step time, mean (s)", 2), ("Time to first token, p95 (s)", 2)] {
-        assert_eq!(count(&html, &format!("aria-label=\"{said} by cache management")), bars, "{said}");
+        assert_eq!(count(&html, &format!("aria-label=\"{said} by tier policy")), bars, "{said}");
     }
     assert_eq!(count(&html, ">periodic:4096</text>"), 3 * 2, "{html}");
     assert_eq!(count(&html, "from host memory</li>"), 1);
-    assert!(!page(&report("trace", under(CacheStrategy::Lru).collect())).contains("by cache management"));
+    assert!(!page(&report("trace", under(TierPolicy::Lru).collect())).contains("by tier policy"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Cache strategies for the tiers below device memory: which tiers exist, and where a hybrid model's windows are stored
+//! Policies of the tiers below device memory: which tiers exist, and where a hybrid model's windows are stored
 //! in them.
 
 use std::str::FromStr;
@@ -9,10 +9,11 @@ use vocabulary::Tokens;
 
 /// How the cache below device memory is managed, independently of the routing policy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::Display)]
-#[strum(serialize_all = "lowercase")]
-pub enum CacheStrategy {
+#[strum(serialize_all = "snake_case")]
+pub enum TierPolicy {
     /// No tiers below device memory.
-    Hbm,
+    #[strum(to_string = "none")]
+    DeviceOnly,
     /// Evicted KV goes to every lower tier; windows are stored as the model's description says.
     Lru,
     /// As `Lru`, with the windows of every token.
@@ -21,46 +22,46 @@ pub enum CacheStrategy {
     #[strum(to_string = "periodic:{0}")]
     Periodic(Tokens),
     /// As `Lru`, without windows: the last n_win x L tokens are recomputed.
-    Zero,
+    NoWindows,
     /// As `Lru`, with windows at the cheapest interval; each prefix is restored in the cheapest way.
-    Cost,
+    LowestCost,
 }
 
-/// The name of no cache strategy.
+/// The name of no tier policy.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
-#[error("there is no cache management `{0}`; accepted: hbm, lru, full, periodic:TOKENS, zero, cost")]
-pub struct UnknownCacheStrategy(pub String);
+#[error("there is no tier policy `{0}`; accepted: none, lru, full, periodic:TOKENS, no_windows, lowest_cost")]
+pub struct UnknownTierPolicy(pub String);
 
-impl CacheStrategy {
+impl TierPolicy {
     /// Returns where windows are stored; none if the model's description or its costs decide.
     pub(crate) fn checkpoints(self) -> Option<CheckpointInterval> {
         match self {
-            Self::Hbm | Self::Lru | Self::Cost => None,
+            Self::DeviceOnly | Self::Lru | Self::LowestCost => None,
             Self::Full => Some(CheckpointInterval::Full),
             Self::Periodic(period) => Some(CheckpointInterval::Every(period)),
-            Self::Zero => Some(CheckpointInterval::None),
+            Self::NoWindows => Some(CheckpointInterval::None),
         }
     }
 }
 
-impl FromStr for CacheStrategy {
-    type Err = UnknownCacheStrategy;
+impl FromStr for TierPolicy {
+    type Err = UnknownTierPolicy;
 
-    fn from_str(word: &str) -> Result<Self, UnknownCacheStrategy> {
-        let unknown = || UnknownCacheStrategy(word.to_owned());
+    fn from_str(word: &str) -> Result<Self, UnknownTierPolicy> {
+        let unknown = || UnknownTierPolicy(word.to_owned());
         let period = |tokens: &str| tokens.parse().ok().filter(|tokens| *tokens > 0).map(Tokens);
         match word {
-            "hbm" => Ok(Self::Hbm),
+            "none" => Ok(Self::DeviceOnly),
             "lru" => Ok(Self::Lru),
             "full" => Ok(Self::Full),
-            "zero" => Ok(Self::Zero),
-            "cost" => Ok(Self::Cost),
+            "no_windows" => Ok(Self::NoWindows),
+            "lowest_cost" => Ok(Self::LowestCost),
             _ => word.strip_prefix("periodic:").and_then(period).map(Self::Periodic).ok_or_else(unknown),
         }
     }
 }
 
-impl Serialize for CacheStrategy {
+impl Serialize for TierPolicy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -71,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cache_strategy_round_trips_through_its_name() {
-        for word in ["hbm", "lru", "full", "periodic:4096", "zero", "cost"] {
-            assert_eq!(word.parse::<CacheStrategy>().unwrap().to_string(), word);
+    fn tier_policy_round_trips_through_its_name() {
+        for word in ["none", "lru", "full", "periodic:4096", "no_windows", "lowest_cost"] {
+            assert_eq!(word.parse::<TierPolicy>().unwrap().to_string(), word);
         }
         for wrong in ["", "periodic", "periodic:", "periodic:0", "periodic:-1", "LRU", "all"] {
-            let error = wrong.parse::<CacheStrategy>().unwrap_err().to_string();
-            assert!(error.ends_with("accepted: hbm, lru, full, periodic:TOKENS, zero, cost"), "{error}");
+            let error = wrong.parse::<TierPolicy>().unwrap_err().to_string();
+            assert!(error.ends_with("accepted: none, lru, full, periodic:TOKENS, no_windows, lowest_cost"), "{error}");
         }
     }
 }

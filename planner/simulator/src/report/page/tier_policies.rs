@@ -1,9 +1,9 @@
-//! Section that compares cache strategies.
+//! Section that compares tier policies.
 
 use super::bars::{Bar, BarChart};
 use super::html::{escaped, figure};
 use super::scale::AxisScale;
-use crate::report::{PolicySummary, SimulationReport, cache_table};
+use crate::report::{PolicySummary, SimulationReport, tier_policy_table};
 
 /// Plots: title, and for each part its figure and name.
 const PLOTS: [(&str, &[(&str, &str)]); 3] = [
@@ -12,13 +12,13 @@ const PLOTS: [(&str, &[(&str, &str)]); 3] = [
     ("Restoring, all steps together (s)", &[("restore_host_s", "from host memory"), ("restore_disk_s", "from disk")]),
 ];
 
-/// Returns the plots of each policy at each load for every requested strategy, then the table.
-pub(super) fn caches(report: &SimulationReport) -> String {
-    if report.caches.is_empty() {
-        return "<p>One only: <code>--cache hbm,lru,cost</code> runs every policy under each.</p>".to_owned();
+/// Returns the plots of each policy at each load under every requested tier policy, then the table.
+pub(super) fn tier_policies(report: &SimulationReport) -> String {
+    if report.tier_policies.is_empty() {
+        return "<p>Only one tier policy was simulated; <code>--tier-policy none,lru,lowest_cost</code> runs every policy under each.</p>".to_owned();
     }
     let plots: String = PLOTS.iter().map(|(said, parts)| plot(report, said, parts)).collect();
-    plots + &super::table("Cache management", &cache_table(&report.caches))
+    plots + &super::table("Tier policies", &tier_policy_table(&report.tier_policies))
 }
 
 fn plot(report: &SimulationReport, said: &str, parts: &[(&str, &str)]) -> String {
@@ -28,16 +28,18 @@ fn plot(report: &SimulationReport, said: &str, parts: &[(&str, &str)]) -> String
     };
     let names: Vec<&str> = parts.iter().map(|(_, name)| *name).collect();
     let bars = BarChart {
-        title: format!("{said} by cache management; the table below has the values"),
+        title: format!("{said} by tier policy; the table below has the values"),
         parts: &names,
         unit: " s",
-        scale: AxisScale::from_zero(report.caches.iter().map(|cell| values(cell).iter().sum())),
+        scale: AxisScale::from_zero(report.tier_policies.iter().map(|cell| values(cell).iter().sum())),
     };
     let legend = super::sections::legend_of(&bars);
     let mut html = format!("<h3>{}</h3>{legend}<div class=\"grid\">", escaped(said));
     for (policy, load) in report.cells.iter().map(|cell| (cell.policy, cell.load)) {
-        let here = report.caches.iter().filter(|cell| cell.policy == policy && cell.load.total_cmp(&load).is_eq());
-        let name = |cell: &PolicySummary| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string()).into();
+        let here =
+            report.tier_policies.iter().filter(|cell| cell.policy == policy && cell.load.total_cmp(&load).is_eq());
+        let name =
+            |cell: &PolicySummary| cell.tier_policy.map_or_else(|| "-".to_owned(), |cache| cache.to_string()).into();
         let rows: Vec<Bar> = here.map(|cell| Bar { name: name(cell), parts: values(cell) }).collect();
         html += &figure(&format!("{policy} at {load} {}", report.subject.load_is), &bars.plot(&rows));
     }

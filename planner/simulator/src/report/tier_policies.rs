@@ -1,4 +1,4 @@
-//! Comparison of cache strategies: every policy at every load under each.
+//! Comparison of tier policies: every policy at every load under each.
 
 use super::PolicySummary;
 use super::cells::with_confidence;
@@ -16,12 +16,12 @@ const FIGURES: [&str; 13] = [
     "disk_written_gb",
     "disk_read_gb",
     "write_amplification",
-    "sessions_fit",
+    "hbm_session_capacity",
 ];
 
 /// Returns one row per cell after a header row; `-` if nothing was measured.
-pub fn cache_table(cells: &[PolicySummary]) -> Vec<Vec<String>> {
-    let cache = |cell: &PolicySummary| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
-    let caches = std::iter::once("cache".to_owned()).chain(cells.iter().map(cache));
+pub fn tier_policy_table(cells: &[PolicySummary]) -> Vec<Vec<String>> {
+    let cache = |cell: &PolicySummary| cell.tier_policy.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
+    let caches = std::iter::once("tier_policy".to_owned()).chain(cells.iter().map(cache));
     caches.zip(with_confidence(cells, &FIGURES)).map(|(cache, row)| [vec![cache], row].concat()).collect()
 }
