@@ -121,7 +121,7 @@ pub enum MemberError {
     /// The voter that was to take over the leadership did not do so.
     #[error(
         "the leader would vote no more, and node {heir} was asked to lead first and did not within {secs} s; nobody's vote \
-         was changed. Let a voter that stays lead (`move-leader`), then ask again"
+         was changed. Let a voter that stays lead (`ownerserve ctl member transfer-leader`), then ask again"
     )]
     NotTakenOver {
         /// Voter that was to take over.

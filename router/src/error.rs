@@ -170,7 +170,7 @@ pub enum ApiError {
     },
     /// Every worker that could serve this ignores cache salts, while tenants must be isolated.
     #[error(
-        "No worker for the model '{model}' may serve requests: none that could has proved that it honours cache_salt, which keeps tenants' caches apart. The operator of this endpoint finds the cause with ctl alarm; see auth.prove_salts."
+        "No worker for the model '{model}' may serve requests: none that could has proved that it honours cache_salt, which keeps tenants' caches apart. The operator of this endpoint finds the cause with `ctl alarms list`; see auth.prove_salts."
     )]
     SaltsIgnored {
         /// The requested model.

@@ -1,5 +1,5 @@
 //! Exposed listeners, which strangers on the network can use or overhear: logged at start, and shown in red by
-//! `ctl status`.
+//! `ctl cluster status`.
 //!
 //! Decides from the configuration alone and refuses nothing: a firewall or a proxy in front may make it safe.
 

@@ -135,7 +135,7 @@ async fn change_voters(core: &NodeCore, voters: &BTreeSet<NodeId>, next: BTreeSe
     if let Some(heir) = heir().filter(|_| !stays)
         && transfer_and_wait(core, heir).await.is_err()
     {
-        tracing::warn!(%heir, "this node votes no more and leads still; `move-leader` lets a voter lead");
+        tracing::warn!(successor = %heir, "this node is no voter any more and still leads; `ownerserve ctl member transfer-leader` lets a voter lead");
     }
     Ok(())
 }

@@ -4,22 +4,37 @@ mod members;
 
 use std::collections::BTreeSet;
 
+use clap::Subcommand;
 use serde_json::{Value, json};
 
 use super::client::OperatorClient;
-use super::endpoints::{DIFFERENT_CLUSTERS, clusters, query_all};
+use super::endpoints::{CLUSTER_MISMATCH, clusters, query_all};
 use super::error::CtlError;
 use super::lists::fetch_all;
 use super::output::OutputFormat;
 use super::table::{cell_text, table};
 use members::{member_alarms, observe_members};
 
+/// Alarms: everything that needs an operator's attention.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum AlarmsCommand {
+    /// Lists the alarms of all endpoints, each with what to do; exit code 5 if there are any.
+    List,
+}
+
+impl AlarmsCommand {
+    pub(crate) async fn run(self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+        let Self::List = self;
+        list(client, output).await
+    }
+}
+
 /// Prints all alarms.
-pub(crate) async fn alarms(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let found = collect_alarms(client, output).await?;
     output.print(&found, || match found.as_slice() {
-        [] => "nothing\n".into(),
-        found => table("OF /of, ALARM /alarm, WHAT /what", found),
+        [] => "no alarms\n".into(),
+        found => table("TARGET /target, ALARM /alarm, MESSAGE /message", found),
     });
     if found.is_empty() { Ok(()) } else { Err(CtlError::Alarms(found.len())) }
 }
@@ -53,8 +68,8 @@ async fn collect_alarms(client: &OperatorClient, output: OutputFormat) -> Result
     for lease in list_or_alarm("leases", leases, &mut found) {
         let endpoint = cell_text(lease.get("endpoint"));
         let what = format!(
-            "no router reached it within its lease, so that others may take what it owned: start it, or `ctl workers retire \
-             {endpoint}` where it is gone for good"
+            "no router reached the worker before its lease expired, so that others may take what it owned: start it, or \
+             run `ctl worker retire {endpoint}` if it is gone for good"
         );
         found.push(alarm(&endpoint, "lease_expired", &what));
     }
@@ -62,31 +77,31 @@ async fn collect_alarms(client: &OperatorClient, output: OutputFormat) -> Result
 }
 
 const UNREACHABLE: &str =
-    "it does not answer its probes: see that the engine runs and that this router reaches its URL";
+    "the worker does not answer health probes: check that the engine runs and that this router reaches its URL";
 
 /// Returns the worst alarm of a worker.
 fn worker_alarm(worker: &Value) -> Option<Value> {
     let of = cell_text(worker.get("endpoint"));
-    let doubt = worker["doubt"].as_str().unwrap_or("it will say why at the next look");
+    let doubt = worker["doubt"].as_str().unwrap_or("the reason is not known yet; list the alarms again");
     let sources = &worker["event_sources"];
     let is_heard = sources["connected"].as_u64() >= sources["configured"].as_u64();
     Some(match (worker["health"].as_str(), worker["knowledge"].as_str()) {
         (Some("unreachable"), _) => alarm(&of, "worker_unreachable", UNREACHABLE),
         _ if worker["ejected"].is_object() => {
             let why = format!(
-                "requests fail there ({}), so that only trials go there: see its log and its accelerator",
+                "requests at the worker fail ({}), so that it gets only probes: check its log and its accelerator",
                 cell_text(worker["ejected"].get("cause"))
             );
             alarm(&of, "worker_ejected", &why)
         }
         (Some("draining"), _) => {
-            let what = format!("an operator drains it; `ctl workers undrain {of}` takes it back into service");
+            let what = format!("an operator drains the worker; `ctl worker undrain {of}` takes it back into service");
             alarm(&of, "worker_draining", &what)
         }
-        (_, Some("degraded")) if !is_heard => alarm(&of, "events_not_heard", doubt),
-        (_, Some("degraded")) => alarm(&of, "degraded", doubt),
+        (_, Some("degraded")) if !is_heard => alarm(&of, "kv_events_disconnected", doubt),
+        (_, Some("degraded")) => alarm(&of, "kv_index_degraded", doubt),
         (_, Some("fallback")) => {
-            alarm(&of, "fallback", &format!("its blocks are guessed from what was routed there: {doubt}"))
+            alarm(&of, "kv_index_approximate", &format!("its blocks are estimated from routed requests: {doubt}"))
         }
         _ => return cost_drift_alarm(&of, &worker["foretold"]),
     })
@@ -96,17 +111,17 @@ fn worker_alarm(worker: &Value) -> Option<Value> {
 fn cost_drift_alarm(of: &str, foretold: &Value) -> Option<Value> {
     let off = foretold["off"].as_str()?;
     let what = format!(
-        "its first tokens come {off}: {:.1} times what prices say. See whether somebody else uses it, its clocks were \
-         lowered, or its profile is another GPU's; prices learn meanwhile",
+        "its times to first token are {:.1} times the predicted ones ({off}). Check whether others use the worker, its \
+         GPU clocks were lowered, or its profile is another GPU's; predictions adapt meanwhile",
         foretold["ratio"].as_f64().unwrap_or_default()
     );
-    Some(alarm(of, "mispriced", &what))
+    Some(alarm(of, "worker_cost_drift", &what))
 }
 
 /// Returns a list's items. A failed list becomes an alarm itself and does not hide other alarms.
 fn list_or_alarm(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut Vec<Value>) -> Vec<Value> {
     answer.unwrap_or_else(|error| {
-        found.push(alarm(name, "not_listed", &error.to_string()));
+        found.push(alarm(name, "list_failed", &error.to_string()));
         Vec::new()
     })
 }
@@ -115,7 +130,7 @@ fn list_or_alarm(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut V
 fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     let of = cell_text(node.get("endpoint"));
     if let Some(error) = node["error"].as_str() {
-        return vec![alarm(&of, "unreachable", error)];
+        return vec![alarm(&of, "endpoint_unreachable", error)];
     }
     if let Some(degraded) = ready["answer"]["degraded"].as_array() {
         // A node with a failed log hears no leader, even if the others have one.
@@ -129,16 +144,20 @@ fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     let mut found = Vec::new();
     match ready["error"].as_str() {
         Some(error) if ready["word"] == "not_ready" => found.push(alarm(&of, "not_ready", error)),
-        Some(error) => found.push(alarm(&of, "unreachable", error)),
+        Some(error) => found.push(alarm(&of, "endpoint_unreachable", error)),
         None => {}
     }
     let ledger = |cause: &str, detail: &str| json!({"what": "ledger", "cause": cause, "detail": detail});
     if node["answer"]["removed"] == true {
-        let detail = "it was removed from the cluster and only serves its last view; stop it, or start it with an empty \
-                      data directory and --join";
+        let detail = "the node was removed from the cluster and only serves its last view; stop it, or start it with an \
+                      empty data directory and --join";
         found.push(degradation_alarm(&of, &ledger("removed", detail), leader));
     } else if node["answer"]["stale"] == true {
-        found.push(degradation_alarm(&of, &ledger("no_quorum", "serving goes on with the last view"), leader));
+        found.push(degradation_alarm(
+            &of,
+            &ledger("no_quorum", "requests are served with the last view of the ledger"),
+            leader,
+        ));
     }
     found
 }
@@ -153,24 +172,24 @@ fn degradation_alarm(of: &str, line: &Value, leader: Option<u64>) -> Value {
     };
     let advice = match (&*room, &*cause) {
         ("ledger", "no_quorum") => match leader {
-            Some(leader) => {
-                &*format!("it hears no leader, and node {leader} leads others: see that they reach each other")
-            }
-            None => "no leader is known: see that most voters run and reach each other",
+            Some(leader) => &*format!(
+                "node {leader} leads other nodes, but this one does not reach it: check the network between them"
+            ),
+            None => "no leader is known: check that most voters run and reach each other",
         },
-        ("ledger", "failed") => "see first that its disk is sound and has room; the log of the process has the cause",
-        ("soft_state", "other_secret") => "give all routers the same one; after a change this ends a minute later",
+        ("ledger", "failed") => "check that its disk works and has space; the log of the process has the reason",
+        ("soft_state", "other_secret") => "give all routers the same secret; the alarm ends a minute after the change",
         ("soft_state", _) => {
-            "until it answers each router counts and remembers for itself: see that Redis runs and that `soft_state.redis` \
-             names it"
+            "until it answers, each router has only its own limits and cache: check that Redis runs and that \
+             `soft_state.redis` is its URL"
         }
         ("workers", "ejected") => {
-            "see the log and the accelerator of each: it answers its probes and fails what it is asked"
+            "check the log and the accelerator of each: they answer health probes, and their requests fail"
         }
-        ("files", _) => "put it right: it is tried every few seconds",
+        ("files", _) => "correct the file; it is read again every few seconds",
         ("audit", _) => "free space in its data directory; writes of operators are refused until then",
         ("identity", "distrusted") => {
-            "steps cost more and stay right; keep the log of the process, it is an error to be reported"
+            "responses stay correct and cost more; keep the log of the process and report the error"
         }
         _ => "",
     };
@@ -185,16 +204,16 @@ fn cluster_mismatch_alarms(answers: &[Value]) -> Vec<Value> {
         return Vec::new();
     }
     let what = |cluster: &String| {
-        format!("it belongs to {cluster}, and other endpoints to another cluster: they share nothing")
+        format!("it belongs to cluster {cluster}, and other endpoints to another one: they share nothing")
     };
     let of = |(cluster, endpoints): (&String, &BTreeSet<String>)| {
-        endpoints.iter().map(|endpoint| alarm(endpoint, DIFFERENT_CLUSTERS, &what(cluster))).collect::<Vec<_>>()
+        endpoints.iter().map(|endpoint| alarm(endpoint, CLUSTER_MISMATCH, &what(cluster))).collect::<Vec<_>>()
     };
     found.iter().flat_map(of).collect()
 }
 
-fn alarm(of: &str, alarm: &str, what: &str) -> Value {
-    json!({"of": of, "alarm": alarm, "what": what})
+fn alarm(target: &str, alarm: &str, message: &str) -> Value {
+    json!({"target": target, "alarm": alarm, "message": message})
 }
 
 #[cfg(test)]
@@ -215,12 +234,12 @@ mod tests {
         let ready = |all: &[Value]| json!({"endpoint": "http://a", "answer": {"degraded": all}});
         let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("ledger", "failed")]), Some(2));
         assert_eq!(alarm_names(&found), ["ledger_failed"]);
-        assert!(cell_text(found[0].get("what")).contains("disk"), "{found:?}");
+        assert!(cell_text(found[0].get("message")).contains("disk"), "{found:?}");
         let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("soft_state", "down")]), Some(2));
         assert_eq!(alarm_names(&found), ["no_quorum", "soft_state_down"]);
-        assert!(cell_text(found[0].get("what")).contains("node 2 leads others"), "{found:?}");
+        assert!(cell_text(found[0].get("message")).contains("node 2 leads other nodes"), "{found:?}");
         let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum")]), None);
-        assert!(cell_text(found[0].get("what")).contains("no leader is known"), "{found:?}");
+        assert!(cell_text(found[0].get("message")).contains("no leader is known"), "{found:?}");
         let silent =
             json!({"endpoint": "http://a", "error": "Not ready (not_ready): No worker answers.", "word": "not_ready"});
         assert_eq!(alarm_names(&node_alarms(&node, &silent, None)), ["not_ready", "no_quorum"]);
@@ -232,24 +251,25 @@ mod tests {
             json!({"endpoint": "http://a", "health": health, "knowledge": knowledge, "doubt": "see to it",
                    "event_sources": {"configured": 2, "connected": connected}})
         };
-        let told =
-            |worker| worker_alarm(&worker).map(|found| (cell_text(found.get("alarm")), cell_text(found.get("what"))));
+        let told = |worker| {
+            worker_alarm(&worker).map(|found| (cell_text(found.get("alarm")), cell_text(found.get("message"))))
+        };
         let is = |name: &str, what: &str| Some((name.to_owned(), what.to_owned()));
         assert_eq!(told(worker("ready", "exact", 2)), None);
-        assert_eq!(told(worker("ready", "degraded", 2)), is("degraded", "see to it"));
-        assert_eq!(told(worker("ready", "degraded", 1)), is("events_not_heard", "see to it"));
-        let guessed = "its blocks are guessed from what was routed there: see to it";
-        assert_eq!(told(worker("ready", "fallback", 0)), is("fallback", guessed));
+        assert_eq!(told(worker("ready", "degraded", 2)), is("kv_index_degraded", "see to it"));
+        assert_eq!(told(worker("ready", "degraded", 1)), is("kv_events_disconnected", "see to it"));
+        let guessed = "its blocks are estimated from routed requests: see to it";
+        assert_eq!(told(worker("ready", "fallback", 0)), is("kv_index_approximate", guessed));
         let gone = UNREACHABLE;
         assert_eq!(told(worker("unreachable", "degraded", 1)), is("worker_unreachable", gone));
     }
 
     #[test]
     fn unavailable_list_does_not_hide_other_alarms() {
-        let mut found = vec![alarm("a", "degraded", "so it is")];
+        let mut found = vec![alarm("a", "kv_index_degraded", "so it is")];
         assert!(list_or_alarm("leases", Err(CtlError::EndpointsUnanswered("http://a".into())), &mut found).is_empty());
-        assert_eq!(alarm_names(&found), ["degraded", "not_listed"]);
-        assert!(cell_text(found[1].get("what")).contains("http://a"));
+        assert_eq!(alarm_names(&found), ["kv_index_degraded", "list_failed"]);
+        assert!(cell_text(found[1].get("message")).contains("http://a"));
     }
 
     fn client(front: &TestRouter) -> OperatorClient {
@@ -265,7 +285,7 @@ mod tests {
         let front = start_router_at(&[worker.url()], &[&format!("models.tiny.text={:?}", folder.path())]).await;
         let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
         assert_eq!(alarm_names(&found)[0], "identity_template", "{found:?}");
-        let what = cell_text(found[0].get("what"));
+        let what = cell_text(found[0].get("message"));
         assert!(
             what.contains("chat_template.jinja, renders nothing of what is said")
                 && what.contains("start the router again")
@@ -287,7 +307,7 @@ mod tests {
         assert!(alarms().await.is_empty());
         crate::pipeline::guardrail_enforcement::tests::slow_down_action(&front.gateway, planner::Action::ArtifactFetch);
         let found = alarms().await;
-        let what = cell_text(found[0].get("what"));
+        let what = cell_text(found[0].get("message"));
         assert_eq!(alarm_names(&found), ["guardrail_action_slower"]);
         assert!(what.contains("artifact_fetch made sessions slower") && what.contains("`disabled` of PUT"), "{what}");
     }
@@ -306,7 +326,7 @@ mod tests {
         })
         .await;
         let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
-        let whats: Vec<_> = found.iter().map(|alarm| cell_text(alarm.get("what"))).collect();
+        let whats: Vec<_> = found.iter().map(|alarm| cell_text(alarm.get("message"))).collect();
         assert_eq!(alarm_names(&found)[0], "ledger_folder_gone", "{found:?}");
         assert!(
             alarm_names(&found)[1].starts_with("soft_state_") && whats[1].contains("soft_state.redis"),

@@ -2,9 +2,11 @@
 
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 
 use crate::config::WorkerUrl;
+use crate::pipeline::routing::RoutingMode;
 
 /// A worker, by its id or its URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
@@ -12,7 +14,7 @@ pub(crate) struct WorkerArg(pub(crate) WorkerId);
 
 /// The text does not name a worker.
 #[derive(Debug, thiserror::Error)]
-#[error("accepted is its URL, or w- and 16 hexadecimal digits, as `ctl workers` shows both")]
+#[error("accepted is its URL, or w- and 16 hexadecimal digits, as `ctl worker list` shows both")]
 pub(crate) struct WorkerArgError;
 
 impl FromStr for WorkerArg {
@@ -67,6 +69,35 @@ impl FromStr for EpochArg {
             position: position.parse().map_err(|_| EpochArgError)?,
         };
         Ok(Self(epoch))
+    }
+}
+
+/// Who decides where steps go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ModeArg {
+    /// The planner.
+    Active,
+    /// The bypass policy; plans are made and recorded.
+    Shadow,
+    /// The bypass policy; nothing is planned.
+    Bypass,
+}
+
+impl ModeArg {
+    /// Returns the mode as the API writes it.
+    pub(crate) fn routing_mode(self) -> RoutingMode {
+        match self {
+            Self::Active => RoutingMode::Own,
+            Self::Shadow => RoutingMode::Shadow,
+            Self::Bypass => RoutingMode::Sticky,
+        }
+    }
+}
+
+impl std::fmt::Display for ModeArg {
+    /// Writes the API's word.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.routing_mode().as_ref())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Cluster commands: status, state digests, members.
+//! Cluster commands: status, state hashes, members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,59 +11,94 @@ use super::endpoints::{check_one_cluster, print_responses, query_all, worst_fail
 use super::error::CtlError;
 use super::output::{ColorMode, OutputFormat, note, print_text};
 use super::table::{ColumnSpec, cell_text, lines, table};
-use super::writes::{delete, post};
+use super::watch::{WatchArgs, watch};
+use super::writes::{self, delete, post, put};
 
-/// What is done with members.
+/// Members: the nodes of the cluster.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum MemberCommand {
-    /// Lists the nodes.
+    /// Lists the members.
     List,
-    /// Prints how a new node joins. Nothing has to be prepared: it gets its id from the ledger and begins as a learner.
-    Add,
-    /// Makes learners voters, all in one step: one voter and two learners make a cluster of three.
+    /// Prints the command with which a new node joins. It gets its id from the ledger and joins as a learner.
+    JoinCommand,
+    /// Promotes learners to voters, all in one membership change: one voter and two learners become three voters.
     Promote {
-        /// Their node ids.
+        /// Node ids of the learners.
         #[arg(required = true)]
         nodes: Vec<u64>,
     },
-    /// Makes voters learners, all in one step.
+    /// Demotes voters to learners, all in one membership change.
     Demote {
-        /// Their node ids.
+        /// Node ids of the voters.
         #[arg(required = true)]
         nodes: Vec<u64>,
     },
-    /// Puts a learner into a voter's place, in one step: how a lost voter is replaced.
+    /// Replaces a voter by a learner in one membership change, as after the loss of a voter.
     Replace {
-        /// The voter's node id.
+        /// Node id of the voter.
         old: u64,
-        /// The learner's node id.
+        /// Node id of the learner.
         new: u64,
     },
-    /// Takes a node out for good; its id never comes back.
+    /// Removes a node for good; its id is never used again.
     Remove {
         /// Its node id.
         node: u64,
     },
+    /// Transfers the leadership to another voter.
+    TransferLeader {
+        /// Node id of the new leader.
+        node: u64,
+    },
 }
 
-const MEMBER_COLUMNS: ColumnSpec = "NODE /node, ADDRESS /address, STANDING /standing, LEADER /is_leader, ANSWERS /answers, \
-        LEVEL FROM /levels/lowest, TO /levels/highest, MATCHED /matched, CLUSTER /cluster, \
-        TROUBLE /trouble";
+/// The cluster as a whole.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Shows every endpoint's view of the cluster.
+    Status,
+    /// Compares the state hashes of all endpoints; at one revision they are equal.
+    Verify,
+    /// Prints changes as they happen.
+    Watch(WatchArgs),
+    /// Raises the feature level of the cluster; it cannot be lowered again.
+    RaiseFeatureLevel {
+        /// The level.
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        level: u32,
+    },
+}
 
-pub(crate) async fn member(
-    client: &OperatorClient,
-    command: &MemberCommand,
-    output: OutputFormat,
-) -> Result<(), CtlError> {
-    let request = match command {
-        MemberCommand::List => return list(client, output).await,
-        MemberCommand::Add => return how_to_join(client, output).await,
-        MemberCommand::Promote { nodes } => post("cluster/members/promote", json!({"nodes": nodes})),
-        MemberCommand::Demote { nodes } => post("cluster/members/demote", json!({"nodes": nodes})),
-        MemberCommand::Replace { old, new } => post("cluster/members/replace", json!({"old": old, "new": new})),
-        MemberCommand::Remove { node } => delete(format!("cluster/members/{node}")),
-    };
-    super::writes::run(client, request, output).await
+impl ClusterCommand {
+    pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+        match self {
+            Self::Status => status(client, output).await,
+            Self::Verify => verify(client, output).await,
+            Self::Watch(args) => watch(client, args, output).await,
+            Self::RaiseFeatureLevel { level } => {
+                writes::run(client, put("cluster/level", json!({"level": level})), output).await
+            }
+        }
+    }
+}
+
+const MEMBER_COLUMNS: ColumnSpec = "NODE /node, ADDRESS /address, ROLE /standing, LEADER /is_leader, REACHABLE /answers, \
+        FEATURE LEVEL MIN /levels/lowest, MAX /levels/highest, MATCHED INDEX /matched, CLUSTER /cluster, \
+        LAST ERROR /trouble";
+
+impl MemberCommand {
+    pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+        let request = match self {
+            Self::List => return list(client, output).await,
+            Self::JoinCommand => return join_command(client, output).await,
+            Self::Promote { nodes } => post("cluster/members/promote", json!({"nodes": nodes})),
+            Self::Demote { nodes } => post("cluster/members/demote", json!({"nodes": nodes})),
+            Self::Replace { old, new } => post("cluster/members/replace", json!({"old": old, "new": new})),
+            Self::Remove { node } => delete(format!("cluster/members/{node}")),
+            Self::TransferLeader { node } => post("cluster/leader", json!({"node": node})),
+        };
+        writes::run(client, request, output).await
+    }
 }
 
 /// Prints the members of each cluster, from its leader's endpoint or else from the first that answers.
@@ -74,7 +109,7 @@ async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlEr
         return Err(error);
     }
     for answer in silent {
-        output.note(&format!("not asked: {}", cell_text(answer.get("error"))));
+        output.note(&format!("no answer: {}", cell_text(answer.get("error"))));
     }
     let mut best = BTreeMap::<String, &Value>::new();
     for answer in told {
@@ -100,7 +135,7 @@ async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlEr
         table(MEMBER_COLUMNS, &members)
     });
     if output == OutputFormat::Table && !all.iter().all(|answer| is_leader_view(&answer["answer"])) {
-        note("who answers and how far it is, only the leader knows: give its --endpoint, too");
+        note("REACHABLE and MATCHED INDEX are known to the leader only: add its --endpoint");
     }
     check_one_cluster(&answers)
 }
@@ -110,36 +145,36 @@ pub(crate) fn is_leader_view(answer: &Value) -> bool {
     lines(&answer["members"]).iter().all(|member| !member["answers"].is_null())
 }
 
-async fn how_to_join(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+async fn join_command(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let got = client.get("cluster/members").await?;
     let members = lines(&got.json["members"]);
     let reachable = |member: &&Value| member["address"].as_str().is_some_and(|address| address.contains(':'));
     let Some(member) = members.iter().find(reachable) else {
         let detail =
-            "no node of this cluster can be reached by others: start this one again with --node-listen ADDR".into();
+            "no node of this cluster can be reached by others: restart this one with --cluster-listen ADDR".into();
         return Err(CtlError::refusal("Nothing to join", "alone", detail));
     };
     let command = format!(
-        "ownerserve serve --join {} --node-listen ADDR --data-dir EMPTY_FOLDER",
+        "ownerserve serve --join {} --cluster-listen ADDR --data-dir EMPTY_DIR",
         cell_text(member.get("address"))
     );
     output.print(&json!({"join": member["address"], "command": command}), || format!("{command}\n"));
     if output == OutputFormat::Table {
         note(
-            "ADDR is where the others reach the new node. It joins as a learner, and `ownerserve ctl member list` shows its \
-             id; `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all",
+            "ADDR is the address at which the other nodes reach the new one. It joins as a learner; `ownerserve ctl member \
+             list` shows its id, and `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all",
         );
     }
     Ok(())
 }
 
 const STATUS_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, NODE /answer/node, LEADER /answer/leader, TERM /answer/term, \
-        REVISION /answer/revision, STALE /answer/stale, LEVEL /answer/level, \
+        REVISION /answer/revision, STALE /answer/stale, FEATURE LEVEL /answer/level, \
         SESSIONS /answer/holds/sessions, ARTIFACTS /answer/holds/artifacts, LOG BYTES /answer/log_bytes, \
-        WAITING /answer/waiting, CLUSTER /answer/cluster";
+        ADMISSION QUEUE /answer/waiting, CLUSTER /answer/cluster";
 
 /// Prints every endpoint's view of the cluster.
-pub(crate) async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let answers = query_all(client, "cluster").await;
     let told = print_responses(&answers, STATUS_COLUMNS, output);
     if output == OutputFormat::Table {
@@ -159,7 +194,8 @@ fn exposure_lines(answers: &[Value]) -> Vec<String> {
     answers.iter().flat_map(of_endpoint).collect()
 }
 
-const HASH_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, HASH /answer/hash";
+const HASH_COLUMNS: ColumnSpec =
+    "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, STATE HASH /answer/hash";
 
 /// Maximum number of rounds until every endpoint has a digest at a revision that another one has, too; and the pause
 /// between them.
@@ -167,7 +203,7 @@ const MAX_ROUNDS: u32 = 10;
 const ROUND_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Prints every endpoint's state digest; digests at the same revision must be equal.
-pub(crate) async fn verify(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+async fn verify(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let mut seen = StateDigests::default();
     let mut answers = query_all(client, "cluster/hash").await;
     for _ in 1..MAX_ROUNDS {
@@ -188,7 +224,7 @@ pub(crate) async fn verify(client: &OperatorClient, output: OutputFormat) -> Res
     }
     let last: BTreeSet<_> = answers.iter().map(|answer| answer["answer"]["revision"].as_u64()).collect();
     if last.len() > 1 {
-        output.note("the ledger goes on: they were compared over several looks, and are equal wherever revisions met");
+        output.note("the ledger changed during the comparison; the state hashes are equal at every revision that two endpoints had");
     }
     Ok(())
 }
@@ -208,7 +244,8 @@ impl StateDigests {
             let hash = cell_text(answer.pointer("/answer/hash"));
             if *self.by_revision.entry(revision).or_insert_with(|| hash.clone()) != hash {
                 let detail = format!(
-                    "nodes differ at revision {revision}: stop the one that differs, keep its folder, and let it join anew"
+                    "nodes differ at revision {revision}: stop the one that differs, keep its data directory for analysis, and \
+                     let it join again with an empty one"
                 );
                 return Err(CtlError::refusal("States differ", "diverged", detail));
             }

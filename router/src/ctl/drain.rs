@@ -1,4 +1,4 @@
-//! `ctl drain`: drains workers before they stop, one worker, or several in turn (rolling).
+//! `ctl worker drain`: drains workers before they stop, one worker, or several in turn (rolling).
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,29 +12,37 @@ use super::client::OperatorClient;
 use super::error::{CtlError, StuckSessions};
 use super::output::{OutputFormat, note, print_text};
 use super::table::cell_text;
-use crate::config::units::TimeSpan;
+use super::writes::{self, put};
+use crate::config::units::{ByteCount, TimeSpan};
+use crate::flags;
 use crate::simulate_command::bar;
 
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Drains a worker: it takes no new sessions at any router, and its sessions move to other workers. Waits until they have.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DrainArgs {
-    /// The worker, by id or URL; with --rolling all of them, in the order in which they are upgraded.
+    /// The worker, by id or URL; with --rolling all workers, in the order of their upgrade.
     #[arg(required = true)]
     workers: Vec<WorkerArg>,
-    /// One after the other: each is drained, waited for until it was started anew, and taken back into service. Its sessions go
-    /// to those that are not listed or are upgraded already, and where there are none to the last one; none moves twice.
+    /// Drains the workers one after the other: each is drained, waited for until it was restarted, and taken back into
+    /// service. Its sessions go to workers that are not listed or were restarted already, and if there are none to the
+    /// last one. No session moves twice.
     #[arg(long)]
     rolling: bool,
-    /// Its sessions stay where they are: it only takes no new ones.
+    /// Leaves the sessions at the worker, which only takes no new ones.
     #[arg(long)]
-    stay: bool,
-    /// Most bytes of KV that are moved a second; drain.bandwidth of the router when left out.
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
-    bytes_per_second: Option<u64>,
-    /// Longest wait for one worker: until its sessions are moved, and until it was started anew.
-    #[arg(long, value_name = "SPAN", default_value = "1h")]
-    within: TimeSpan,
+    keep_sessions: bool,
+    /// Returns as soon as the drain has begun.
+    #[arg(long, conflicts_with_all = ["rolling", "deadline"])]
+    no_wait: bool,
+    /// Maximum KV bandwidth of moved sessions per second, as 1GiB; when left out, drain.bandwidth of the router.
+    #[arg(long, value_name = "SIZE", value_parser = flags::bandwidth)]
+    bandwidth: Option<ByteCount>,
+    /// Maximum wait for one worker: until its sessions have moved, and until it was restarted.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = flags::duration)]
+    deadline: TimeSpan,
 }
 
 /// Drains one worker, or all given workers in turn. Fails at the end if sessions could not be moved.
@@ -44,26 +52,30 @@ pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: Out
     let (mut told, mut stayed) = (Vec::new(), Vec::new());
     for (at, (worker, endpoint)) in all.iter().enumerate() {
         let next: Vec<String> = args.workers[at + 1..].iter().map(WorkerArg::to_string).collect();
-        let mut body = json!({"draining": true, "sessions": if args.stay { "stay" } else { "move" }, "avoid": next});
+        let sessions = if args.keep_sessions { "stay" } else { "move" };
+        let mut body = json!({"draining": true, "sessions": sessions, "avoid": next});
         if args.rolling {
             body["upgrade"] = json!(format!("rolling-{upgrade}"));
         }
-        if let Some(bytes) = args.bytes_per_second {
-            body["bytes_per_second"] = json!(bytes);
+        if let Some(bandwidth) = args.bandwidth {
+            body["bytes_per_second"] = json!(bandwidth.0);
         }
-        let one = DrainingWorker { client, worker: *worker, endpoint, deadline: Instant::now() + args.within.0 };
+        if args.no_wait {
+            return writes::run(client, put(format!("workers/{worker}/draining"), body), output).await;
+        }
+        let one = DrainingWorker { client, worker: *worker, endpoint, deadline: Instant::now() + args.deadline.0 };
         let life = one.fetch_worker().await?["incarnation"].clone();
         let progress = one.move_sessions(&body).await?;
         if output == OutputFormat::Table {
-            print_text(&format!("{endpoint} drains: {}\n", progress_text(&progress)));
+            print_text(&format!("{endpoint}: {}\n", progress_text(&progress)));
         }
-        let here = stuck_sessions(endpoint, &progress).filter(|_| !args.stay);
+        let here = stuck_sessions(endpoint, &progress).filter(|_| !args.keep_sessions);
         let along =
-            here.as_ref().map_or_else(String::new, |here| format!(", which ends {} sessions' KV", here.sessions));
+            here.as_ref().map_or_else(String::new, |here| format!("; {} sessions lose their KV", here.sessions));
         stayed.extend(here);
         told.push(json!({"worker": worker.to_string(), "endpoint": endpoint, "progress": progress}));
         if args.rolling {
-            note(&format!("{endpoint} can be stopped{along}: start it anew, upgraded"));
+            note(&format!("{endpoint} is drained: restart it upgraded{along}"));
             one.wait_until_restarted(&life).await?;
         }
     }
@@ -76,8 +88,7 @@ pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: Out
 /// Resolves all workers to their endpoints before the first is drained.
 async fn resolve_workers(client: &OperatorClient, args: &DrainArgs) -> Result<Vec<(WorkerArg, String)>, CtlError> {
     if args.workers.len() > 1 && !args.rolling {
-        let what =
-            "several workers are drained one after the other: give --rolling, and the order in which they are upgraded";
+        let what = "several workers: drain them one after the other with --rolling, in the order of their upgrade";
         return Err(CtlError::Usage(what.into()));
     }
     let mut all: Vec<(WorkerArg, String)> = Vec::new();
@@ -85,7 +96,9 @@ async fn resolve_workers(client: &OperatorClient, args: &DrainArgs) -> Result<Ve
         let got = client.get(&format!("workers/{worker}")).await?.json;
         let endpoint = got["worker"]["endpoint"].as_str().map_or_else(|| worker.to_string(), str::to_owned);
         if all.iter().any(|(other, _)| other == worker) {
-            return Err(CtlError::Usage(format!("{endpoint} is named twice; nothing was drained")));
+            return Err(CtlError::Usage(format!(
+                "{endpoint} is given twice; nothing was drained. Give each worker once"
+            )));
         }
         all.push((*worker, endpoint));
     }
@@ -130,13 +143,16 @@ impl DrainingWorker<'_> {
             match progress["state"].as_str() {
                 Some("done") => break Ok(progress),
                 Some("stopped") => {
-                    return Err(CtlError::Refused(format!("{} was taken back into service meanwhile", self.endpoint)));
+                    return Err(CtlError::Refused(format!(
+                        "{} was taken back into service during the drain; drain it again if it is to stop",
+                        self.endpoint
+                    )));
                 }
                 _ if stays => break Ok(progress),
                 Some("none") => self.set_draining(body).await?,
                 _ => {}
             }
-            self.pause("its sessions are not moved").await?;
+            self.pause("not all sessions were moved").await?;
         }
     }
 
@@ -144,18 +160,21 @@ impl DrainingWorker<'_> {
     async fn wait_until_restarted(&self, life: &Value) -> Result<(), CtlError> {
         let is_new = |now: &Value| now["incarnation"] != *life && now["health"] != "unreachable";
         while !is_new(&self.fetch_worker().await?) {
-            self.pause("it was not started anew").await?;
+            self.pause("the worker was not restarted").await?;
         }
         self.set_draining(&json!({"draining": false})).await?;
         while self.fetch_worker().await?["health"] != "ready" {
-            self.pause("it takes no work").await?;
+            self.pause("the worker did not become ready").await?;
         }
         Ok(())
     }
 
     async fn pause(&self, what: &str) -> Result<(), CtlError> {
         if Instant::now() >= self.deadline {
-            return Err(CtlError::Refused(format!("{}: {what} within --within; it still drains", self.endpoint)));
+            return Err(CtlError::Refused(format!(
+                "{}: {what} within --deadline; it keeps draining. Repeat the command to go on waiting",
+                self.endpoint
+            )));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
         Ok(())
@@ -167,7 +186,7 @@ fn progress_text(progress: &Value) -> String {
     let count = |name: &str| progress[name].as_u64().unwrap_or_default();
     let (moved, owned) = (count("moved"), count("owned"));
     let mut text = format!("{moved} of {} sessions moved, {} MiB", moved + owned, count("moved_bytes") >> 20);
-    for (name, what) in [("busy", "busy"), ("stuck", "cannot be moved"), ("kept", "moved once already and stay")] {
+    for (name, what) in [("busy", "in flight"), ("stuck", "unmovable"), ("kept", "already moved")] {
         if count(name) > 0 {
             text.push_str(&format!(", {} {what}", count(name)));
         }
@@ -197,7 +216,8 @@ mod tests {
             progress.iter().filter_map(|(at, stuck, why)| stuck_sessions(at, &json!({"stuck": stuck, "why": why})));
         let error = CtlError::SessionsStuck { workers: workers.collect() };
         assert_eq!((error.exit_code(), error.error_code()), (6, "partly_done"));
-        let told = "sessions stay at who was drained: 2 at http://a:1 (no fabric), 3 at http://c:1 (nobody); ";
+        let told =
+            "sessions could not be moved from drained workers: 2 at http://a:1 (no fabric), 3 at http://c:1 (nobody); ";
         assert!(error.to_string().starts_with(told), "{error}");
     }
 
@@ -209,10 +229,10 @@ mod tests {
             (bar.position(), bar.length(), bar.message())
         };
         let half = json!({"state": "moving", "owned": 5, "moved": 5, "moved_bytes": 3 << 20, "busy": 2, "stuck": 0, "kept": 0});
-        assert_eq!(shown(half), (5, Some(10), "5 of 10 sessions moved, 3 MiB, 2 busy".into()));
+        assert_eq!(shown(half), (5, Some(10), "5 of 10 sessions moved, 3 MiB, 2 in flight".into()));
         let done =
             json!({"owned": 2, "moved": 8, "moved_bytes": 0, "busy": 0, "stuck": 1, "kept": 1, "why": "no fabric"});
-        let told = "8 of 10 sessions moved, 0 MiB, 1 cannot be moved, 1 moved once already and stay (no fabric)";
+        let told = "8 of 10 sessions moved, 0 MiB, 1 unmovable, 1 already moved (no fabric)";
         assert_eq!(shown(done), (10, Some(10), told.into()));
         assert_eq!(shown(json!({"owned": 0, "moved": 0})).0, 0);
     }

@@ -105,16 +105,16 @@ pub(crate) fn check_one_cluster(answers: &[Value]) -> Result<(), CtlError> {
         format!("{cluster}: {}", endpoints.iter().cloned().collect::<Vec<_>>().join(", "))
     };
     let detail = format!(
-        "{} clusters answer, which share nothing. {}. One of them was founded by mistake, or an address is wrong: a node \
-         that belongs to the other one is stopped, and started with --join and an empty data directory",
+        "the endpoints belong to {} clusters, which share nothing. {}. One was created by mistake, or an address is \
+         wrong: stop the node that belongs to the other cluster, and start it with --join and an empty data directory",
         found.len(),
         found.iter().map(of).collect::<Vec<_>>().join("; ")
     );
-    Err(CtlError::refusal("Different clusters", DIFFERENT_CLUSTERS, detail))
+    Err(CtlError::refusal("Cluster mismatch", CLUSTER_MISMATCH, detail))
 }
 
 /// Error code of mixed clusters, also used as an alarm.
-pub(crate) const DIFFERENT_CLUSTERS: &str = "different_clusters";
+pub(crate) const CLUSTER_MISMATCH: &str = "cluster_mismatch";
 
 #[cfg(test)]
 mod tests {
@@ -134,7 +134,7 @@ mod tests {
         assert!(check_one_cluster(&one).is_ok());
         let two = [done("a", "cluster-1"), done("b", "cluster-2"), done("c", "cluster-1")];
         let error = check_one_cluster(&two).unwrap_err();
-        assert_eq!((error.error_code(), error.exit_code()), (DIFFERENT_CLUSTERS, 1));
+        assert_eq!((error.error_code(), error.exit_code()), (CLUSTER_MISMATCH, 1));
         assert!(error.to_string().contains("cluster-1: a, c; cluster-2: b"), "{error}");
     }
 

@@ -22,7 +22,9 @@ fn stuck_sessions_text(workers: &[StuckSessions]) -> String {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CtlError {
     /// No endpoint could be reached; nothing was changed.
-    #[error("{endpoint} cannot be reached: {detail}; --endpoint URL or OWNERSERVE_ENDPOINT says whom to ask")]
+    #[error(
+        "{endpoint} cannot be reached: {detail}; set the address of a router with --endpoint URL or OWNERSERVE_ENDPOINT"
+    )]
     Unreachable { endpoint: String, detail: String },
     /// TLS failed, or was missing where required; nothing was changed.
     #[error("{endpoint}: {advice} ({detail})")]
@@ -34,12 +36,12 @@ pub(crate) enum CtlError {
     #[error("{0}")]
     UnknownOutcome(String),
     /// Only some of several endpoints carried out a write.
-    #[error("it was done at {done} and stays so there, but not everywhere: {error}")]
+    #[error("done at {done}, but not at every endpoint: {error}; repeat the command to do it everywhere")]
     PartlyDone { done: String, error: String },
     /// A worker was drained, but not all of its sessions moved.
     #[error(
-        "sessions stay at who was drained: {}; stopped all the same, it takes their KV along, and their next steps compute it \
-         anew elsewhere; --stay drains a worker without moving any",
+        "sessions could not be moved from drained workers: {}; if such a worker stops, their KV is lost and their next \
+         steps compute it again elsewhere. --keep-sessions drains a worker without moving any",
         stuck_sessions_text(workers)
     )]
     SessionsStuck { workers: Vec<StuckSessions> },
@@ -47,11 +49,13 @@ pub(crate) enum CtlError {
     #[error("not every endpoint answered: {0}")]
     EndpointsUnanswered(String),
     /// A write was sent but not answered.
-    #[error("{endpoint} did not answer: {detail}; the write may or may not have been done: read, then repeat it")]
+    #[error(
+        "{endpoint} did not answer: {detail}; the write may or may not have been done: read the state, then repeat the command"
+    )]
     WriteUnanswered { endpoint: String, detail: String },
     /// A read was sent but not answered.
     #[error(
-        "{endpoint} did not answer: {detail}; it was only a read: try again, longer (--timeout) or at another --endpoint"
+        "{endpoint} did not answer: {detail}; it was only a read: try again with a longer --timeout or another --endpoint"
     )]
     ReadUnanswered { endpoint: String, detail: String },
     /// The requested check was answered and found problems.
@@ -59,20 +63,20 @@ pub(crate) enum CtlError {
     Alarms(usize),
     /// Digests of different revisions cannot be compared.
     #[error(
-        "nothing is known of whether the nodes are equal: their digests were of different revisions each time, because \
-         the ledger changes quickly or one of them stands still; ask again, and look at REVISION"
+        "the nodes could not be compared: their state hashes were of different revisions each time, because the ledger \
+         changes quickly or a node does not advance; try again, and look at REVISION"
     )]
     DigestsNotCompared,
     /// The token is missing or wrong.
-    #[error(
-        "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
-    )]
+    #[error("{endpoint} rejected the token, or none was given: set OWNERSERVE_TOKEN or --token-file FILE ({detail})")]
     Unauthorized { endpoint: String, detail: String },
     /// The API returned a problem.
     #[error("{title} ({word}): {detail}")]
     Problem { title: String, word: String, detail: String, cause: Option<String> },
     /// The server at this endpoint is not the operator API.
-    #[error("{endpoint} does not speak the operator API: {detail}; is it the operators' address, not the clients'?")]
+    #[error(
+        "{endpoint} does not speak the operator API: {detail}; give the address of operator.listen, not of proxy.listen"
+    )]
     ForeignResponse { endpoint: String, detail: String },
     /// The command line is invalid.
     #[error("{0}")]
@@ -81,7 +85,7 @@ pub(crate) enum CtlError {
     #[error("{path}: {source}")]
     File { path: String, source: std::io::Error },
     /// A snapshot is damaged.
-    #[error("{} is no sound snapshot: {detail}; nothing was changed, take another one", path.display())]
+    #[error("{} is not a valid snapshot: {detail}; nothing was changed. Use another snapshot", path.display())]
     Damaged { path: PathBuf, detail: String },
     /// The ledger's files cannot be read or written.
     #[error(transparent)]

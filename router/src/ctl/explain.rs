@@ -1,7 +1,8 @@
-//! `ownerserve ctl explain`: prints one decision for people: what was known, every candidate with its cost, the
+//! `ownerserve ctl decision explain`: prints one decision for people: what was known, every candidate with its cost, the
 //! choice, and the result.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use vocabulary::RequestId;
@@ -10,7 +11,7 @@ use super::client::OperatorClient;
 use super::error::CtlError;
 use super::lists::fetch_all;
 use super::output::OutputFormat;
-use super::table::{aligned, cell_text, field_list, row};
+use super::table::{aligned, cell_text, duration_text, field_list, row};
 
 /// Prints why one step was served as it was.
 pub(crate) async fn explain(client: &OperatorClient, request: RequestId, output: OutputFormat) -> Result<(), CtlError> {
@@ -72,7 +73,7 @@ fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String
     };
     let attempts = receipt["attempts"].as_array().map_or(&[][..], Vec::as_slice);
     let is_guess = known["fallback"].is_null() && attempts.iter().any(|tried| tried["knowledge"] == "fallback");
-    let guess = "; what its worker holds is a guess: `ctl workers` says why";
+    let guess = "; what its worker holds is an estimate: REASON in `ctl worker list` says why";
     let by = if is_guess { by + guess } else { by };
     let owner = match &known["owner"] {
         Value::Null => "nobody".to_owned(),
@@ -103,9 +104,9 @@ fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String
     ]
 }
 
-/// Formats a cost in microseconds as milliseconds.
-fn format_millis(price: &Value) -> String {
-    price.as_f64().map_or_else(|| "-".into(), |micros| format!("{:.1}", micros / 1000.0))
+/// Formats a number of microseconds as a duration.
+fn micros_text(micros: &Value) -> String {
+    micros.as_u64().map_or_else(|| "-".into(), |micros| duration_text(Duration::from_micros(micros)))
 }
 
 /// Formats all candidates, cheapest first, disallowed ones last. A `*` marks the choice.
@@ -115,9 +116,9 @@ fn candidates(decision: &Value, names: &WorkerUrls) -> String {
     // The columns are the cost terms of this release.
     let terms: Vec<&String> =
         all.first().and_then(|one| one["terms"].as_object()).into_iter().flat_map(|t| t.keys()).collect();
-    let mut title = row(["", "ACTION", "AT", "FROM", "CACHED", "COMPUTED"]);
+    let mut title = row(["", "ACTION", "WORKER", "SOURCE", "CACHED", "COMPUTED"]);
     title.extend(terms.iter().map(|term| term.to_uppercase()));
-    title.extend(row(["PRICE MS", "WHY NOT"]));
+    title.extend(row(["TOTAL COST", "REJECTION"]));
     let mut rows = vec![title];
     let plan = &decision["plan"];
     for one in all {
@@ -136,7 +137,7 @@ fn candidates(decision: &Value, names: &WorkerUrls) -> String {
             &cell_text(one["prefill"].get("tokens_computed")),
         ]);
         let is_refused = one["refused"].is_string();
-        let price = |price: &Value| if is_refused { "-".to_owned() } else { format_millis(price) };
+        let price = |price: &Value| if is_refused { "-".to_owned() } else { micros_text(price) };
         cells.extend(terms.iter().map(|term| price(&one["terms"][term.as_str()])));
         cells.push(price(&one["total"]));
         cells.push(if is_refused { cell_text(one.get("refused")) } else { String::new() });
@@ -152,23 +153,24 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
         let next = match &because["runner_up"] {
             Value::Null => "nothing else was allowed".to_owned(),
             next => {
-                let more = next["total"].as_f64().unwrap_or_default() - because["total"].as_f64().unwrap_or_default();
+                let cost = |candidate: &Value| candidate["total"].as_u64().unwrap_or_default();
+                let more = duration_text(Duration::from_micros(cost(next).saturating_sub(cost(because))));
                 let (action, worker) = (cell_text(next.get("action")), names.worker(&next["worker"]));
-                format!("next {action} at {worker}, {:.1} ms more", more / 1000.0)
+                format!("next {action} at {worker}, {more} more")
             }
         };
-        let (rule, price) = (cell_text(because.get("rule")), format_millis(&because["total"]));
+        let (rule, price) = (cell_text(because.get("rule")), micros_text(&because["total"]));
         if receipt["mode"] == "shadow" {
             let plan = &receipt["decision"]["plan"];
             let what =
-                format!("{} at {} for {price} ms; {next}", cell_text(plan.get("action")), names.leg(&plan["decode"]));
+                format!("{} at {} for {price}; {next}", cell_text(plan.get("action")), names.leg(&plan["decode"]));
             let why = match receipt["control"] == true {
                 true => "Its session is of the guardrail's control group, so that the bypass served it:",
                 false => "In mode shadow the bypass served it:",
             };
             rows.push(("would be", format!("{what}. {why}")));
         } else {
-            rows.push(("chosen", format!("by {rule} for {price} ms; {next}")));
+            rows.push(("chosen", format!("by {rule} for {price}; {next}")));
             let is_sent = receipt["attempts"].as_array().is_some_and(|attempts| !attempts.is_empty());
             let claim = match is_sent {
                 true => ownership_text(&receipt["decision"]["plan"]["claim"]),
@@ -185,22 +187,18 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     if seen.is_object() {
         let beside = |what: &str, expected: &str| format!("{what} (expected {expected})");
         let optional = |value: &Value| if value.is_null() { "not known".to_owned() } else { cell_text(Some(value)) };
-        let first = if seen["first_token"].is_null() {
-            "not known".into()
-        } else {
-            format_millis(&seen["first_token"]) + " ms"
-        };
+        let first = if seen["first_token"].is_null() { "not known".into() } else { micros_text(&seen["first_token"]) };
         rows.push(("ended", format!("{}, status {}", cell_text(seen.get("ending")), cell_text(seen.get("status")))));
         let first = match &seen["predicted"] {
             Value::Null => first,
-            predicted => beside(&first, &(format_millis(predicted) + " ms")),
+            predicted => beside(&first, &micros_text(predicted)),
         };
-        rows.push(("first token", first));
+        rows.push(("TTFT", first));
         rows.push(("cached", beside(&optional(&seen["cached"]), &cell_text(seen.get("predicted_cached")))));
         rows.extend(disagreement_rows(seen));
         rows.push((
             "answer",
-            format!("{} tokens, {} ms in all", optional(&seen["answered"]), format_millis(&seen["total"])),
+            format!("{} tokens, {} in all", optional(&seen["answered"]), micros_text(&seen["total"])),
         ));
         rows.push(("moved", format!("{} bytes", cell_text(seen.get("moved")))));
     }
@@ -221,9 +219,9 @@ fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> 
             Value::Null => String::new(),
             resumed => {
                 format!(
-                    "; went on after {} tokens, in {} ms",
+                    "; resumed after {} tokens, in {}",
                     cell_text(resumed.get("after")),
-                    format_millis(&resumed["took"])
+                    micros_text(&resumed["took"])
                 )
             }
         };
@@ -248,8 +246,8 @@ fn wait_text(waited: &Value) -> String {
         Some("left") => "until its client left or it could not be served",
         _ => "",
     };
-    let (time, cost) = (format_millis(&waited["time"]), format_millis(&waited["costs_others"]));
-    format!("{time} ms, {until}; starting at once would have cost others {cost} ms")
+    let (time, cost) = (micros_text(&waited["time"]), micros_text(&waited["costs_others"]));
+    format!("{time}, {until}; starting at once would have cost others {cost}")
 }
 
 /// Rows for signs that the engine saw another prompt.
@@ -265,7 +263,7 @@ fn disagreement_rows(seen: &Value) -> Vec<(&'static str, String)> {
         let (found, told) = (cell_text(finds.get("found")), cell_text(finds.get("told")));
         said.push(format!(
             "the engine found {found} prompt tokens in its cache where its events had told of {told} by then: they may be late; if \
-             `ctl alarm` says `identity_cache_disagrees`, {advice}"
+             `ctl alarms list` shows `prefix_cache_cache_hit_mismatch`, {advice}"
         ));
     }
     said.into_iter().map(|what| ("disagrees", what)).collect()

@@ -1,9 +1,9 @@
 //! Filters of each list. Only filters that the API supports are offered.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use vocabulary::{ArtifactId, GroupId, SessionId};
 
-use super::args::WorkerArg;
+use super::args::{ModeArg, WorkerArg};
 
 /// Filters of a list, as query parameters.
 pub(crate) trait ListFilter: Args {
@@ -13,6 +13,32 @@ pub(crate) trait ListFilter: Args {
 impl ListFilter for () {
     fn query_pairs(&self) -> Vec<(&'static str, String)> {
         Vec::new()
+    }
+}
+
+/// Who holds an artifact.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum ArtifactStateArg {
+    /// A live worker owns it.
+    Owned,
+    /// Only replicas hold it.
+    ReplicaOnly,
+    /// Only a store holds it.
+    StoreOnly,
+    /// No worker holds it.
+    Unowned,
+}
+
+impl std::fmt::Display for ArtifactStateArg {
+    /// Writes the API's word.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Owned => "owned",
+            Self::ReplicaOnly => "copied",
+            Self::StoreOnly => "stored",
+            Self::Unowned => "unowned",
+        })
     }
 }
 
@@ -40,8 +66,8 @@ filter! {
         tenant: String => "tenant",
         /// With this model.
         model: String => "model",
-        /// What the client calls its session; needs --model.
-        key: String => "key",
+        /// The client's key of the session; needs --model.
+        session_key: String => "key",
         /// Decoded by this worker, by id or URL.
         worker: WorkerArg => "worker",
         /// Forked from this session.
@@ -61,9 +87,8 @@ filter! {
         group: GroupId => "group",
         /// With a head of this session in it.
         session: SessionId => "session",
-        /// Who has it now.
-        #[arg(value_parser = ["owned", "copied", "stored", "unowned"])]
-        state: String => "standing",
+        /// Who holds it now.
+        state: ArtifactStateArg => "standing",
     }
 }
 filter! {
@@ -84,7 +109,7 @@ filter! {
     }
 }
 filter! {
-    /// Of steps on their way.
+    /// Of steps in flight.
     IntentFilterArgs {
         /// Of this session.
         session: SessionId => "session",
@@ -109,7 +134,7 @@ filter! {
     /// Of tenants.
     TenantFilterArgs {
         /// Only those with a quota (true), or without one (false).
-        bounded: bool => "bounded",
+        has_quota: bool => "bounded",
     }
 }
 filter! {
@@ -122,15 +147,14 @@ filter! {
         /// For this model.
         model: String => "model",
         /// Decided in this mode.
-        #[arg(value_parser = ["own", "shadow", "sticky"])]
-        mode: String => "mode",
+        mode: ModeArg => "mode",
         /// Of this kind of step, as small_increment.
-        step: String => "step",
+        step_kind: String => "step",
         /// Served by this action, as artifact_fetch.
         action: String => "action",
         /// With this worker in a leg, by id or URL.
         worker: WorkerArg => "worker",
-        /// That ended so, as complete or broken.
-        ending: String => "ending",
+        /// With this outcome, as complete or broken.
+        outcome: String => "ending",
     }
 }

@@ -10,33 +10,34 @@ use super::filters::ListFilter;
 use super::output::{OutputFormat, note};
 use super::table::{ColumnSpec, aligned, cell_text, lines, row, table};
 use crate::config::units::TimeSpan;
+use crate::flags;
 
 const MAX_PAGE: u16 = 1_000;
 
-/// Which part of a list.
+// Which part of a list.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PageArgs {
-    /// Most lines.
+    /// Maximum number of lines.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_PAGE)))]
     limit: u16,
-    /// Goes on behind an earlier list's end.
+    /// Continues an earlier list after its end.
     #[arg(long)]
     cursor: Option<String>,
-    /// Everything, page after page.
+    /// The whole list, page after page.
     #[arg(long, conflicts_with = "cursor")]
     all: bool,
     #[command(flatten)]
-    fresh: ConsistencyArgs,
+    consistency: ConsistencyArgs,
 }
 
-/// How fresh a read must be.
+// How fresh a read must be. Not a doc comment: as one it would be the help of the command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ConsistencyArgs {
-    /// How fresh it must be.
+    /// How fresh the answer must be.
     #[arg(long, value_enum, default_value_t)]
     consistency: ConsistencyArg,
-    /// With bounded: how old it may be, as 500ms or 2s.
-    #[arg(long, value_name = "SPAN", required_if_eq("consistency", "bounded"))]
+    /// With bounded: how old the answer may be, as 500ms or 2s.
+    #[arg(long, value_name = "DURATION", required_if_eq("consistency", "bounded"), value_parser = flags::duration)]
     max_staleness: Option<TimeSpan>,
 }
 
@@ -74,32 +75,32 @@ pub(crate) struct ListSpec {
 
 pub(crate) const OWNERS: ListSpec = ListSpec {
     name: "owners",
-    columns: "PREFIX /prefix, BLOCKS /blocks, STANDING /standing, OWNER /owner/endpoint, RANK /owner/rank, \
-        EPOCH /epoch, COPIES /replicas, TENANT /tenant, MODEL /model",
+    columns: "PREFIX /prefix, BLOCKS /blocks, STATE /standing, OWNER /owner/endpoint, RANK /owner/rank, \
+        EPOCH /epoch, REPLICAS /replicas, TENANT /tenant, MODEL /model",
 };
 pub(crate) const LEASES: ListSpec = ListSpec {
     name: "leases",
-    columns: "WORKER /worker, ENDPOINT /endpoint, ROLE /role, STATE /state, LEFT MS /left_ms, EPOCH /epoch, \
+    columns: "WORKER /worker, ENDPOINT /endpoint, ROLE /role, STATE /state, EXPIRES IN /left_ms ms, EPOCH /epoch, \
         INCARNATION /incarnation, DRAINING /draining",
 };
 pub(crate) const SESSIONS: ListSpec = ListSpec {
     name: "sessions",
     columns: "SESSION /id, OWNER /owner/endpoint, LIVE /owner/live, EPOCH /epoch, HEADS /heads, PARENT /parent, \
-        ON THE WAY /steps_on_their_way, IDLE MS /idle_ms, TENANT /tenant, MODEL /model",
+        IN FLIGHT /steps_on_their_way, IDLE /idle_ms ms, TENANT /tenant, MODEL /model",
 };
 pub(crate) const ARTIFACTS: ListSpec = ListSpec {
     name: "artifacts",
-    columns: "ARTIFACT /id, BLOCKS /blocks, STANDING /standing, OWNER /owner/endpoint, EPOCH /epoch, \
-        COPIES /replicas, SESSIONS /sessions, CHILDREN /children, PINNED /pinned, GROUP /group, \
+    columns: "ARTIFACT /id, BLOCKS /blocks, STATE /standing, OWNER /owner/endpoint, EPOCH /epoch, \
+        REPLICAS /replicas, SESSIONS /sessions, CHILDREN /children, PINNED /pinned, GROUP /group, \
         BYTES /bytes",
 };
 pub(crate) const REPLICAS: ListSpec = ListSpec {
     name: "replicas",
-    columns: "ARTIFACT /artifact, HOLDER /holder/endpoint, LIVE /holder/live, BLOCKS /blocks, LEFT MS /left_ms",
+    columns: "ARTIFACT /artifact, WORKER /holder/endpoint, LIVE /holder/live, BLOCKS /blocks, EXPIRES IN /left_ms ms",
 };
 pub(crate) const INTENTS: ListSpec = ListSpec {
     name: "intents",
-    columns: "SESSION /session, WORKER /worker/endpoint, ROUTER /router, BASE /base, LEFT MS /left_ms",
+    columns: "SESSION /session, WORKER /worker/endpoint, ROUTER /router, BASE /base, EXPIRES IN /left_ms ms",
 };
 pub(crate) const GROUPS: ListSpec =
     ListSpec { name: "groups", columns: "GROUP /id, ARTIFACTS /artifacts, BYTES /bytes" };
@@ -107,9 +108,9 @@ pub(crate) const TENANTS: ListSpec =
     ListSpec { name: "tenants", columns: "TENANT /tenant, QUOTA /quota, ARTIFACTS /artifacts, SESSIONS /sessions" };
 pub(crate) const WORKERS: ListSpec = ListSpec {
     name: "workers",
-    columns: "WORKER /id, ENDPOINT /endpoint, LISTED /source, ROLE /role, HEALTH /health, KNOWLEDGE /knowledge, \
-        SOURCES /event_sources/configured, CONNECTED /event_sources/connected, LEASE /lease/state, \
-        RUNNING /load/running, WAITING /load/waiting, MODELS /models, DOUBT /doubt",
+    columns: "WORKER /id, ENDPOINT /endpoint, SOURCE /source, ROLE /role, HEALTH /health, KV INDEX /knowledge, \
+        EVENT SOURCES /event_sources/configured, EVENTS CONNECTED /event_sources/connected, LEASE /lease/state, \
+        RUNNING /load/running, WAITING /load/waiting, MODELS /models, REASON /doubt",
 };
 
 /// A worker that answers probes but is ejected as an outlier must not be shown as simply ready.
@@ -128,7 +129,7 @@ impl ListSpec {
     ) -> Result<(), CtlError> {
         let mut query = filter.query_pairs();
         query.push(("limit", page.limit.to_string()));
-        query.extend(page.fresh.query_pairs()?);
+        query.extend(page.consistency.query_pairs()?);
         let most = if page.all { usize::MAX } else { 1 };
         let mut answer = fetch_pages(client, (self.name, &query), (page.cursor.clone(), most)).await?;
         if output == OutputFormat::Table {
@@ -136,7 +137,7 @@ impl ListSpec {
         }
         output.print(&answer, || table(self.columns, lines(&answer[self.name])));
         if let (OutputFormat::Table, Some(cursor)) = (output, answer["next"].as_str()) {
-            note(&format!("there is more: --all, or --cursor {cursor}"));
+            note(&format!("the list is longer: show all of it with --all, or the next page with --cursor {cursor}"));
         }
         Ok(())
     }
@@ -175,10 +176,10 @@ pub(super) async fn fetch_all(
 /// Prints one resource by its path: as JSON, or field by field.
 pub(crate) async fn show_one(
     client: &OperatorClient,
-    (path, page): (&str, &PageArgs),
+    (path, consistency): (&str, &ConsistencyArgs),
     (name, output): (&str, OutputFormat),
 ) -> Result<(), CtlError> {
-    let got = client.get(&with_query(path, &page.fresh.query_pairs()?)).await?;
+    let got = client.get(&with_query(path, &consistency.query_pairs()?)).await?;
     output.print(&got.json, || {
         let mut rows = Vec::new();
         fields("", &got.json[name], &mut rows);
@@ -221,7 +222,7 @@ pub(crate) async fn show_tree(
     let title = row(["SESSION", "OWNER", "BLOCKS", "HEADS"]);
     output.print(&got.json, || aligned(std::iter::once(title).chain(lines(&got.json["branches"]).iter().map(branch))));
     if output == OutputFormat::Table && got.json["cut"] == true {
-        note("there are more than fit");
+        note("the tree has more sessions than are shown");
     }
     Ok(())
 }

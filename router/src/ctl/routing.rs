@@ -1,57 +1,87 @@
-//! Decisions and routing mode: both belong to one router, not to the cluster.
+//! Decisions and routing settings: both belong to one router, not to the cluster.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vocabulary::RequestId;
 
+use super::args::ModeArg;
 use super::client::OperatorClient;
 use super::endpoints::{print_responses, print_write_results, query_all, write_all};
 use super::error::CtlError;
+use super::explain;
 use super::filters::{DecisionFilterArgs, ListFilter as _};
 use super::lists::{fields, with_query};
 use super::output::OutputFormat;
 use super::table::{ColumnSpec, aligned, lines, table};
 use super::writes::put;
 use crate::config::units::TimeSpan;
+use crate::flags;
 
-/// Which decisions are shown.
+/// Decisions of the router at the first endpoint: why steps were served as they were.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum DecisionCommand {
+    /// Lists decisions, newest first.
+    List(DecisionListArgs),
+    /// Shows one decision, field by field.
+    Get(RequestOperand),
+    /// Explains one decision: what was known, every candidate with its cost, the choice and the outcome.
+    Explain(RequestOperand),
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct RequestOperand {
+    /// The request, by the id that its client saw in x-request-id.
+    request: RequestId,
+}
+
+// Which decisions are shown. Not a doc comment: as one it would be the help of the command.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct DecisionArgs {
-    /// Only this one, by the id that its client saw in x-request-id.
-    request: Option<RequestId>,
+pub(crate) struct DecisionListArgs {
     #[command(flatten)]
     filter: DecisionFilterArgs,
-    /// That arrived within this time, as 15m.
-    #[arg(long, value_name = "SPAN")]
+    /// Received within this time, as 15m.
+    #[arg(long, value_name = "DURATION", value_parser = flags::duration)]
     since: Option<TimeSpan>,
-    /// Whose first token took longer, as 500ms; where there was none, as of an answer that was not streamed, all of it.
-    #[arg(long, value_name = "SPAN")]
+    /// With a longer time to first token, as 500ms; for a response that was not streamed, with a longer duration.
+    #[arg(long, value_name = "DURATION", value_parser = flags::duration)]
     slower_than: Option<TimeSpan>,
-    /// Most lines.
+    /// Maximum number of lines.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,
 }
 
-const DECISION_COLUMNS: ColumnSpec = "REQUEST /request, SESSION /known/session, STEP /decision/step, MODE /mode, ACTION /last/action, \
-        WORKER /last/decode, PROMPT /known/prompt, CACHED /seen/cached, PREDICTED US /seen/predicted, \
-        FIRST TOKEN US /seen/first_token, TOTAL US /seen/total";
+const DECISION_COLUMNS: ColumnSpec = "REQUEST /request, SESSION /known/session, STEP KIND /decision/step, MODE /mode, ACTION /last/action, \
+        WORKER /last/decode, PROMPT /known/prompt, CACHED /seen/cached, PREDICTED TTFT /seen/predicted us, \
+        TTFT /seen/first_token us, DURATION /seen/total us";
 
-/// Prints the newest decisions, or one of them in full.
-pub(crate) async fn decisions(
+impl DecisionCommand {
+    pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+        match self {
+            Self::List(args) => list_decisions(client, args, output).await,
+            Self::Get(RequestOperand { request }) => show_decision(client, *request, output).await,
+            Self::Explain(RequestOperand { request }) => explain::explain(client, *request, output).await,
+        }
+    }
+}
+
+/// Prints one decision in full.
+async fn show_decision(client: &OperatorClient, request: RequestId, output: OutputFormat) -> Result<(), CtlError> {
+    let got = client.get(&format!("decisions/{request}")).await?;
+    let mut rows = Vec::new();
+    fields("", &got.json, &mut rows);
+    output.print(&got.json, || aligned(rows));
+    Ok(())
+}
+
+/// Prints the newest decisions.
+async fn list_decisions(
     client: &OperatorClient,
-    args: &DecisionArgs,
+    args: &DecisionListArgs,
     output: OutputFormat,
 ) -> Result<(), CtlError> {
-    if let Some(request) = &args.request {
-        let got = client.get(&format!("decisions/{request}")).await?;
-        let mut rows = Vec::new();
-        fields("", &got.json, &mut rows);
-        output.print(&got.json, || aligned(rows));
-        return Ok(());
-    }
     let mut query = vec![("limit", args.limit.to_string())];
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     query.extend(args.filter.query_pairs());
@@ -66,37 +96,36 @@ pub(crate) async fn decisions(
         table(DECISION_COLUMNS, &shown)
     });
     if output == OutputFormat::Table && got.json["complete"] == false {
-        output.note("the search ended before all that is on disk was looked through; --since makes it shorter");
+        output.note("the search stopped before the whole decision log was read; limit it with --since");
     }
     Ok(())
 }
 
-/// Who decides.
-#[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-enum ModeArg {
-    /// The planner.
-    Own,
-    /// The bypass; plans are made and recorded.
-    Shadow,
-    /// The bypass; nothing is planned.
-    Sticky,
+/// Routing settings, at every endpoint: who decides where steps go.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum RoutingCommand {
+    /// Shows the routing settings.
+    Get,
+    /// Sets the routing settings until the next start of each router.
+    Set(RoutingArgs),
 }
 
-/// What the dial is set to.
+// What is set. Not a doc comment: as one it would be the help of the command.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct ModeArgs {
-    /// Who decides from now on; unchanged when left out.
+#[group(required = true, multiple = true)]
+pub(crate) struct RoutingArgs {
+    /// Who decides where steps go.
+    #[arg(long)]
     mode: Option<ModeArg>,
-    /// In mode own, the percentage of sessions that the planner routes.
+    /// In mode active, the percentage of sessions that the planner routes.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
-    rollout: Option<u8>,
-    /// Exactly the actions that are switched off from now on, with commas; `none` switches all on again.
+    rollout_percent: Option<u8>,
+    /// The actions that are disabled from now on, separated by commas; all others, and with `none` all, are enabled.
     #[arg(long, value_name = "ACTION", value_delimiter = ',')]
-    disabled: Option<Vec<ActionArg>>,
+    disabled_actions: Option<Vec<ActionArg>>,
 }
 
-/// What can be switched off.
+/// What can be disabled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -113,29 +142,42 @@ enum ActionArg {
 /// Converts the actions to the API's JSON.
 fn disabled_actions(disabled: &[ActionArg]) -> Result<Value, CtlError> {
     if disabled.len() > 1 && disabled.contains(&ActionArg::None) {
-        return Err(CtlError::Usage("--disabled: none stands alone; leave it out, or the actions beside it".into()));
+        let what = "--disabled-actions: `none` cannot be combined with actions; leave out either";
+        return Err(CtlError::Usage(what.into()));
     }
     Ok(disabled.iter().filter(|switch| **switch != ActionArg::None).map(|switch| json!(switch)).collect())
 }
 
-const MODE_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, MODE /answer/mode, ROLLOUT PERCENT /answer/rollout_percent, \
-        SWITCHED OFF /answer/disabled";
+const ROUTING_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, MODE /answer/mode, ROLLOUT PERCENT /answer/rollout_percent, \
+        DISABLED ACTIONS /answer/disabled";
 
-/// Shows every endpoint's routing mode, or sets it.
-pub(crate) async fn mode(client: &OperatorClient, args: &ModeArgs, output: OutputFormat) -> Result<(), CtlError> {
-    let mode = args.mode.map(|mode| json!(mode));
-    if let (Some(ModeArg::Sticky), Some(_)) = (args.mode, args.rollout) {
-        let what =
-            "--rollout: in mode sticky nothing is planned for any session, so that a share has no effect; leave it out";
-        return Err(CtlError::Usage(what.into()));
+impl RoutingCommand {
+    pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
+        match self {
+            Self::Get => print_responses(&query_all(client, "mode").await, ROUTING_COLUMNS, output),
+            Self::Set(args) => {
+                let results = write_all(client, put("mode", args.json()?)).await;
+                print_write_results(&results, ROUTING_COLUMNS, output)
+            }
+        }
     }
-    let disabled = args.disabled.as_deref().map(disabled_actions).transpose()?;
-    let wanted = [("mode", mode), ("rollout_percent", args.rollout.map(Value::from)), ("disabled", disabled)];
-    let wanted: Map<_, _> = wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
-    if wanted.is_empty() {
-        return print_responses(&query_all(client, "mode").await, MODE_COLUMNS, output);
+}
+
+impl RoutingArgs {
+    /// Converts the arguments to the API's JSON.
+    fn json(&self) -> Result<Value, CtlError> {
+        if let (Some(ModeArg::Bypass), Some(_)) = (self.mode, self.rollout_percent) {
+            let what = "--rollout-percent: has no effect in mode bypass, which plans no step; leave it out";
+            return Err(CtlError::Usage(what.into()));
+        }
+        let mode = self.mode.map(|mode| json!(mode.routing_mode()));
+        let disabled = self.disabled_actions.as_deref().map(disabled_actions).transpose()?;
+        let wanted =
+            [("mode", mode), ("rollout_percent", self.rollout_percent.map(Value::from)), ("disabled", disabled)];
+        let wanted: Map<_, _> =
+            wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+        Ok(Value::Object(wanted))
     }
-    print_write_results(&write_all(client, put("mode", Value::Object(wanted))).await, MODE_COLUMNS, output)
 }
 
 #[cfg(test)]
@@ -143,22 +185,24 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::pipeline::routing::RoutingMode;
 
     #[derive(Debug, Parser)]
     struct DecisionCommandLine {
         #[command(flatten)]
-        args: DecisionArgs,
+        args: DecisionListArgs,
     }
 
     #[test]
     fn decisions_filter_accepts_every_routing_mode() {
-        for mode in ["own", "shadow", "sticky"] {
-            let line = DecisionCommandLine::try_parse_from(["decisions", "--mode", mode]).unwrap();
-            assert_eq!(line.args.filter.query_pairs(), [("mode", mode.to_owned())]);
-            serde_json::from_value::<crate::pipeline::routing::RoutingMode>(json!(mode)).unwrap();
+        for mode in ["active", "shadow", "bypass"] {
+            let line = DecisionCommandLine::try_parse_from(["list", "--mode", mode]).unwrap();
+            let [(name, value)] = &line.args.filter.query_pairs()[..] else { panic!("{mode}") };
+            assert_eq!(*name, "mode");
+            serde_json::from_value::<RoutingMode>(json!(value)).unwrap();
         }
-        let refused = DecisionCommandLine::try_parse_from(["decisions", "--mode", "fast"]).unwrap_err().to_string();
-        assert!(refused.contains("[possible values: own, shadow, sticky]"), "{refused}");
+        let refused = DecisionCommandLine::try_parse_from(["list", "--mode", "own"]).unwrap_err().to_string();
+        assert!(refused.contains("[possible values: active, shadow, bypass]"), "{refused}");
     }
 
     #[test]
@@ -175,7 +219,7 @@ mod tests {
             disabled_actions(&[ActionArg::None, ActionArg::ArtifactFetch])
                 .unwrap_err()
                 .to_string()
-                .contains("stands alone")
+                .contains("cannot be combined")
         );
     }
 }

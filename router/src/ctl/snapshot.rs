@@ -17,23 +17,23 @@ use super::writes;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
-    /// Takes a snapshot of a running node and brings it here, for a backup.
+    /// Downloads a snapshot of a running node, for a backup.
     Save {
-        /// Where to; it must not be there yet.
+        /// The file to write; it must not exist yet.
         file: PathBuf,
     },
     /// Lets a running node write a snapshot to its own disk.
-    Now,
-    /// Reads a snapshot to its last byte, checks it, and says what it holds.
+    Create,
+    /// Reads and checks every byte of a snapshot, and shows what it holds.
     Verify {
         /// The snapshot.
         file: PathBuf,
     },
-    /// Makes a data directory of a new cluster with one node from a snapshot.
+    /// Creates the data directory of a new cluster of one node from a snapshot.
     Restore {
         /// The snapshot.
         file: PathBuf,
-        /// The new data directory; empty, or not there yet.
+        /// The new data directory; it must be empty or must not exist yet.
         #[arg(long, value_name = "DIR")]
         data_dir: PathBuf,
     },
@@ -51,7 +51,7 @@ pub(crate) async fn run(
             output.print(&report_json(&report), || field_list(report_rows(&report)));
             output.note(&format!("saved from {endpoint}"));
         }
-        SnapshotCommand::Now => {
+        SnapshotCommand::Create => {
             writes::run(client, writes::post("cluster/snapshot", json!({})), output).await?;
         }
         SnapshotCommand::Verify { file } => {
@@ -69,8 +69,8 @@ pub(crate) async fn run(
                 ])
             });
             output.note(&format!(
-                "start it with `ownerserve serve --data-dir {}`; it is a cluster of its own, and others join it with \
-                 empty folders. Never let it and the old one serve the same workers",
+                "start it with `ownerserve serve --data-dir {}`; it is a new cluster, which other nodes join with empty \
+                 data directories. Never let it and the old cluster serve the same workers",
                 data_dir.display()
             ));
         }
@@ -82,9 +82,11 @@ pub(crate) async fn run(
 /// it holds everything. An incomplete file is deleted.
 async fn save(client: &OperatorClient, file: &Path) -> Result<String, CtlError> {
     if file == Path::new("-") {
-        return Err(CtlError::Usage("a snapshot is saved to a file, not to standard output; name one".into()));
+        return Err(CtlError::Usage(
+            "a snapshot cannot be saved to standard output; give the path of a new file".into(),
+        ));
     }
-    let there = || CtlError::Usage(format!("{} is there already; name a new file", file.display()));
+    let there = || CtlError::Usage(format!("{} exists already; give the path of a new file", file.display()));
     if file.exists() {
         return Err(there());
     }

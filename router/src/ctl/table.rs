@@ -1,10 +1,13 @@
 //! Tables for people: aligned columns.
 
+use std::time::Duration;
+
 use comfy_table::presets::NOTHING;
 use comfy_table::{Row, Table};
 use serde_json::Value;
 
-/// Column specification: for each column its title and a JSON pointer to its value.
+/// Column specification: for each column its title, a JSON pointer to its value, and for a duration that is a number
+/// its unit: `ms` or `us`. Durations are shown with their units.
 pub(crate) type ColumnSpec = &'static str;
 
 /// Maximum width of a value in a column, and in the last column.
@@ -14,7 +17,12 @@ const MAX_LAST_CELL_CHARS: usize = 1_000;
 pub(crate) fn table(columns: ColumnSpec, lines: &[Value]) -> String {
     let columns: Vec<_> = columns.split(", ").filter_map(|column| column.split_once(" /")).collect();
     let widest = |at: usize| if at + 1 == columns.len() { MAX_LAST_CELL_CHARS } else { MAX_CELL_CHARS };
-    let cell = |line: &Value, at: usize, place: &str| cell_text_within(line.pointer(&format!("/{place}")), widest(at));
+    let cell = |line: &Value, at: usize, place: &str| {
+        let (place, unit) = place.split_once(' ').unwrap_or((place, ""));
+        let value = line.pointer(&format!("/{place}"));
+        let duration = value.and_then(Value::as_u64).and_then(|count| duration_of(count, unit));
+        duration.map_or_else(|| cell_text_within(value, widest(at)), duration_text)
+    };
     let cells = |line: &Value| columns.iter().enumerate().map(|(at, (_, place))| cell(line, at, place)).collect();
     let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
     aligned(std::iter::once(titles).chain(lines.iter().map(cells)).collect::<Vec<Vec<String>>>())
@@ -40,6 +48,27 @@ pub(crate) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
 /// Returns the items of a list; empty if it is not a list.
 pub(crate) fn lines(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn duration_of(count: u64, unit: &str) -> Option<Duration> {
+    match unit {
+        "ms" => Some(Duration::from_millis(count)),
+        "us" => Some(Duration::from_micros(count)),
+        _ => None,
+    }
+}
+
+/// Formats a duration for people: `150us`, `15ms`, `1.5s`, and from one minute on `2m5s` or `1h2m`.
+pub(crate) fn duration_text(duration: Duration) -> String {
+    match duration.as_secs() {
+        0 if duration.is_zero() => "0s".into(),
+        0 => format!("{duration:.1?}").replace('\u{b5}', "u").replace(".0", ""),
+        1..60 => format!("{}s", (duration.as_secs_f64() * 10.0).round() / 10.0),
+        seconds => {
+            let seconds = if seconds < 3600 { seconds } else { seconds - seconds % 60 };
+            humantime::format_duration(Duration::from_secs(seconds)).to_string().replace(' ', "")
+        }
+    }
 }
 
 /// Formats a value for a sentence or the last column.
@@ -97,6 +126,17 @@ mod tests {
         let wanted =
             "SESSION  OWNER       LIVE  EPOCH\ns-1      http://a:1  yes   0.7.1\ns-22222  -           -     1.8.0\n";
         assert_eq!(table(columns, &lines), wanted);
+    }
+
+    #[test]
+    fn durations_are_shown_with_their_units() {
+        let lines = [json!({"left_ms": 15_000, "idle_us": 150}), json!({"left_ms": null, "idle_us": 1_500_000})];
+        let wanted = "EXPIRES IN  IDLE\n15s         150us\n-           1.5s\n";
+        assert_eq!(table("EXPIRES IN /left_ms ms, IDLE /idle_us us", &lines), wanted);
+        let shown = |millis| duration_text(Duration::from_millis(millis));
+        assert_eq!([0, 20, 1_000, 59_940].map(shown), ["0s", "20ms", "1s", "59.9s"]);
+        assert_eq!([125_000, 3_725_000, 90_000_000].map(shown), ["2m5s", "1h2m", "1day1h"]);
+        assert_eq!(duration_text(Duration::from_micros(1_540)), "1.5ms");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `ownerserve ctl watch`: prints changes as they happen, until it is stopped.
+//! `ownerserve ctl cluster watch`: prints changes as they happen, until it is stopped.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -22,18 +22,18 @@ const MAX_EVENT_BYTES: usize = 16 << 20;
 /// Pause after an attempt that yielded nothing.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is watched.
+// What is watched. Not a doc comment: as one it would be the help of the command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// The first revision that is told; what comes from now on when left out.
-    #[arg(long)]
-    from: Option<u64>,
+    /// The first revision that is printed; when left out, the next one.
+    #[arg(long, value_name = "REVISION")]
+    from_revision: Option<u64>,
     /// Only these kinds of records: worker, session, artifact, node, quota.
     #[arg(long, value_delimiter = ',')]
     kind: Vec<String>,
-    /// Ends after so many revisions.
-    #[arg(long)]
-    count: Option<u64>,
+    /// Ends after this number of revisions.
+    #[arg(long, value_name = "N")]
+    max_revisions: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -69,7 +69,8 @@ async fn follow(
     tell: &mut impl FnMut(&Value) -> std::io::Result<()>,
 ) -> Result<(), CtlError> {
     let mut client = client.clone();
-    let mut place = WatchPosition { from_revision: args.from, remaining: args.count.unwrap_or(u64::MAX) };
+    let mut place =
+        WatchPosition { from_revision: args.from_revision, remaining: args.max_revisions.unwrap_or(u64::MAX) };
     let (mut is_heard, mut refused) = (false, 0);
     while place.remaining > 0 {
         let mut query: Vec<_> = place.from_revision.map(|from| ("from", from.to_string())).into_iter().collect();
@@ -80,7 +81,7 @@ async fn follow(
             // once.
             Err(error) if error.is_transient() && (is_heard || refused + 1 < client.endpoints.len()) => {
                 if refused == 0 {
-                    output.note(&format!("{error}; the watch goes on as soon as an endpoint takes it"));
+                    output.note(&format!("{error}; the watch resumes as soon as an endpoint answers"));
                 }
                 refused += 1;
                 if is_heard {
@@ -98,8 +99,9 @@ async fn follow(
         match read_events(answer.into_body(), &mut place, tell).await? {
             WatchOutcome::Done => return Ok(()),
             WatchOutcome::Broken(why) => {
-                output
-                    .note(&format!("{endpoint}: {why}; the watch goes on behind what was told, at the next endpoint"));
+                output.note(&format!(
+                    "{endpoint}: {why}; the watch resumes at the next endpoint after the last printed revision"
+                ));
                 // Limits the rate of attempts if an endpoint closes every response at once.
                 if place.from_revision == from {
                     tokio::time::sleep_until((began + RETRY_INTERVAL).into()).await;
@@ -121,8 +123,8 @@ async fn read_events(
     let mut text = Vec::new();
     loop {
         match pieces.next().await {
-            None => return Ok(WatchOutcome::Broken("it ended the watch".into())),
-            Some(Err(_)) => return Ok(WatchOutcome::Broken("its connection broke, or was silent for too long".into())),
+            None => return Ok(WatchOutcome::Broken("the endpoint ended the watch".into())),
+            Some(Err(_)) => return Ok(WatchOutcome::Broken("the connection broke or was silent for too long".into())),
             Some(Ok(piece)) => text.extend_from_slice(&piece),
         }
         while let Some(event) = pop_event(&mut text) {
@@ -146,7 +148,7 @@ async fn read_events(
             }
         }
         if text.len() > MAX_EVENT_BYTES {
-            return Ok(WatchOutcome::Broken("it sent an event without end".into()));
+            return Ok(WatchOutcome::Broken("the endpoint sent an event that is too large".into()));
         }
     }
 }
@@ -240,7 +242,7 @@ mod tests {
             drop(held);
         });
         let client = test_client(endpoints);
-        let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
+        let args = WatchArgs { from_revision: None, kind: Vec::new(), max_revisions: Some(1) };
         let mut told = Vec::new();
         let mut tell = |data: &Value| {
             told.extend(data["revision"].as_u64());
@@ -290,7 +292,7 @@ mod tests {
             connection.write_all(format!("{RESPONSE_HEAD}{:x}\r\n{event}\r\n", event.len()).as_bytes()).unwrap();
             line
         });
-        let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
+        let args = WatchArgs { from_revision: None, kind: Vec::new(), max_revisions: Some(1) };
         let mut told = Vec::new();
         let mut tell = |data: &Value| {
             told.extend(data["revision"].as_u64());
@@ -317,7 +319,7 @@ mod tests {
             endpoint
         };
         let client = test_client(vec![full(), full()]);
-        let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
+        let args = WatchArgs { from_revision: None, kind: Vec::new(), max_revisions: Some(1) };
         let error = follow(&client, (&args, OutputFormat::Table), &mut |_: &Value| Ok(())).await.unwrap_err();
         assert_eq!(error.error_code(), "too_many");
     }

@@ -53,14 +53,14 @@ fn leader_log_index(leader: &Value) -> Option<u64> {
 pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) -> Vec<Value> {
     let leader = leader_answer(&looks.first);
     if leader.is_none() {
-        output.note("no endpoint is the leader's, which knows whether all members answer; give its --endpoint, too");
+        output.note("no endpoint is the leader's, which alone knows whether all members answer: add its --endpoint");
     }
     let mut found = BTreeMap::new();
     for member in leader.into_iter().flat_map(|leader| lines(&leader["answer"]["members"])) {
         if member["answers"] == false {
-            let what = "it does not answer the leader".to_owned();
+            let what = "the member does not answer the leader".to_owned();
             let what = member["trouble"].as_str().map_or(what.clone(), |trouble| format!("{what}: {trouble}"));
-            found.insert(member_name(member), alarm(&member_name(member), "member_silent", &what));
+            found.insert(member_name(member), alarm(&member_name(member), "member_unresponsive", &what));
         }
     }
     if let (Some(first), Some(later)) = (leader, &looks.later) {
@@ -69,7 +69,7 @@ pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) ->
     for answer in looks.first.iter().filter(|answer| answer["error"].is_null()) {
         for member in lines(&answer["answer"]["members"]) {
             if let Some(trouble) = member["trouble"].as_str() {
-                let what = format!("{} cannot talk with it: {trouble}", cell_text(answer.get("endpoint")));
+                let what = format!("{} cannot connect to the member: {trouble}", cell_text(answer.get("endpoint")));
                 found
                     .entry(member_name(member))
                     .or_insert_with(|| alarm(&member_name(member), "member_unreachable", &what));
@@ -93,19 +93,19 @@ fn lagging_members(first: &Value, second: &Value) -> Vec<(String, Value)> {
         let behind = leads.saturating_sub(now);
         let what = if was == Some(now) && now < led {
             format!(
-                "it answers and stood still at entry {now} for a moment, {behind} behind the leader at {leads}; if that \
-                 stays so, look at its log and its disk"
+                "the member answers but stayed at entry {now}, {behind} behind the leader at {leads}; if it does not \
+                 advance, check its log and its disk"
             )
         } else if behind > MAX_LAG_ENTRIES {
             format!(
-                "it is at entry {now}, {behind} behind the leader at {leads}, and was at {}: it catches up, or its disk or \
-                 the way to it is too slow",
+                "the member is at entry {now}, {behind} behind the leader at {leads}, and was at {}: it catches up, or its \
+                 disk or network is too slow",
                 was.unwrap_or_default()
             )
         } else {
             continue;
         };
-        found.push((member_name(member), alarm(&member_name(member), "lagging", &what)));
+        found.push((member_name(member), alarm(&member_name(member), "member_lagging", &what)));
     }
     found
 }
@@ -128,14 +128,14 @@ mod tests {
     fn alarms_between(first: &[(u64, u64)], second: &[(u64, u64)], answers: bool) -> Vec<(String, String)> {
         let looks = MemberObservations { first: vec![leader(first, answers)], later: Some(leader(second, answers)) };
         let found = member_alarms(&looks, OutputFormat::Table);
-        found.iter().map(|alarm| (cell_text(alarm.get("alarm")), cell_text(alarm.get("what")))).collect()
+        found.iter().map(|alarm| (cell_text(alarm.get("alarm")), cell_text(alarm.get("message")))).collect()
     }
 
     #[test]
     fn stalled_member_alarm_includes_log_positions() {
         let found = alarms_between(&[(1, 100), (2, 40), (3, 99)], &[(1, 150), (2, 40), (3, 149)], true);
-        assert_eq!((found.len(), &*found[0].0), (1, "lagging"), "{found:?}");
-        assert!(found[0].1.contains("stood still at entry 40 for a moment, 110 behind the leader at 150"), "{found:?}");
+        assert_eq!((found.len(), &*found[0].0), (1, "member_lagging"), "{found:?}");
+        assert!(found[0].1.contains("stayed at entry 40, 110 behind the leader at 150"), "{found:?}");
         assert_eq!(
             alarms_between(&[(1, 100), (2, 40)], &[(1, 100), (2, 40)], true).len(),
             1,
@@ -148,7 +148,10 @@ mod tests {
         );
         assert_eq!(alarms_between(&[(1, 100), (2, 40)], &[(1, 150), (2, 41)], true), [], "it goes on");
         let far = alarms_between(&[(1, 9_000), (2, 40)], &[(1, 9_100), (2, 900)], true);
-        assert!(far[0].0 == "lagging" && far[0].1.contains("8200 behind the leader at 9100, and was at 40"), "{far:?}");
-        assert_eq!(alarms_between(&[(1, 100), (2, 40)], &[(1, 150), (2, 40)], false)[0].0, "member_silent");
+        assert!(
+            far[0].0 == "member_lagging" && far[0].1.contains("8200 behind the leader at 9100, and was at 40"),
+            "{far:?}"
+        );
+        assert_eq!(alarms_between(&[(1, 100), (2, 40)], &[(1, 150), (2, 40)], false)[0].0, "member_unresponsive");
     }
 }

@@ -54,19 +54,19 @@ known       by token ids, recognised by leading
 owner       http://a:1
 decided on  current view of the ledger, a newer step of our own
 
-   ACTION             AT          FROM  CACHED  COMPUTED  COMPUTE  QUEUE  PRICE MS  WHY NOT
-*  colocated_prefill  http://a:1  -     512     88        1.5      0.0    1.5
-   colocated_prefill  http://b:1  -     512     88        9.8      0.0    9.8
-   colocated_prefill  w-3         -     512     88        -        -      -         draining
+   ACTION             WORKER      SOURCE  CACHED  COMPUTED  COMPUTE  QUEUE  TOTAL COST  REJECTION
+*  colocated_prefill  http://a:1  -       512     88        1.5ms    0s     1.5ms
+   colocated_prefill  http://b:1  -       512     88        9.8ms    0s     9.8ms
+   colocated_prefill  w-3         -       512     88        -        -      -           draining
 
-chosen       by own for 1.5 ms; next colocated_prefill at http://b:1, 8.2 ms more
-ownership    stays where it is
-tried        colocated_prefill at http://a:1, exact knowledge; decode_busy
-ended        complete, status 200
-first token  1.8 ms (expected 1.5 ms)
-cached       512 (expected 512)
-answer       32 tokens, 20.0 ms in all
-moved        0 bytes
+chosen     by own for 1.5ms; next colocated_prefill at http://b:1, 8.2ms more
+ownership  stays where it is
+tried      colocated_prefill at http://a:1, exact knowledge; decode_busy
+ended      complete, status 200
+TTFT       1.8ms (expected 1.5ms)
+cached     512 (expected 512)
+answer     32 tokens, 20ms in all
+moved      0 bytes
 ";
     assert_eq!(render(&receipt(), &names), wanted);
 }
@@ -77,7 +77,7 @@ fn unplanned_step_shows_no_candidates() {
     (sticky["decision"], sticky["mode"], sticky["seen"]) = (Value::Null, json!("sticky"), Value::Null);
     let shown = render(&sticky, &WorkerUrls::default());
     assert!(
-        shown.contains("not planned, mode sticky") && shown.contains("tried") && !shown.contains("PRICE"),
+        shown.contains("not planned, mode sticky") && shown.contains("tried") && !shown.contains("TOTAL COST"),
         "{shown}"
     );
 }
@@ -114,7 +114,7 @@ fn shadow_mode_shows_the_plan_that_was_not_executed() {
     shadowed["mode"] = json!("shadow");
     let shown = render(&shadowed, &WorkerUrls::default());
     let line = shown.lines().find(|line| line.starts_with("would be")).unwrap();
-    assert!(line.contains("colocated_prefill at w-1 for 1.5 ms") && line.ends_with("the bypass served it:"), "{line}");
+    assert!(line.contains("colocated_prefill at w-1 for 1.5ms") && line.ends_with("the bypass served it:"), "{line}");
     assert!(!shown.contains("chosen"), "{shown}");
 }
 
@@ -125,7 +125,10 @@ fn fallback_and_cold_prompts_are_explained() {
     assert!(render(&told, &WorkerUrls::default()).contains("known       by token ids, and nothing of it recognised\n"));
     told["attempts"][0]["knowledge"] = json!("fallback");
     let shown = render(&told, &WorkerUrls::default());
-    assert!(shown.contains("nothing of it recognised; what its worker holds is a guess: `ctl workers`"), "{shown}");
+    assert!(
+        shown.contains("nothing of it recognised; what its worker holds is an estimate: REASON in `ctl worker list`"),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -135,5 +138,5 @@ fn unsent_step_shows_no_ownership_claim() {
     assert!(render(&left, &WorkerUrls::default()).contains("the target claims it"));
     left["attempts"] = json!([]);
     let shown = render(&left, &WorkerUrls::default());
-    assert!(shown.contains("ownership    as it was: the step was never sent") && !shown.contains("claims"), "{shown}");
+    assert!(shown.contains("ownership  as it was: the step was never sent") && !shown.contains("claims"), "{shown}");
 }
