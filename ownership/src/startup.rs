@@ -245,7 +245,7 @@ fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
 fn unreachable_join_error(claimed: &LockedFolder, seeds: &[String]) -> OwnershipError {
     OwnershipError::Options(format!(
         "{} holds a join through {} that is not done, and a node that joins must be reachable: give it an address for the \
-         other nodes (`--node-listen`, cluster.listen), or start in an empty directory to found a cluster",
+         other nodes (`--cluster-listen`, cluster.listen), or start in an empty directory to found a cluster",
         claimed.root.display(),
         seeds.join(", ")
     ))
@@ -284,7 +284,7 @@ fn check_reachable(core: &NodeCore) -> Result<(), OwnershipError> {
     }
     let what = format!(
         "this node is one of {members} of a cluster, and the others must reach it: give it an address for them again \
-         (`--node-listen`, cluster.listen)"
+         (`--cluster-listen`, cluster.listen)"
     );
     Err(OwnershipError::Options(what))
 }

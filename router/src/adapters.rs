@@ -114,7 +114,7 @@ mod tests {
 
     #[tokio::test]
     async fn mismatched_adapters_are_reported_with_the_setting_to_change() {
-        let worker = sim(&["--speed-up=50", "--adapter=sql", "--adapter=poet", "--adapter=bard"]).await;
+        let worker = sim(&["--speed-up=50", "--lora-adapter=sql", "--lora-adapter=poet", "--lora-adapter=bard"]).await;
         let settings = ["models.tiny.text=builtin", "models.tiny.adapters=[\"sql\", \"peot\"]"];
         let front = start_router_at(&[url(&worker)], &settings).await;
         let told = causes(&front).await;
@@ -134,7 +134,7 @@ mod tests {
 
     #[tokio::test]
     async fn matching_adapters_and_models_without_a_tokenizer_report_no_mismatch() {
-        let worker = sim(&["--adapter=sql"]).await;
+        let worker = sim(&["--lora-adapter=sql"]).await;
         let front =
             start_router_at(&[url(&worker)], &["models.tiny.text=builtin", "models.tiny.adapters=[\"sql\"]"]).await;
         assert_eq!(causes(&front).await, []);

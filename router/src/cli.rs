@@ -25,35 +25,35 @@ enum CliCommand {
     Ctl(Box<ctl::CtlArgs>),
     Trace(trace_command::TraceArgs),
     Simulate(Box<simulate_command::SimulateArgs>),
-    ClosedLoop(validate_sim::ValidateSimArgs),
+    ValidateSim(validate_sim::ValidateSimArgs),
     WhatIf(Box<what_if_command::WhatIfArgs>),
 }
 
 /// What `serve` takes.
 #[derive(Clone, Debug, Default, Args)]
 struct ServeArgs {
-    /// Where clients connect [default: 127.0.0.1:8080].
+    /// Address for clients [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// Where operators connect: API and /metrics [default: 127.0.0.1:9464].
+    /// Address for operators: API and /metrics [default: 127.0.0.1:9464].
     #[arg(long, value_name = "ADDR")]
     operator_listen: Option<String>,
-    /// An engine; once for each. Behind #: prefill, decode or hybrid (default).
+    /// Engine, followed by #prefill or #decode if it is not a hybrid; may be repeated.
     #[arg(long = "worker", value_name = "URL[#ROLE]")]
     workers: Vec<String>,
     /// Configuration file (TOML).
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Sets one value of the configuration, for example steering.mode=shadow. Goes over the file; may be repeated.
+    /// Sets one value of the configuration, for example routing.mode=shadow; overrides the file and may be repeated.
     #[arg(long = "set", value_name = "PATH=VALUE")]
     settings: Vec<String>,
-    /// Folder of the durable ledger, made if missing [default: ./ownerserve-data].
+    /// Data directory of the durable ledger, created if missing [default: ./ownerserve-data].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Where other nodes call this one. Without it, the ledger is kept by this node alone.
+    /// Address for the other nodes of the cluster. Without it, this node keeps the ledger alone.
     #[arg(long, value_name = "ADDR")]
-    node_listen: Option<String>,
-    /// Members of the cluster to join, when the data directory is new.
+    cluster_listen: Option<String>,
+    /// Members of the cluster to join if the data directory is new.
     #[arg(long, value_name = "ADDR[,ADDR]")]
     join: Option<String>,
     /// Ends when standard input closes.
@@ -69,7 +69,7 @@ impl ServeArgs {
         settings.extend(self.operator_listen.clone().map(|value| quoted("operator.listen", value)));
         let folder = self.data_dir.as_ref().map(|folder| folder.to_string_lossy().into_owned());
         settings.extend(folder.map(|value| quoted("ledger.data_dir", value)));
-        settings.extend(self.node_listen.clone().map(|value| quoted("cluster.listen", value)));
+        settings.extend(self.cluster_listen.clone().map(|value| quoted("cluster.listen", value)));
         settings.extend(self.join.clone().map(|value| quoted("cluster.join", value)));
         settings.extend(self.settings.iter().cloned());
         Overrides { settings, workers: self.workers.clone() }
@@ -93,7 +93,7 @@ pub fn main() -> ExitCode {
         CliCommand::Ctl(args) => runtime.block_on(ctl::run(&args)),
         CliCommand::Trace(args) => ended(trace_command::run(&args)),
         CliCommand::Simulate(args) => ended(simulate_command::run(&args)),
-        CliCommand::ClosedLoop(args) => ended(runtime.block_on(validate_sim::run(&args))),
+        CliCommand::ValidateSim(args) => ended(runtime.block_on(validate_sim::run(&args))),
         CliCommand::WhatIf(args) => ended(what_if_command::run(&args)),
     }
 }
@@ -137,6 +137,9 @@ pub(crate) fn report_failure(error: &dyn std::error::Error) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use clap::error::ErrorKind;
+    use vocabulary::{ArtifactId, GroupId, PrefixId, RequestId, SessionId};
+
     use super::*;
 
     fn serve_config(args: &[&str]) -> Config {
@@ -154,7 +157,7 @@ mod tests {
             "--worker=http://a:1#prefill",
             "--worker=http://b:1",
             "--data-dir=/tmp/with space",
-            "--node-listen=127.0.0.1:3",
+            "--cluster-listen=127.0.0.1:3",
             "--join=a:1,b:2",
             "--set",
             "steering.mode=shadow",
@@ -165,6 +168,37 @@ mod tests {
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
         assert_eq!(config.steering.mode, crate::pipeline::routing::RoutingMode::Shadow);
+    }
+
+    /// Parses a command line of the fixture up to `--help`, which is shown only if all words before it are accepted.
+    fn accepts(line: &str) -> bool {
+        let word = |word: &str| match word {
+            "SESSION" => SessionId(1).to_string(),
+            "ARTIFACT" => ArtifactId(1).to_string(),
+            "PREFIX" => PrefixId(1).to_string(),
+            "GROUP" => GroupId(1).to_string(),
+            "REQUEST" => RequestId(1).to_string(),
+            "WORKER" => "http://127.0.0.1:1".to_owned(),
+            other => other.to_owned(),
+        };
+        let words = ["ownerserve"].into_iter().chain(line.split_whitespace()).chain(["--help"]).map(word);
+        Cli::try_parse_from(words).unwrap_err().kind() == ErrorKind::DisplayHelp
+    }
+
+    #[test]
+    fn every_command_line_parses_by_its_new_words_only() {
+        for line in include_str!("cli/renamed.txt").lines() {
+            let (old, new) = line.split_once('|').unwrap();
+            assert!(accepts(new), "{new}");
+            assert!(!accepts(old), "{old}");
+        }
+    }
+
+    #[test]
+    fn unknown_verb_is_reported_by_name() {
+        let error = Cli::try_parse_from(["ownerserve", "ctl", "hashkv"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidSubcommand);
+        assert!(error.to_string().contains("unrecognized subcommand 'hashkv'"), "{error}");
     }
 
     #[test]

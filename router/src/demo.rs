@@ -43,20 +43,20 @@ const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 const FIGURES_HELP: &str = "\
 Figures of --report, for each policy:
-  requests            steps that were sent, one for each recorded assistant turn
-  errors              those that did not end in a whole answer
-  first_token_p50_ms  median time from sending a step to its first text, real time, at the client
-  first_token_p99_ms  99th percentile of the same
-  step_mean_ms        mean time from sending a step to its last byte: what the planner makes short, with that of others
-  step_p99_ms         99th percentile of the same
-  prefill_tokens      prompt tokens that workers computed: the sum of their
-                      vllm:prompt_tokens_by_source_total{source=\"local_compute\"}
-  owner_hit_rate      of the steps that continue a session, the share answered by its last owner, which is
-                      the worker that answered the step before (simulated workers name themselves)
-  duplicate_factor    KV blocks resident at the end, summed over workers, by the distinct ones among them,
-                      as the workers' KV events tell the router's index; 1: nothing lies twice
-  kv_bytes_moved      source=\"external_kv_transfer\" tokens of all workers times the KV bytes of a token
-  actions             how often each way of serving was executed
+  requests                steps that were sent, one for each recorded assistant turn
+  errors                  those that did not end in a whole answer
+  ttft_p50_ms             median time from sending a step to its first text, real time, at the client
+  ttft_p99_ms             99th percentile of the same
+  step_latency_mean_ms    mean time from sending a step to its last byte
+  step_latency_p99_ms     99th percentile of the same
+  computed_prompt_tokens  prompt tokens that workers computed: the sum of their
+                          vllm:prompt_tokens_by_source_total{source=\"local_compute\"}
+  owner_hit_rate          of the steps that continue a session, the share answered by its last owner, which is
+                          the worker that answered the step before (simulated workers name themselves)
+  duplicate_factor        KV blocks resident at the end, summed over workers, by the distinct ones among them,
+                          as the workers' KV events tell the router's index; 1: no block is resident twice
+  kv_transfer_bytes       source=\"external_kv_transfer\" tokens of all workers times the KV bytes of a token
+  actions                 how often each action was executed
 
 The workers are fresh for each policy. Sessions, think times and answer lengths are the same; round-robin and
 session pinning use decode and hybrid workers only. With --speed-up all times shrink, the reported ones too.";
@@ -89,9 +89,9 @@ pub struct DemoArgs {
     /// Which policies to compare, in this order.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = ComparedPolicy::VARIANTS.iter().copied())]
     pub policies: Vec<ComparedPolicy>,
-    /// Keeps the last cluster serving until ctrl-c, for a look around.
+    /// Keeps the last cluster serving until ctrl-c.
     #[arg(long)]
-    pub keep: bool,
+    pub keep_running: bool,
 }
 
 fn factor(text: &str) -> Result<f64, OutOfRange> {
@@ -162,7 +162,7 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyR
         written.map_err(|source| DemoError::Report(path.clone(), source))?;
     }
     if let Some(cluster) = standing {
-        if options.keep {
+        if options.keep_running {
             keep_serving(&cluster, view).await;
         }
         cluster.stop().await;

@@ -3,10 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use prefix::PrefixError;
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error as ValueError, StringDeserializer};
@@ -16,6 +15,8 @@ use workers_shim::sim::{
     EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
 };
 
+use crate::config::units::TimeSpan;
+use crate::flags;
 use crate::serve::wait_for_signal;
 
 mod codec;
@@ -25,41 +26,41 @@ pub use codec::ModelCodec;
 /// Runs a simulated engine: vLLM on the wire, no model inside.
 #[derive(Clone, Debug, Args)]
 pub struct SimArgs {
-    /// Where it serves HTTP; port 0 takes any free one, which the log tells. Given several times, it is as many engines.
+    /// HTTP address; port 0 takes a free port, which the log shows. Each of several addresses is an engine of its own.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     listen: Vec<SocketAddr>,
-    /// What it says it is for: it computes prompts for others, generates answers, or does both.
+    /// Role: computes prompts for others, generates answers, or does both.
     #[arg(long, default_value = "hybrid", value_parser = one_of::<WorkerRole>(&["prefill", "decode", "hybrid"]))]
     role: WorkerRole,
-    /// The name under which it serves its model.
+    /// Name of the served model.
     #[arg(long, value_name = "NAME", default_value = "tiny")]
     model: String,
-    /// A LoRA adapter on top of it, served under this name; its KV blocks are its own. May be given several times.
-    #[arg(long = "adapter", value_name = "NAME")]
-    adapters: Vec<String>,
-    /// Model folder with tokenizer.json and chat template, in place of the small built-in one.
+    /// LoRA adapter of the model, served under this name with KV blocks of its own; may be repeated.
+    #[arg(long = "lora-adapter", value_name = "NAME")]
+    lora_adapters: Vec<String>,
+    /// Model directory with tokenizer.json and chat template; when left out, a small built-in model.
     #[arg(long, value_name = "DIR")]
-    text: Option<PathBuf>,
+    tokenizer_dir: Option<PathBuf>,
     /// Speeds and capacities (TOML), as in configs/profiles.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// How many times faster than the modelled engine it runs.
+    /// Factor by which it runs faster than the modelled engine.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     speed_up: f64,
-    /// Where it publishes KV events [default: any free port]; told by GET /kv_event_sources.
+    /// Address at which it publishes KV events [default: any free port]; GET /kv_event_sources shows it.
     #[arg(long, value_name = "ADDR")]
-    events_listen: Option<SocketAddr>,
-    /// How many messages of KV events it keeps for whoever missed them.
+    kv_events_listen: Option<SocketAddr>,
+    /// Number of KV event messages that it keeps for replay.
     #[arg(long, value_name = "MESSAGES", default_value_t = EventOptions::default().buffer)]
-    events_kept: usize,
-    /// What goes wrong with events on their way, for tests: duplicate=N, gap=N.
+    kv_events_buffer: usize,
+    /// Fault of published KV events, for tests: duplicate=N, gap=N.
     #[arg(long, value_name = "FAULTS")]
-    events_fault: Option<EventFault>,
+    kv_events_fault: Option<EventFault>,
     #[command(flatten)]
     handing: KvTransferArgs,
-    /// Keeps all prompts in one cache, whatever cache_salt they come with, for tests.
+    /// Keeps all prompts in one cache, whatever their cache_salt, for tests.
     #[arg(long)]
-    ignore_salts: bool,
+    ignore_cache_salt: bool,
     /// Ends when standard input closes.
     #[arg(long, hide = true)]
     pub(crate) exit_with_parent: bool,
@@ -68,19 +69,46 @@ pub struct SimArgs {
 // How a simulated engine hands KV over. Not a doc comment: as one it would be the help of whole `sim-worker`.
 #[derive(Clone, Debug, Args)]
 struct KvTransferArgs {
-    /// What goes wrong with KV on its way to other workers, for tests: corrupt=N damages one of N reads, and tells nobody.
+    /// Fault of KV transfers to other workers, for tests: corrupt=N silently damages one of N reads.
     #[arg(long, value_name = "FAULT")]
     transfer_fault: Option<TransferFault>,
-    /// How it hands KV over, and whose metrics it shows: OpenAI's API alone; vLLM with NIXL, or the same in its bidirectional
-    /// mode; vLLM with Mooncake; SGLang, whose prefill and decode workers answer nothing else.
-    #[arg(long, default_value = "nixl", value_parser = one_of::<KvConnector>(&["plain", "nixl", "bidirectional", "mooncake", "sglang"]))]
-    dialect: KvConnector,
-    /// Where its bootstrap server listens [default: any free port]; SGLang's GET /server_info tells it.
+    /// KV connector of the engine, which also decides whose metrics it shows.
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = KvConnectorArg::Nixl)]
+    kv_connector: KvConnectorArg,
+    /// Address of its bootstrap server [default: any free port]; SGLang's GET /server_info shows it.
     #[arg(long, value_name = "ADDR")]
     bootstrap_listen: Option<SocketAddr>,
-    /// How long one leg of a transfer waits for the other.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    meet_within: u64,
+    /// Timeout with which one leg of a transfer waits for the other.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flags::duration)]
+    handshake_timeout: TimeSpan,
+}
+
+/// KV connector of a simulated engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum KvConnectorArg {
+    /// OpenAI's API without transfers.
+    None,
+    /// vLLM with NIXL.
+    Nixl,
+    /// vLLM with NIXL in its bidirectional mode.
+    NixlBidirectional,
+    /// vLLM with Mooncake.
+    Mooncake,
+    /// SGLang, whose prefill and decode workers answer only requests with a bootstrap room.
+    Sglang,
+}
+
+impl KvConnectorArg {
+    fn connector(self) -> KvConnector {
+        match self {
+            Self::None => KvConnector::Plain,
+            Self::Nixl => KvConnector::Nixl,
+            Self::NixlBidirectional => KvConnector::Bidirectional,
+            Self::Mooncake => KvConnector::Mooncake,
+            Self::Sglang => KvConnector::Sglang,
+        }
+    }
 }
 
 /// One of these words, as configuration has it.
@@ -110,7 +138,7 @@ pub enum SimCommandError {
 
 /// Runs it until SIGTERM or ctrl-c.
 pub async fn run(args: &SimArgs) -> Result<(), SimCommandError> {
-    let codec = Arc::new(ModelCodec::load(args.text.clone())?);
+    let codec = Arc::new(ModelCodec::load(args.tokenizer_dir.clone())?);
     let mut workers = Vec::with_capacity(args.listen.len());
     for listen in &args.listen {
         let worker = SimWorker::start(engine_options(args, *listen)?, codec.clone()).await?;
@@ -135,29 +163,29 @@ fn engine_options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimC
     };
     // Beside HTTP, on the same interface.
     let beside = |address: IpAddr| SocketAddr::new(address, 0);
-    let events = args.events_listen.unwrap_or(beside(listen.ip()));
+    let events = args.kv_events_listen.unwrap_or(beside(listen.ip()));
     Ok(SimOptions {
         listen,
         model: args.model.clone(),
-        adapters: args.adapters.clone(),
+        adapters: args.lora_adapters.clone(),
         role: args.role,
         profile,
         speed_up: args.speed_up,
         events: EventOptions {
             listen: events,
             replay: beside(events.ip()),
-            fault: args.events_fault.unwrap_or_default(),
-            buffer: args.events_kept,
+            fault: args.kv_events_fault.unwrap_or_default(),
+            buffer: args.kv_events_buffer,
             ..EventOptions::default()
         },
         side_channel: beside(listen.ip()),
         handing: TransferOptions {
-            dialect: args.handing.dialect,
+            dialect: args.handing.kv_connector.connector(),
             bootstrap: args.handing.bootstrap_listen.unwrap_or(beside(listen.ip())),
-            patience: Duration::from_secs(args.handing.meet_within),
+            patience: args.handing.handshake_timeout.0,
         },
         transfer_fault: args.handing.transfer_fault.unwrap_or_default(),
-        ignores_salts: args.ignore_salts,
+        ignores_salts: args.ignore_cache_salt,
         ..SimOptions::default()
     })
 }

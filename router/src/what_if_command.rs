@@ -21,7 +21,7 @@ use crate::simulate_command::{OutOfRange, ProgressMeter, parse_number};
 use compare::{ComparisonBuilder, Counterfactual, ModeCounts, PlanComparison, ReproductionCounts};
 
 const NOTE: &str = "\
-Every figure but those under SEEN is a prediction by the cost model: the time until a first token as its terms queue,
+Every figure but those under OBSERVED TTFT is a prediction by the cost model: the time to first token as its terms queue,
 compute, network and restore have it. A step is asked about as it was met: what another choice would have changed for
 later steps, as who holds what and how long queues are, is not in it; `simulate` replays that.";
 
@@ -39,13 +39,13 @@ pub(crate) struct WhatIfArgs {
     settings: Vec<String>,
     /// A fleet without this worker, by id or URL; may be repeated.
     #[arg(long, value_name = "WORKER")]
-    without: Vec<WorkerArg>,
-    /// Workers that compute prompts so many times as fast, 0.01 to 100.
+    exclude_worker: Vec<WorkerArg>,
+    /// Workers that compute prompts faster by this factor, 0.01 to 100.
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
-    prefill_speed: Option<f64>,
-    /// Links that are so many times as fast, 0.01 to 100.
+    prefill_speedup: Option<f64>,
+    /// Links that are faster by this factor, 0.01 to 100.
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
-    link_speed: Option<f64>,
+    link_speedup: Option<f64>,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
     output: OutputFormat,
@@ -67,7 +67,7 @@ pub(crate) enum WhatIfError {
     Config(#[from] ConfigError),
     #[error("--set {0}: only values of the policy change what is planned; accepted are paths that begin with planner.")]
     NotThePolicy(String),
-    #[error("--without {worker}: no decision of this log was asked about it; accepted: {known}")]
+    #[error("--exclude-worker {worker}: no decision of this log knew it; accepted: {known}")]
     UnknownWorker { worker: WorkerId, known: String },
     #[error("cannot write the figures: {0}")]
     Output(#[from] std::io::Error),
@@ -75,7 +75,7 @@ pub(crate) enum WhatIfError {
 
 #[derive(Serialize)]
 struct WhatIfReport<'a> {
-    /// Every figure but those of `foretold.*.seen`.
+    /// Every figure but those of `ttft_prediction.*.observed_ms`.
     marked_as: &'static str,
     files: usize,
     #[serde(flatten)]
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
 impl WhatIfArgs {
     /// A fleet without somebody who was never in it would look as good as the whole one.
     fn check_workers(&self, workers: &BTreeMap<WorkerId, Arc<str>>) -> Result<(), WhatIfError> {
-        let unknown = self.without.iter().find(|worker| !workers.contains_key(&worker.0));
+        let unknown = self.exclude_worker.iter().find(|worker| !workers.contains_key(&worker.0));
         let known = || workers.values().take(MAX_NAMED_WORKERS).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
         unknown.map_or(Ok(()), |worker| Err(WhatIfError::UnknownWorker { worker: worker.0, known: known() }))
     }
@@ -128,18 +128,18 @@ impl WhatIfArgs {
         let other = || Config::policy(recorded, self.config.as_deref().map(Path::new), &self.settings);
         Ok(Counterfactual {
             policy: is_changed.then(other).transpose()?,
-            removed_workers: self.without.iter().map(|worker| worker.0).collect(),
-            prefill_speed: self.prefill_speed,
-            link_speed: self.link_speed,
+            removed_workers: self.exclude_worker.iter().map(|worker| worker.0).collect(),
+            prefill_speedup: self.prefill_speedup,
+            link_speedup: self.link_speedup,
         })
     }
 }
 
 fn comparison_text(comparison: &PlanComparison, files: usize) -> String {
-    let ModeCounts { own, shadow, sticky } = comparison.modes;
-    let (all, compared) = (own + shadow + sticky, comparison.compared);
+    let ModeCounts { active, shadow, bypass } = comparison.modes;
+    let (all, compared) = (active + shadow + bypass, comparison.compared);
     let mut text = field_list([
-        ("decisions", format!("{all} in {files} files: own {own}, shadow {shadow}, sticky {sticky}")),
+        ("decisions", format!("{all} in {files} files: active {active}, shadow {shadow}, bypass {bypass}")),
         ("compared", format!("{compared} steps of {} sessions", comparison.sessions)),
         ("replayed", replay_text(comparison)),
         ("unservable", format!("{} steps", comparison.unservable)),
@@ -152,20 +152,20 @@ fn comparison_text(comparison: &PlanComparison, files: usize) -> String {
     text.push('\n');
     text += &aligned([
         row(["PREDICTED", "AS SERVED", "WHAT IF"]),
-        line("first token, mean ms", &|totals| format!("{:.1}", totals.first_token_mean)),
-        line("first token, p50 ms", &|totals| format!("{:.1}", totals.first_token_p50)),
-        line("first token, p99 ms", &|totals| format!("{:.1}", totals.first_token_p99)),
-        line("prompt tokens computed", &|totals| totals.computed_tokens.to_string()),
-        line("MiB moved", &|totals| format!("{:.1}", totals.moved_bytes as f64 / f64::from(1 << 20))),
+        line("TTFT, mean", &|totals| format!("{:.1}ms", totals.ttft_mean_ms)),
+        line("TTFT, p50", &|totals| format!("{:.1}ms", totals.ttft_p50_ms)),
+        line("TTFT, p99", &|totals| format!("{:.1}ms", totals.ttft_p99_ms)),
+        line("computed prompt tokens", &|totals| totals.computed_tokens.to_string()),
+        line("KV transfers", &|totals| format!("{:.1}MiB", totals.kv_transfer_bytes as f64 / f64::from(1 << 20))),
     ]);
-    text += &format!("\n{} of {} steps would be served in another way. ", comparison.other_plan, compared);
-    text += &savings_text(comparison, served.first_token_mean);
+    text += &format!("\n{} of {} steps would have another plan. ", comparison.changed_plans, compared);
+    text += &savings_text(comparison, served.ttft_mean_ms);
     text.push_str("\n\n");
     let actions = comparison.actions.iter();
     let actions =
         actions.map(|(action, [served, planned])| row([action.as_str(), &served.to_string(), &planned.to_string()]));
     text += &aligned(std::iter::once(row(["ACTION", "AS SERVED", "WHAT IF"])).chain(actions));
-    if !comparison.foretold.is_empty() {
+    if !comparison.ttft_prediction.is_empty() {
         text.push('\n');
         text += &prediction_table(comparison);
     }
@@ -185,23 +185,23 @@ fn replay_text(comparison: &PlanComparison) -> String {
 }
 
 fn savings_text(comparison: &PlanComparison, before: f64) -> String {
-    let Some(saved) = comparison.saved else { return String::new() };
+    let Some(saved) = comparison.predicted_ttft_saving_ms else { return String::new() };
     let share = if before > 0.0 { format!(" ({:.1} %)", 100.0 * saved.mean / before) } else { String::new() };
     let within = saved.within.map_or_else(
-        || "one session says nothing of how sure that is".to_owned(),
+        || "without a confidence interval, since there is one session only".to_owned(),
         |within| format!("95 % confidence {:.2} to {:.2}", saved.mean - within, saved.mean + within),
     );
-    format!("Prediction: a first token comes {:.2} ms{share} earlier, {within}.", saved.mean)
+    format!("Prediction: the time to first token is {:.2} ms{share} shorter, {within}.", saved.mean)
 }
 
 fn prediction_table(comparison: &PlanComparison) -> String {
-    let mut rows = vec![row(["AS SERVED", "STEPS", "PREDICTED MS", "SEEN MS", "MEDIAN ERROR", "BIAS"])];
-    for (action, one) in &comparison.foretold {
+    let mut rows = vec![row(["AS SERVED", "STEPS", "PREDICTED TTFT", "OBSERVED TTFT", "MEDIAN ERROR", "BIAS"])];
+    for (action, one) in &comparison.ttft_prediction {
         rows.push(row([
             action.as_str(),
             &one.steps.to_string(),
-            &format!("{:.1}", one.predicted),
-            &format!("{:.1}", one.seen),
+            &format!("{:.1}ms", one.predicted_ms),
+            &format!("{:.1}ms", one.observed_ms),
             &format!("{:.0} %", 100.0 * one.error),
             &format!("{:+.0} %", 100.0 * one.bias),
         ]));

@@ -28,7 +28,7 @@ SETTINGS = (f"models.{MODEL}.text=builtin",)
 
 def main() -> int:
     (node,) = free_ports(1)
-    flags = ("--node-listen", f"127.0.0.1:{node}")
+    flags = ("--cluster-listen", f"127.0.0.1:{node}")
     with Cluster(*ROLES, settings=SETTINGS, flags=flags, sim=("--speed-up", "10")) as cluster, tempfile.TemporaryDirectory() as folder:
         other = second_router(cluster, node)
         prometheus = start_prometheus([cluster.serve.operator_port, other.operator_port], Path(folder))
@@ -54,7 +54,7 @@ class Prometheus:
 def second_router(cluster: Cluster, node: int) -> Serve:
     """A learner beside the first: there are numbers of what routers tell each other."""
     (own,) = free_ports(1)
-    flags = ("--node-listen", f"127.0.0.1:{own}", "--join", f"127.0.0.1:{node}")
+    flags = ("--cluster-listen", f"127.0.0.1:{own}", "--join", f"127.0.0.1:{node}")
     return Serve(cluster.serve.workers, *flags, settings=SETTINGS)
 
 

@@ -63,25 +63,25 @@ def test_a_member_whose_certificate_is_refused_is_named_with_the_cause_and_the_r
     authority, other = Authority(tmp_path), Authority(tmp_path / "other")
     ports = free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
-    first = Serve([], "--node-listen", addresses[0], settings=(authority.node("one", "IP:127.0.0.1"),))
+    first = Serve([], "--cluster-listen", addresses[0], settings=(authority.node("one", "IP:127.0.0.1"),))
     second = None
     try:
         first.process.wait_for_port(first.operator_port)
-        second = Serve([], "--node-listen", addresses[1], "--join", addresses[0], settings=(authority.node("two", "IP:127.0.0.1"),))
+        second = Serve([], "--cluster-listen", addresses[1], "--join", addresses[0], settings=(authority.node("two", "IP:127.0.0.1"),))
         second.process.wait_for_port(second.operator_port)
         run = lambda *words: ctl("--endpoint", first.operator, *words)  # noqa: E731
         listed = until("both are members", lambda: len(json.loads(run("member", "list", "-o", "json").stdout)["members"]) == 2 and run("member", "list"))
-        assert "TROUBLE" in listed.stdout and "CLUSTER" in listed.stdout
+        assert "LAST ERROR" in listed.stdout and "CLUSTER" in listed.stdout
         second.process.stop()
         # Now of another authority, and it trusts both itself.
         foreign = other.node("two", "IP:127.0.0.1")
         other.ca.write_text(other.ca.read_text() + authority.ca.read_text())
-        second.flags = ["--node-listen", addresses[1], "--set", foreign]
+        second.flags = ["--cluster-listen", addresses[1], "--set", foreign]
         second.start()
         trouble = lambda: next(member["trouble"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] == 2)  # noqa: E731
         until("the cause is named", lambda: "another authority" in (trouble() or ""))
         assert "another authority" in run("member", "list").stdout
-        told = until("it is an alarm", lambda: "another authority" in (said := run("alarm")).stdout and said)
+        told = until("it is an alarm", lambda: "another authority" in (said := run("alarms", "list")).stdout and said)
         assert told.returncode == 5 and "member_" in told.stdout, told.stdout
         until("who knocks is counted", lambda: first.metric("ledger_tls_handshake_failures_total") > 0)
         assert "another node cannot be talked with" in log_of(first) and "a caller did not come in as another node" in log_of(first)
@@ -96,7 +96,7 @@ def test_the_clusters_certificates_are_read_anew_while_a_router_runs(tmp_path):
     (tmp_path / "after").mkdir()
     before, after = Authority(tmp_path), Authority(tmp_path / "after")
     ports = free_ports(2)
-    first = Serve([], "--node-listen", f"127.0.0.1:{ports[0]}", settings=(before.node("one", "IP:127.0.0.1"),))
+    first = Serve([], "--cluster-listen", f"127.0.0.1:{ports[0]}", settings=(before.node("one", "IP:127.0.0.1"),))
     second = None
     try:
         first.process.wait_for_port(first.operator_port)
@@ -104,7 +104,7 @@ def test_the_clusters_certificates_are_read_anew_while_a_router_runs(tmp_path):
         for name in "one.key", "one.pem", "ca.pem":
             (tmp_path / name).write_bytes((tmp_path / "after" / name).read_bytes())
         until("the new files are taken", lambda: "the cluster's certificates were read anew" in log_of(first))
-        second = Serve([], "--node-listen", f"127.0.0.1:{ports[1]}", "--join", f"127.0.0.1:{ports[0]}",
+        second = Serve([], "--cluster-listen", f"127.0.0.1:{ports[1]}", "--join", f"127.0.0.1:{ports[0]}",
                        settings=(after.node("two", "IP:127.0.0.1"),))
         second.process.wait_for_port(second.operator_port)
         members = lambda: json.loads(ctl("--endpoint", first.operator, "member", "list", "-o", "json").stdout)["members"]  # noqa: E731
@@ -117,7 +117,7 @@ def test_the_clusters_certificates_are_read_anew_while_a_router_runs(tmp_path):
 
 def founders(count: int) -> list[Serve]:
     """So many clusters of one node each."""
-    found = [Serve([], "--node-listen", f"127.0.0.1:{port}") for port in free_ports(count)]
+    found = [Serve([], "--cluster-listen", f"127.0.0.1:{port}") for port in free_ports(count)]
     for serve in found:
         serve.process.wait_for_port(serve.operator_port)
     return found
@@ -134,17 +134,17 @@ def two_clusters():
 def test_endpoints_of_two_clusters_are_told_apart(two_clusters):
     ids = [Operator(serve.operator).get("cluster").json["cluster"] for serve in two_clusters]
     both = [part for serve in two_clusters for part in ("--endpoint", serve.operator)]
-    status = ctl(*both, "status")
+    status = ctl(*both, "cluster", "status")
     assert status.returncode == 1 and "CLUSTER" in status.stdout and all(id in status.stdout for id in ids)
-    assert all(id in status.stderr for id in ids) and "different_clusters" in status.stderr
+    assert all(id in status.stderr for id in ids) and "cluster_mismatch" in status.stderr
     members = ctl(*both, "member", "list")
     assert members.returncode == 1 and all(id in members.stdout for id in ids), (members.stdout, members.stderr)
-    hashes = ctl(*both, "hashkv")
-    assert hashes.returncode == 1 and "different_clusters" in hashes.stderr and "States differ" not in hashes.stderr
-    alarms = ctl(*both, "alarm", "-o", "json")
-    found = [alarm for alarm in json.loads(alarms.stdout) if alarm["alarm"] == "different_clusters"]
-    assert alarms.returncode == 5 and {alarm["of"] for alarm in found} == {serve.operator for serve in two_clusters}
-    one = ctl("--endpoint", two_clusters[0].operator, "status")
+    hashes = ctl(*both, "cluster", "verify")
+    assert hashes.returncode == 1 and "cluster_mismatch" in hashes.stderr and "States differ" not in hashes.stderr
+    alarms = ctl(*both, "alarms", "list", "-o", "json")
+    found = [alarm for alarm in json.loads(alarms.stdout) if alarm["alarm"] == "cluster_mismatch"]
+    assert alarms.returncode == 5 and {alarm["target"] for alarm in found} == {serve.operator for serve in two_clusters}
+    one = ctl("--endpoint", two_clusters[0].operator, "cluster", "status")
     assert one.returncode == 0, one.stderr
 
 
@@ -175,7 +175,7 @@ def test_a_drain_is_obeyed_by_every_router_before_its_next_probe():
     try:
         for place, port in enumerate(ports):
             join = ("--join", f"127.0.0.1:{ports[0]}") if place else ()
-            routers.append(Serve([worker.url], "--node-listen", f"127.0.0.1:{port}", *join).wait())
+            routers.append(Serve([worker.url], "--cluster-listen", f"127.0.0.1:{port}", *join).wait())
         first, second = (Operator(router.operator) for router in routers)
         waits = []
         for draining, health in [(True, "draining"), (False, "ready")] * 4:
@@ -203,7 +203,7 @@ def test_nodes_without_certificates_listen_on_the_loopback_only_unless_that_is_a
 def test_who_listens_for_nodes_without_certificates_is_told_what_that_gives_away():
     (port,) = free_ports(1)
     settings = (f'cluster.advertise="127.0.0.1:{port}"', "cluster.insecure=true")
-    serve = Serve([], "--node-listen", f"0.0.0.0:{port}", settings=settings)
+    serve = Serve([], "--cluster-listen", f"0.0.0.0:{port}", settings=settings)
     try:
         serve.process.wait_for_port(serve.operator_port)
         told = log_of(serve)
@@ -221,7 +221,7 @@ def voters():
     try:
         for port in ports:
             join = ("--join", f"127.0.0.1:{ports[0]}") if nodes else ()
-            nodes.append(Serve([worker.url], "--node-listen", f"127.0.0.1:{port}", *join).wait())
+            nodes.append(Serve([worker.url], "--cluster-listen", f"127.0.0.1:{port}", *join).wait())
         until("all three vote", lambda: ctl("--endpoint", nodes[0].operator, "member", "promote", "2", "3").returncode == 0)
         yield nodes
     finally:
@@ -279,7 +279,7 @@ def test_a_voter_whose_folder_is_moved_leaves_the_quorum_and_comes_back_as_it_is
     trouble = lambda: next(member["trouble"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] == old)  # noqa: E731
     until("the leader knows why it does not answer", lambda: "is gone from the disk" in (trouble() or ""))
     assert "failed to send RaftMsg" not in log_of(lost)
-    assert "ledger_folder_gone" in ctl("--endpoint", lost.operator, "alarm").stdout
+    assert "ledger_folder_gone" in ctl("--endpoint", lost.operator, "alarms", "list").stdout
     address = next(member["address"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] != old)
     lost.process.stop()
     lost.flags += ["--join", address]
@@ -297,14 +297,14 @@ def test_ctl_says_what_tls_wants_of_it(tmp_path):
     shown = authority.node("router", "IP:127.0.0.1").replace("cluster.tls", "operator.tls").replace(f'ca="{authority.ca}", ', "")
     misnamed = authority.node("elsewhere", "DNS:elsewhere.internal").replace("cluster.tls", "operator.tls").replace(f'ca="{authority.ca}", ', "")
     (port,) = free_ports(1)
-    serve = Serve([], "--node-listen", f"127.0.0.1:{port}", settings=(shown, authority.node("peer", "IP:127.0.0.1")))
+    serve = Serve([], "--cluster-listen", f"127.0.0.1:{port}", settings=(shown, authority.node("peer", "IP:127.0.0.1")))
     wrong, plain = Serve([], settings=(misnamed,)), Serve([])
     try:
         for started in serve, wrong, plain:
             started.process.wait_for_port(started.operator_port)
         https = lambda one: one.operator.replace("http:", "https:")  # noqa: E731
         trusting = ("--cacert", str(authority.ca))
-        assert ctl("--endpoint", https(serve), *trusting, "status").returncode == 0
+        assert ctl("--endpoint", https(serve), *trusting, "cluster", "status").returncode == 0
         for words, told in [
             (("--endpoint", https(serve)), "--cacert FILE"),
             (("--endpoint", serve.operator), "https://HOST:PORT"),
@@ -312,7 +312,7 @@ def test_ctl_says_what_tls_wants_of_it(tmp_path):
             (("--endpoint", https(plain), *trusting), "http://HOST:PORT"),
             (("--endpoint", f"https://127.0.0.1:{port}", *trusting), "cluster.listen"),
         ]:
-            for verb in ("sessions",), ("quota", "a", "5"):
+            for verb in ("session", "list"), ("tenant", "set-quota", "a", "5"):
                 done = ctl(*words, *verb)
                 assert done.returncode == 3 and told in done.stderr, (words, verb, done.returncode, done.stderr)
     finally:

@@ -74,8 +74,8 @@ def test_a_corrupting_link_is_barred_within_20_transfers_and_a_sound_one_never(f
         until("the last one's check is over", fleet.barred)
         assert fleet.barred() == [(bad, decoder)], (over_bad, over_good, fleet.checks())
         assert fleet.serve.metric("transfer_links_disabled") == 1
-        alarms = json.loads(ctl("-o", "json", "--endpoint", fleet.serve.operator, "alarm").stdout)
-        assert [alarm["alarm"] for alarm in alarms if "correctness" in alarm["alarm"]] == ["correctness_wrong_text"], alarms
+        alarms = json.loads(ctl("-o", "json", "--endpoint", fleet.serve.operator, "alarms", "list").stdout)
+        assert [alarm["alarm"] for alarm in alarms if "transfer_check" in alarm["alarm"]] == ["transfer_check_output_mismatch"], alarms
 
         after = [fleet.step() for _ in range(12)]
         # A check is due once enough has moved to make up for the last one.
@@ -87,9 +87,9 @@ def test_a_corrupting_link_is_barred_within_20_transfers_and_a_sound_one_never(f
         assert fleet.barred() == [(bad, decoder)] and fleet.checks()["mismatch"] == 1, fleet.checks()
         assert fleet.checks()["inconclusive"] == 0, fleet.checks()
 
-        cleared = ctl("-o", "json", "--endpoint", fleet.serve.operator, "links", "clear", fleet.bad.url, fleet.decoder.url)
+        cleared = ctl("-o", "json", "--endpoint", fleet.serve.operator, "link", "enable", fleet.bad.url, fleet.decoder.url)
         assert cleared.returncode == 0 and fleet.barred() == [], cleared
-        again = ctl("--endpoint", fleet.serve.operator, "links", "clear", bad, decoder)
+        again = ctl("--endpoint", fleet.serve.operator, "link", "enable", bad, decoder)
         assert again.returncode == 1, again
         assert bad in [fleet.step() for _ in range(12)], "it is used again"
 

@@ -20,7 +20,7 @@ class Fleet:
     """Simulated workers of one dialect with a serve in front."""
 
     def __init__(self, dialect: str, *workers: tuple[str, ...]):
-        self.workers = [SimWorker(role, "--dialect", dialect, *(flags or SPEED)) for role, *flags in workers]
+        self.workers = [SimWorker(role, "--kv-connector", dialect, *(flags or SPEED)) for role, *flags in workers]
         for worker in self.workers:
             worker.wait()
         self.dialect = dialect
@@ -103,7 +103,7 @@ def test_a_dead_sglang_source_is_replaced_within_our_own_patience(fleet, blow):
     # SGLang's own patience is 300 s, the simulated one's 30 s.
     assert answers and answers[0][0] in (502, 503) and answers[0][2] < 25, answers
     # As soon as there is a source again, there are answers.
-    slow.flags = ("--dialect", "sglang", *SPEED)
+    slow.flags = ("--kv-connector", "sglang", *SPEED)
     slow.start()
     slow.wait()
     until("it is met again", lambda: post(serve.url, "/v1/completions", body, timeout=60)["usage"]["completion_tokens"] == 6)

@@ -103,8 +103,8 @@ def test_workers_of_a_file_come_and_go_and_no_stream_notices(started, tmp_path):
     assert stream.text() == said(exchange(two.port, stream.body).body), "nothing is lost"
     put(path, listing(two, one))
     until("it came back", lambda: ready(serve) == {one.url, two.url})
-    table = ctl("--endpoint", serve.operator, "workers").stdout
-    assert "LISTED" in table.split("\n")[0] and table.count(" file ") == 2, table
+    table = ctl("--endpoint", serve.operator, "worker", "list").stdout
+    assert "SOURCE" in table.split("\n")[0] and table.count(" file ") == 2, table
     assert [serve.metric("worker_changes_total", change=change) for change in ("joined", "left")] == [3, 1]
 
 
@@ -112,19 +112,19 @@ def test_a_doubt_about_a_workers_prompts_goes_when_the_worker_leaves(started, tm
     theirs = shutil.copytree(ROOT / "configs/models/tiny", tmp_path / "theirs")
     template = theirs / "chat_template.jinja"
     template.write_text("{{- 'something before all of it' -}}" + template.read_text())
-    (odd,) = sims(started, 1, *FAST, "--text", str(theirs))
+    (odd,) = sims(started, 1, *FAST, "--tokenizer-dir", str(theirs))
     (sound,) = sims(started, 1, *FAST)
     path = tmp_path / "workers.json"
     put(path, listing(odd))
     serve = serve_with(started, f"discovery.workers_file={path}")
     until("it is there", lambda: ready(serve) == {odd.url})
-    alarms = lambda: {alarm["alarm"] for alarm in json.loads(ctl("--endpoint", serve.operator, "alarm", "-o", "json").stdout)}
+    alarms = lambda: {alarm["alarm"] for alarm in json.loads(ctl("--endpoint", serve.operator, "alarms", "list", "-o", "json").stdout)}
     for number in range(3):
         assert exchange(serve.port, chat(prose(30, number))).status == 200
-    until("it is doubted", lambda: "identity_engine_disagrees" in alarms())
+    until("it is doubted", lambda: "prefix_cache_token_count_mismatch" in alarms())
     put(path, listing(sound))
     until("the workers changed", lambda: ready(serve) == {sound.url})
-    until("nothing is doubted", lambda: "identity_engine_disagrees" not in alarms())
+    until("nothing is doubted", lambda: "prefix_cache_token_count_mismatch" not in alarms())
     assert exchange(serve.port, chat("hello")).status == 200
 
 
@@ -136,8 +136,8 @@ def test_a_broken_file_of_workers_changes_nothing_and_is_an_alarm_until_it_is_me
     until("it is there", lambda: ready(serve) == {one.url})
     put(path, '[[workers]]\nurl = "nowhere"\n')
     until("it is noticed", lambda: serve.metric("discovery_failing", source="file") == 1)
-    alarms = json.loads(ctl("--endpoint", serve.operator, "alarm", "-o", "json").stdout)
-    (told,) = [alarm["what"] for alarm in alarms if alarm["alarm"] == "files_workers"]
+    alarms = json.loads(ctl("--endpoint", serve.operator, "alarms", "list", "-o", "json").stdout)
+    (told,) = [alarm["message"] for alarm in alarms if alarm["alarm"] == "files_workers"]
     assert "workers[0].url" in told and "accepted is" in told, told
     assert ready(serve) == {one.url}
     assert exchange(serve.port, chat("hello")).status == 200
@@ -182,7 +182,7 @@ def test_a_worker_registers_stays_as_long_as_it_says_so_and_withdraws(started, t
     heart.join(30)
     until("its heart stopped", lambda: listed() == [])
     assert exchange(serve.port, chat("hello")).status == 503
-    ours = ("--endpoint", serve.operator, "--token", "boss-of-everything", "workers")
+    ours = ("--endpoint", serve.operator, "--token", "boss-of-everything", "worker")
     assert ctl(*ours, "register", one.url, "--ttl", "10m").returncode == 0
     until("it came back", lambda: [line[1] for line in listed()] == ["ready"])
     assert boss.get("registrations").ok()["registrations"][0]["left_ms"] > 500_000
@@ -200,8 +200,8 @@ def test_the_addresses_of_a_name_are_workers_and_a_name_that_nobody_knows_is_an_
     serve = serve_with(started, f"discovery.dns={names}")
     until("it was found", lambda: ready(serve) == {one.url})
     until("the other name fails", lambda: serve.metric("discovery_failing", source="dns") == 1)
-    alarms = json.loads(ctl("--endpoint", serve.operator, "alarm", "-o", "json").stdout)
-    (told,) = [alarm["what"] for alarm in alarms if alarm["alarm"] == "discovery_dns"]
+    alarms = json.loads(ctl("--endpoint", serve.operator, "alarms", "list", "-o", "json").stdout)
+    (told,) = [alarm["message"] for alarm in alarms if alarm["alarm"] == "discovery_dns"]
     assert "no-such-host.invalid:80 cannot be resolved" in told, told
     assert exchange(serve.port, chat("hello")).status == 200
     assert {line["source"] for line in get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]} == {"dns"}
@@ -247,7 +247,7 @@ def test_a_drain_moves_sessions_with_their_blocks_before_the_worker_stops(starte
     serve = with_sessions(started, workers)
     full = max(workers, key=lambda worker: list(owners(serve).values()).count(worker.url))
     there = [session for session, owner in owners(serve).items() if owner == full.url]
-    done = ctl("--endpoint", serve.operator, "drain", full.url)
+    done = ctl("--endpoint", serve.operator, "worker", "drain", full.url)
     assert done.returncode == 0 and f"{len(there)} of {len(there)} sessions moved" in done.stdout, (done.stdout, done.stderr)
     assert full.url not in owners(serve).values() and len(owners(serve)) == SESSIONS
     assert moves(serve) == len(there) and serve.metric("drain_transfer_bytes_total") > 0
@@ -269,7 +269,7 @@ def test_in_a_rolling_upgrade_no_session_moves_twice_or_to_who_is_drained_next(s
     running = {}
 
     def upgrade():
-        running["done"] = ctl("--endpoint", serve.operator, "drain", "--rolling", "--within", "3m", *listed)
+        running["done"] = ctl("--endpoint", serve.operator, "worker", "drain", "--rolling", "--deadline", "3m", *listed)
 
     ctl_runs = threading.Thread(target=upgrade, daemon=True)
     ctl_runs.start()
@@ -314,7 +314,7 @@ def test_a_drain_keeps_within_its_bandwidth_and_ends_when_the_worker_is_taken_ba
     for body, told in [({"draining": True, "bytes_per_second": 0}, "1 and more"), ({"draining": True, "upgrade": ""}, "1 to 128")]:
         refused = operator.write("PUT", path, body)
         assert refused.status == 400 and told in refused.json["detail"], refused
-    several = ctl("--endpoint", serve.operator, "drain", *[worker.url for worker in workers])
+    several = ctl("--endpoint", serve.operator, "worker", "drain", *[worker.url for worker in workers])
     assert several.returncode == 2 and "--rolling" in several.stderr
 
 
@@ -322,7 +322,7 @@ def test_workers_that_are_drained_at_once_both_give_their_sessions_to_who_stays(
     workers = sims(started, 3, *FAST)
     serve = with_sessions(started, workers)
     *leaving, stays = [worker.url for worker in workers]
-    running = [threading.Thread(target=lambda url=url: done.append(ctl("--endpoint", serve.operator, "drain", url))) for url in leaving]
+    running = [threading.Thread(target=lambda url=url: done.append(ctl("--endpoint", serve.operator, "worker", "drain", url))) for url in leaving]
     done = []
     for one in running:
         one.start()
@@ -337,12 +337,12 @@ def test_a_drain_that_leaves_sessions_behind_says_so_to_a_script(started):
     serve = with_sessions(started, workers)
     (alone,) = [worker.url for worker in workers]
     nobody = "http://127.0.0.1:1"
-    for listed, code, told in [((alone, alone), 2, "named twice"), ((alone, nobody), 1, "not_found")]:
-        refused = ctl("--endpoint", serve.operator, "drain", "--rolling", *listed)
+    for listed, code, told in [((alone, alone), 2, "given twice"), ((alone, nobody), 1, "not_found")]:
+        refused = ctl("--endpoint", serve.operator, "worker", "drain", "--rolling", *listed)
         assert refused.returncode == code and told in refused.stderr, refused
         assert ready(serve) == {alone}, "nothing is drained before all of the list is known"
-    done = ctl("--endpoint", serve.operator, "drain", f"{alone}#hybrid")
-    assert f"{SESSIONS} cannot be moved" in done.stdout and done.returncode == 6, done
+    done = ctl("--endpoint", serve.operator, "worker", "drain", f"{alone}#hybrid")
+    assert f"{SESSIONS} unmovable" in done.stdout and done.returncode == 6, done
     assert f"{SESSIONS} at {alone} (" in done.stderr and "nobody can take it" in done.stderr, done.stderr
-    assert ctl("--endpoint", serve.operator, "workers", "undrain", alone).returncode == 0
-    assert ctl("--endpoint", serve.operator, "drain", "--stay", alone).returncode == 0, "nothing was to be moved"
+    assert ctl("--endpoint", serve.operator, "worker", "undrain", alone).returncode == 0
+    assert ctl("--endpoint", serve.operator, "worker", "drain", "--keep-sessions", alone).returncode == 0, "nothing was to be moved"

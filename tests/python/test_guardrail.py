@@ -47,7 +47,7 @@ def test_computing_prompts_elsewhere_over_a_slow_link_is_switched_off_and_told(f
                 step()
     told = compared()
     assert told["ratio_low"] > 1 and min(told["own_sessions"], told["control_sessions"]) >= 20, told
-    alarms = json.loads(ctl("-o", "json", "--endpoint", serve.operator, "alarm").stdout)
-    assert "guardrail_action_slower" in [alarm["alarm"] for alarm in alarms], alarms
+    alarms = json.loads(ctl("-o", "json", "--endpoint", serve.operator, "alarms", "list").stdout)
+    assert "guardrail_action_disabled" in [alarm["alarm"] for alarm in alarms], alarms
     with busy(decoder, clients=8, words=20):
         assert "remote_prefill" not in [step() for _ in range(6)]

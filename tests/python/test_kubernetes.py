@@ -169,9 +169,9 @@ def endpoint(**conditions) -> dict:
 
 
 def failing(serve: Serve) -> str:
-    alarms = json.loads(ctl("--endpoint", serve.operator, "alarm", "-o", "json").stdout)
+    alarms = json.loads(ctl("--endpoint", serve.operator, "alarms", "list", "-o", "json").stdout)
     # Where nothing else is there, the router is not ready, and says why.
-    told = [alarm["what"] for alarm in alarms if alarm["alarm"] in ("discovery_kubernetes", "not_ready")]
+    told = [alarm["message"] for alarm in alarms if alarm["alarm"] in ("discovery_kubernetes", "not_ready")]
     return "".join(what for what in told if "look" in what or "stay" in what)
 
 

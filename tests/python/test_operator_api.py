@@ -468,17 +468,17 @@ def test_the_listener_speaks_tls_and_shows_a_new_certificate_without_a_restart(f
         url = serve.operator.replace("http:", "https:")
         trusted = tmp_path / "trusted.pem"
         trusted.write_text(made.read_text())
-        told = ctl("--endpoint", url, "--cacert", str(trusted), "status")
+        told = ctl("--endpoint", url, "--cacert", str(trusted), "cluster", "status")
         assert told.returncode == 0, told.stderr
         context = ssl.create_default_context(cafile=str(trusted))
         with urllib.request.urlopen(f"{url}/livez", context=context, timeout=10) as answer:
             assert answer.read() == b"ok\n"
-        for refused in ctl("--endpoint", url, "status"), ctl("--endpoint", serve.operator, "status"):
+        for refused in ctl("--endpoint", url, "cluster", "status"), ctl("--endpoint", serve.operator, "cluster", "status"):
             assert refused.returncode == 3, refused.stderr
         new, new_key = certificate(tmp_path, "second")
         key.write_text(new_key.read_text())
         made.write_text(new.read_text())
-        until("the new one is shown", lambda: ctl("--endpoint", url, "--cacert", str(new), "status").returncode == 0)
+        until("the new one is shown", lambda: ctl("--endpoint", url, "--cacert", str(new), "cluster", "status").returncode == 0)
     finally:
         serve.stop()
 

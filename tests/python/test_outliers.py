@@ -36,7 +36,7 @@ def ask(serve: Serve, count: int, **more) -> list:
 
 
 def alarms(serve: Serve) -> list[dict]:
-    said = subprocess.run([BINARY, "ctl", "alarm", "--endpoint", serve.operator, "-o", "json"],
+    said = subprocess.run([BINARY, "ctl", "alarms", "list", "--endpoint", serve.operator, "-o", "json"],
                           capture_output=True, text=True, timeout=30)
     return json.loads(said.stdout)
 

@@ -20,7 +20,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://localhost/ship.png"}}
 def serve(request):
     folder = ROOT / "router/prefix/testdata/models" / request.param
     settings = (f'models.{MODEL}.text="{folder}"', f'models.{MODEL}.adapters=["{ADAPTER}"]', "identity.look_every=1")
-    sim = ("--text", str(folder), "--adapter", ADAPTER, "--speed-up", "20")
+    sim = ("--tokenizer-dir", str(folder), "--lora-adapter", ADAPTER, "--speed-up", "20")
     with Cluster("hybrid", "hybrid", sim=sim, settings=settings) as cluster:
         known_exactly(cluster.serve)
         yield cluster.serve

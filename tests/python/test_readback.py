@@ -30,7 +30,7 @@ class Pair:
     """A prefill and a decode worker, which declare the mode unless told otherwise, with a serve in front."""
 
     def __init__(self, folder, declared: str = "bidirectional"):
-        self.source, self.target = [SimWorker(role, "--dialect", "bidirectional", *SPEED).wait() for role in ("prefill", "decode")]
+        self.source, self.target = [SimWorker(role, "--kv-connector", "nixl_bidirectional", *SPEED).wait() for role in ("prefill", "decode")]
         config = folder / "ownerserve.toml"
         config.write_text("".join(
             f'[[workers]]\nurl = "{worker.url}#{worker.role}"\n[workers.profile.link]\ndialect = "{declared}"\n'

@@ -17,7 +17,7 @@ def nodes_of(workers, count: int) -> list[Serve]:
     routers = []
     for place, port in enumerate(ports):
         join = ("--join", f"127.0.0.1:{ports[0]}") if place else ()
-        routers.append(Serve(urls, "--node-listen", f"127.0.0.1:{port}", *join, settings=(TEXT,)).wait())
+        routers.append(Serve(urls, "--cluster-listen", f"127.0.0.1:{port}", *join, settings=(TEXT,)).wait())
     first = Operator(routers[0].operator)
     if count == 3:
         until("the learners may vote", lambda: first.write("POST", "cluster/members/promote", {"nodes": [2, 3]}).status == 200)

@@ -36,7 +36,7 @@ def routers(request, workers):
     try:
         for place, port in enumerate(ports):
             join = ("--join", f"127.0.0.1:{ports[0]}") if place else ()
-            routers.append(Serve([worker.url for worker in workers], "--node-listen", f"127.0.0.1:{port}", *join, settings=settings).wait())
+            routers.append(Serve([worker.url for worker in workers], "--cluster-listen", f"127.0.0.1:{port}", *join, settings=settings).wait())
         first = Operator(routers[0].operator)
         until("the learners may vote", lambda: first.write("POST", "cluster/members/promote", {"nodes": [2, 3]}).status == 200)
         for router in routers:

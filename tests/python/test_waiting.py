@@ -65,7 +65,7 @@ def test_a_step_waits_for_another_ones_end_and_one_whose_client_leaves_is_gone(f
         fields = {"content-type": "application/json", "content-length": str(len(leaves))}
         connection.sendall(head("POST", PATH, fields) + leaves)
         until("the third waits, too", lambda: waiting() == 2)
-        told = json.loads(ctl("-o", "json", "--endpoint", serve.operator, "status").stdout)
+        told = json.loads(ctl("-o", "json", "--endpoint", serve.operator, "cluster", "status").stdout)
         assert told[0]["answer"]["waiting"] == 2, told
     until("the third is gone", lambda: waiting() == 1)
     assert served.is_alive() and held.is_alive(), "nothing ended meanwhile"
@@ -80,12 +80,12 @@ def test_a_step_waits_for_another_ones_end_and_one_whose_client_leaves_is_gone(f
     for end, count in [("room", 1), ("left", 1), ("longest", 0), ("no_place", 0)]:
         assert serve.metric("admission_wait_seconds_count", outcome=end) == count, end
 
-    explained = ctl("--endpoint", serve.operator, "explain", second["request"]).stdout
+    explained = ctl("--endpoint", serve.operator, "decision", "explain", second["request"]).stdout
     assert "until there was room; starting at once would have cost others" in explained, explained
     # What was decided in the end is what the log has, and what is planned of it again.
     again = lambda: json.loads(subprocess.run(
         [BINARY, "what-if", str(serve.data), "-o", "json"], capture_output=True, text=True, timeout=30).stdout)
-    until("all are in the log", lambda: again()["own"] == 3)
+    until("all are in the log", lambda: again()["active"] == 3)
     assert (again()["reproduced"], again()["unreproduced"]) == (2, 0), again()
 
 

@@ -36,7 +36,7 @@ def agents(doors: Doors, label: str, count: int, plan: dict) -> list[Agent]:
 def starting() -> None:
     """A router that joins 64 workers which no longer tell what they hold copies it, and knows all within 10 seconds."""
     count = 64
-    with Fleet(count, flags=("--events-kept", "2", "--speed-up", "50")) as fleet, Routers(fleet, 1) as routers:
+    with Fleet(count, flags=("--kv-events-buffer", "2", "--speed-up", "50")) as fleet, Routers(fleet, 1) as routers:
         first = routers.all[0]
         until("the first router follows all workers", lambda: all(replays >= 2 for replays in asked(first, count)), 60)
         for number, url in enumerate(fleet.urls):

@@ -84,7 +84,7 @@ class Routers:
         """One more, which joins those that are there."""
         node = f"127.0.0.1:{free_ports(1)[0]}"
         join = ("--join", self.nodes[0]) if self.nodes else ()
-        serve = Serve(self.fleet.urls, "--node-listen", node, *join, settings=self.settings)
+        serve = Serve(self.fleet.urls, "--cluster-listen", node, *join, settings=self.settings)
         self.nodes.append(node)
         self.all.append(serve)
         return serve.wait()

@@ -20,7 +20,7 @@ async fn a_pending_join_continues_without_naming_its_members_again() {
     // A node that nobody can call cannot join, and an unfinished join is not an empty folder.
     let refused = Directory::open(Options::new(folder.path())).await.unwrap_err();
     assert!(matches!(refused, OwnershipError::Options(_)), "{refused}");
-    assert!(refused.to_string().contains(&seed) && refused.to_string().contains("--node-listen"), "{refused}");
+    assert!(refused.to_string().contains(&seed) && refused.to_string().contains("--cluster-listen"), "{refused}");
     nodes.restart(1).await;
     let joined = Directory::open(nodes.options(&folder, &[])).await.unwrap();
     assert_eq!((joined.node(), joined.cluster()), (NodeId(2), cluster));

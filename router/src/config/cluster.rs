@@ -13,7 +13,7 @@ use super::units::TimeSpan;
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterConfig {
-    /// Where other nodes call this one, `HOST:PORT`. Also `--node-listen`.
+    /// Where other nodes call this one, `HOST:PORT`. Also `--cluster-listen`.
     pub listen: Option<Address>,
     /// What the others are told instead of `listen`, where that is a wildcard or not reachable from outside.
     pub advertise: Option<Address>,
@@ -73,7 +73,8 @@ impl ClusterConfig {
     /// What no single field can say: where it is wrong, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         if !self.join.0.is_empty() && self.listen.is_none() {
-            let needed = "a node that joins must be reachable for the others: give cluster.listen (--node-listen), too";
+            let needed =
+                "a node that joins must be reachable for the others: give cluster.listen (--cluster-listen), too";
             return Some(("cluster.join", needed));
         }
         if self.advertise.is_some() && self.listen.is_none() {

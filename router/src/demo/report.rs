@@ -16,14 +16,14 @@ use crate::ctl::pretty;
 pub(super) struct PolicyFigures {
     pub requests: usize,
     pub errors: usize,
-    pub first_token_p50_ms: f64,
-    pub first_token_p99_ms: f64,
-    pub step_mean_ms: f64,
-    pub step_p99_ms: f64,
-    pub prefill_tokens: u64,
+    pub ttft_p50_ms: f64,
+    pub ttft_p99_ms: f64,
+    pub step_latency_mean_ms: f64,
+    pub step_latency_p99_ms: f64,
+    pub computed_prompt_tokens: u64,
     pub owner_hit_rate: f64,
     pub duplicate_factor: f64,
-    pub kv_bytes_moved: u64,
+    pub kv_transfer_bytes: u64,
     pub actions: BTreeMap<String, u64>,
 }
 
@@ -51,14 +51,14 @@ impl RunMeasurements<'_> {
         PolicyFigures {
             requests: self.steps.len(),
             errors: self.steps.iter().filter(|step| step.outcome.is_err()).count(),
-            first_token_p50_ms: percentile_ms(&first_tokens, 0.5),
-            first_token_p99_ms: percentile_ms(&first_tokens, 0.99),
-            step_mean_ms: mean_ms(&whole),
-            step_p99_ms: percentile_ms(&whole, 0.99),
-            prefill_tokens: tokens("local_compute"),
+            ttft_p50_ms: percentile_ms(&first_tokens, 0.5),
+            ttft_p99_ms: percentile_ms(&first_tokens, 0.99),
+            step_latency_mean_ms: mean_ms(&whole),
+            step_latency_p99_ms: percentile_ms(&whole, 0.99),
+            computed_prompt_tokens: tokens("local_compute"),
             owner_hit_rate: owner_hit_rate(self.steps),
             duplicate_factor: duplicate_factor(self.router),
-            kv_bytes_moved: tokens("external_kv_transfer") * self.kv_bytes_per_token,
+            kv_transfer_bytes: tokens("external_kv_transfer") * self.kv_bytes_per_token,
             actions: actions(self.router),
         }
     }
@@ -128,14 +128,14 @@ impl PolicyReport {
             row("", &|(policy, _)| policy.to_string()),
             row("requests", &|(_, run)| run.requests.to_string()),
             row("errors", &|(_, run)| run.errors.to_string()),
-            row("first token p50", &|(_, run)| format!("{:.1} ms", run.first_token_p50_ms)),
-            row("first token p99", &|(_, run)| format!("{:.1} ms", run.first_token_p99_ms)),
-            row("step mean", &|(_, run)| format!("{:.1} ms", run.step_mean_ms)),
-            row("step p99", &|(_, run)| format!("{:.1} ms", run.step_p99_ms)),
-            row("prefill tokens", &|(_, run)| run.prefill_tokens.to_string()),
-            row("owner hits", &|(_, run)| format!("{:.1} %", run.owner_hit_rate * 100.0)),
+            row("TTFT p50", &|(_, run)| format!("{:.1} ms", run.ttft_p50_ms)),
+            row("TTFT p99", &|(_, run)| format!("{:.1} ms", run.ttft_p99_ms)),
+            row("step latency mean", &|(_, run)| format!("{:.1} ms", run.step_latency_mean_ms)),
+            row("step latency p99", &|(_, run)| format!("{:.1} ms", run.step_latency_p99_ms)),
+            row("computed prompt tokens", &|(_, run)| run.computed_prompt_tokens.to_string()),
+            row("owner hit rate", &|(_, run)| format!("{:.1} %", run.owner_hit_rate * 100.0)),
             row("duplicate factor", &|(_, run)| format!("{:.2}", run.duplicate_factor)),
-            row("KV moved", &|(_, run)| format!("{:.1} MiB", run.kv_bytes_moved as f64 / f64::from(1 << 20))),
+            row("KV transfers", &|(_, run)| format!("{:.1} MiB", run.kv_transfer_bytes as f64 / f64::from(1 << 20))),
         ]);
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         let mix = |(policy, run): &(ComparedPolicy, PolicyFigures)| {

@@ -60,9 +60,9 @@ fn figures() -> PolicyFigures {
 fn figures_sum_over_all_workers() {
     let figures = figures();
     assert_eq!((figures.requests, figures.errors), (3, 1));
-    assert_eq!((figures.first_token_p50_ms, figures.first_token_p99_ms), (10.0, 20.0));
-    assert_eq!(figures.prefill_tokens, 600);
-    assert_eq!(figures.kv_bytes_moved, 20_000);
+    assert_eq!((figures.ttft_p50_ms, figures.ttft_p99_ms), (10.0, 20.0));
+    assert_eq!(figures.computed_prompt_tokens, 600);
+    assert_eq!(figures.kv_transfer_bytes, 20_000);
     assert_eq!(figures.duplicate_factor, 1.25);
     assert_eq!(action_mix(&figures.actions), "decode_continuation 5 · artifact_fetch 2");
 }
@@ -79,16 +79,16 @@ fn report_has_the_documented_json_shape() {
     assert_eq!(keys(&json["policies"]), ["ownerserve", "round_robin", "session_pinning"]);
     let expected = [
         "actions",
+        "computed_prompt_tokens",
         "duplicate_factor",
         "errors",
-        "first_token_p50_ms",
-        "first_token_p99_ms",
-        "kv_bytes_moved",
+        "kv_transfer_bytes",
         "owner_hit_rate",
-        "prefill_tokens",
         "requests",
-        "step_mean_ms",
-        "step_p99_ms",
+        "step_latency_mean_ms",
+        "step_latency_p99_ms",
+        "ttft_p50_ms",
+        "ttft_p99_ms",
     ];
     let mut seen = keys(&json["policies"]["ownerserve"]);
     seen.sort();

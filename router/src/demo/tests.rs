@@ -20,7 +20,7 @@ fn parse(line: &str) -> Result<DemoArgs, String> {
 fn all_three_policies_run_by_default() {
     let options = parse("").unwrap();
     assert_eq!(options.policies, ComparedPolicy::VARIANTS);
-    assert_eq!((options.sessions, options.seed, options.keep), (48, 1, false));
+    assert_eq!((options.sessions, options.seed, options.keep_running), (48, 1, false));
     assert!(options.report.is_none() && options.corpus.is_none());
 }
 
@@ -67,14 +67,14 @@ fn help_defines_every_figure_of_the_report() {
     let figures = report::PolicyFigures {
         requests: 0,
         errors: 0,
-        first_token_p50_ms: 0.0,
-        first_token_p99_ms: 0.0,
-        step_mean_ms: 0.0,
-        step_p99_ms: 0.0,
-        prefill_tokens: 0,
+        ttft_p50_ms: 0.0,
+        ttft_p99_ms: 0.0,
+        step_latency_mean_ms: 0.0,
+        step_latency_p99_ms: 0.0,
+        computed_prompt_tokens: 0,
         owner_hit_rate: 0.0,
         duplicate_factor: 0.0,
-        kv_bytes_moved: 0,
+        kv_transfer_bytes: 0,
         actions: Default::default(),
     };
     let figures = serde_json::to_value(figures).unwrap();

@@ -18,7 +18,7 @@ fn args(flags: &[&str]) -> SimArgs {
 
 pub(crate) async fn sim(flags: &[&str]) -> SimWorker {
     let args = args(flags);
-    let codec = ModelCodec::load(args.text.clone()).unwrap();
+    let codec = ModelCodec::load(args.tokenizer_dir.clone()).unwrap();
     SimWorker::start(engine_options(&args, ANY).unwrap(), Arc::new(codec)).await.unwrap()
 }
 
@@ -46,10 +46,10 @@ fn flags_become_options_and_an_invalid_profile_is_named() {
             "--role=decode",
             "--speed-up=5",
             &profile,
-            "--events-fault=gap=3",
-            "--events-kept=7",
-            "--adapter=sql",
-            "--adapter=poet",
+            "--kv-events-fault=gap=3",
+            "--kv-events-buffer=7",
+            "--lora-adapter=sql",
+            "--lora-adapter=poet",
         ]),
         ANY,
     )
@@ -125,7 +125,7 @@ fn framing_model() -> tempfile::TempDir {
 #[tokio::test]
 async fn generated_text_round_trips_with_tokenizer_framing() {
     let folder = framing_model();
-    let worker = sim(&["--speed-up=50", &format!("--text={}", folder.path().display())]).await;
+    let worker = sim(&["--speed-up=50", &format!("--tokenizer-dir={}", folder.path().display())]).await;
     let tokens = async |mut ask: Value| {
         ask["model"] = "tiny".into();
         post(worker.address(), "/tokenize", ask.to_string()).await.json()["tokens"].clone()

@@ -15,7 +15,7 @@ use crate::pipeline::routing::RoutingMode;
 
 #[derive(Clone, Debug, Default)]
 struct PlanSamples {
-    first_token: Vec<f64>,
+    ttft_ms: Vec<f64>,
     computed: u64,
     moved: u64,
 }
@@ -24,34 +24,34 @@ struct PlanSamples {
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub(super) struct PlanTotals {
     /// Predicted milliseconds to the first token.
-    pub(super) first_token_mean: f64,
-    pub(super) first_token_p50: f64,
-    pub(super) first_token_p99: f64,
+    pub(super) ttft_mean_ms: f64,
+    pub(super) ttft_p50_ms: f64,
+    pub(super) ttft_p99_ms: f64,
     pub(super) computed_tokens: u64,
     /// Bytes that move between workers.
-    pub(super) moved_bytes: u64,
+    pub(super) kv_transfer_bytes: u64,
 }
 
-/// How well the price of what was done foretold its first token.
+/// How well the cost of what was done predicted its time to first token.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub(super) struct FirstTokenAccuracy {
-    /// Steps whose first token was seen.
+pub(super) struct TtftAccuracy {
+    /// Steps whose first token was observed.
     pub(super) steps: usize,
     /// Median milliseconds.
-    pub(super) predicted: f64,
-    pub(super) seen: f64,
-    /// Median of the differences, without their sign, as a share of what was seen.
+    pub(super) predicted_ms: f64,
+    pub(super) observed_ms: f64,
+    /// Median of the absolute differences, as a share of the observed time.
     pub(super) error: f64,
-    /// Median of the differences as a share of what was seen; above 0 the price was too high.
+    /// Median of the differences as a share of the observed time; above 0 the prediction was too high.
     pub(super) bias: f64,
 }
 
 /// Records by the mode that decided.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub(super) struct ModeCounts {
-    pub(super) own: u64,
+    pub(super) active: u64,
     pub(super) shadow: u64,
-    pub(super) sticky: u64,
+    pub(super) bypass: u64,
 }
 
 /// Steps for which the recorded policy gives the recorded plan again, and those for which it does not.
@@ -78,15 +78,15 @@ pub(super) struct PlanComparison {
     #[serde(flatten)]
     pub(super) replayed: ReproductionCounts,
     /// Steps that would be served in another way than they were.
-    pub(super) other_plan: u64,
+    pub(super) changed_plans: u64,
     pub(super) as_served: Option<PlanTotals>,
     pub(super) what_if: Option<PlanTotals>,
     /// Milliseconds that a step's first token would come earlier, predicted.
-    pub(super) saved: Option<MeanEstimate>,
+    pub(super) predicted_ttft_saving_ms: Option<MeanEstimate>,
     /// Steps by action: as served, and what-if.
     pub(super) actions: BTreeMap<Action, [u64; 2]>,
-    /// How well what was done was foretold.
-    pub(super) foretold: BTreeMap<Action, FirstTokenAccuracy>,
+    /// How well the times to first token were predicted.
+    pub(super) ttft_prediction: BTreeMap<Action, TtftAccuracy>,
 }
 
 /// What is changed against the recorded world.
@@ -96,22 +96,22 @@ pub(super) struct Counterfactual {
     pub(super) policy: Option<Policy>,
     pub(super) removed_workers: Vec<WorkerId>,
     /// Factors on every worker's prefill rate and every link's rate.
-    pub(super) prefill_speed: Option<f64>,
-    pub(super) link_speed: Option<f64>,
+    pub(super) prefill_speedup: Option<f64>,
+    pub(super) link_speedup: Option<f64>,
 }
 
 impl Counterfactual {
     fn apply(&self, mut case: PlanningCase) -> PlanningCase {
-        if self.removed_workers.is_empty() && self.prefill_speed.is_none() && self.link_speed.is_none() {
+        if self.removed_workers.is_empty() && self.prefill_speedup.is_none() && self.link_speedup.is_none() {
             return case;
         }
         let mut workers = case.workers.to_vec();
         workers.retain(|worker| !self.removed_workers.contains(&worker.id));
         case.overlaps.retain(|overlap| !self.removed_workers.contains(&overlap.worker));
         for worker in &mut workers {
-            worker.speeds.prefill_tokens_per_second *= self.prefill_speed.unwrap_or(1.0);
+            worker.speeds.prefill_tokens_per_second *= self.prefill_speedup.unwrap_or(1.0);
             if let Some(link) = &mut worker.link {
-                link.bytes_per_second *= self.link_speed.unwrap_or(1.0);
+                link.bytes_per_second *= self.link_speedup.unwrap_or(1.0);
             }
         }
         case.workers = workers.into();
@@ -126,19 +126,19 @@ fn ttft_ms(terms: &CostTerms) -> f64 {
 
 impl PlanSamples {
     fn add(&mut self, candidate: &PlanCandidate) {
-        self.first_token.push(ttft_ms(&candidate.terms));
+        self.ttft_ms.push(ttft_ms(&candidate.terms));
         self.computed += candidate.prefill.tokens_computed.0;
         self.moved += candidate.handoff.map_or(0, |handoff| handoff.bytes().0);
     }
 
     fn totals(mut self) -> Option<PlanTotals> {
-        let mean = self.first_token.iter().sum::<f64>() / self.first_token.len() as f64;
+        let mean = self.ttft_ms.iter().sum::<f64>() / self.ttft_ms.len() as f64;
         Some(PlanTotals {
-            first_token_mean: mean,
-            first_token_p50: percentile(&mut self.first_token, 0.5)?,
-            first_token_p99: percentile(&mut self.first_token, 0.99)?,
+            ttft_mean_ms: mean,
+            ttft_p50_ms: percentile(&mut self.ttft_ms, 0.5)?,
+            ttft_p99_ms: percentile(&mut self.ttft_ms, 0.99)?,
             computed_tokens: self.computed,
-            moved_bytes: self.moved,
+            kv_transfer_bytes: self.moved,
         })
     }
 }
@@ -154,9 +154,9 @@ pub(super) struct ComparisonBuilder {
     saved: SessionSums,
     unservable: u64,
     replayed: ReproductionCounts,
-    other_plan: u64,
+    changed_plans: u64,
     actions: BTreeMap<Action, [u64; 2]>,
-    /// Predicted and seen milliseconds.
+    /// Predicted and observed milliseconds.
     predictions: BTreeMap<Action, Vec<(f64, f64)>>,
 }
 
@@ -220,7 +220,7 @@ impl ComparisonBuilder {
         self.actions.entry(served.action).or_default()[0] += 1;
         self.actions.entry(planned.action).or_default()[1] += 1;
         let place = |one: &PlanCandidate| (one.action, one.prefill.worker, one.decode.worker);
-        self.other_plan += u64::from(place(served) != place(planned));
+        self.changed_plans += u64::from(place(served) != place(planned));
     }
 
     /// The workers that were asked about, with their URLs.
@@ -229,32 +229,32 @@ impl ComparisonBuilder {
     }
 
     pub(super) fn finish(self) -> PlanComparison {
-        let [shadow, sticky, own] =
+        let [shadow, bypass, active] =
             [RoutingMode::Shadow, RoutingMode::Sticky, RoutingMode::Own].map(|mode| self.modes[mode as usize]);
-        let foretold = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, prediction_error(&pairs)?));
+        let accuracy = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, prediction_error(&pairs)?));
         PlanComparison {
-            modes: ModeCounts { own, shadow, sticky },
-            compared: self.served.first_token.len(),
+            modes: ModeCounts { active, shadow, bypass },
+            compared: self.served.ttft_ms.len(),
             sessions: self.saved.sessions(),
             unservable: self.unservable,
             replayed: self.replayed,
-            other_plan: self.other_plan,
+            changed_plans: self.changed_plans,
             as_served: self.served.totals(),
             what_if: self.planned.totals(),
-            saved: self.saved.estimate(),
+            predicted_ttft_saving_ms: self.saved.estimate(),
             actions: self.actions,
-            foretold: self.predictions.into_iter().filter_map(foretold).collect(),
+            ttft_prediction: self.predictions.into_iter().filter_map(accuracy).collect(),
         }
     }
 }
 
-fn prediction_error(pairs: &[(f64, f64)]) -> Option<FirstTokenAccuracy> {
+fn prediction_error(pairs: &[(f64, f64)]) -> Option<TtftAccuracy> {
     let median = |of: &dyn Fn(&(f64, f64)) -> f64| percentile(&mut pairs.iter().map(of).collect::<Vec<_>>(), 0.5);
-    let off = |(predicted, seen): &(f64, f64)| (predicted - seen) / seen.max(0.001);
-    Some(FirstTokenAccuracy {
+    let off = |(predicted, observed): &(f64, f64)| (predicted - observed) / observed.max(0.001);
+    Some(TtftAccuracy {
         steps: pairs.len(),
-        predicted: median(&|pair| pair.0)?,
-        seen: median(&|pair| pair.1)?,
+        predicted_ms: median(&|pair| pair.0)?,
+        observed_ms: median(&|pair| pair.1)?,
         error: median(&|pair| off(pair).abs())?,
         bias: median(&|pair| off(pair))?,
     })

@@ -70,9 +70,9 @@ fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayReco
 fn active_mode_log_is_reproduced_and_saves_nothing() {
     let own = || (1..=4).map(|n| entry(case(n, 0), ("own", 1), Micros(12_000)));
     let got = compared(Counterfactual::default(), own());
-    assert_eq!((got.modes.own, got.compared, got.sessions), (4, 4, 4));
-    assert_eq!((got.replayed.reproduced, got.replayed.unreproduced, got.other_plan), (4, 0, 0));
-    let saved = got.saved.unwrap();
+    assert_eq!((got.modes.active, got.compared, got.sessions), (4, 4, 4));
+    assert_eq!((got.replayed.reproduced, got.replayed.unreproduced, got.changed_plans), (4, 0, 0));
+    let saved = got.predicted_ttft_saving_ms.unwrap();
     assert_eq!((saved.mean, saved.within), (0.0, Some(0.0)));
     assert_eq!(got.as_served, got.what_if);
 }
@@ -90,13 +90,13 @@ fn shadow_log_yields_predicted_savings() {
     let got = compared(Counterfactual::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
     let (served, planned) = (got.as_served.unwrap(), got.what_if.unwrap());
     assert_eq!((served.computed_tokens, planned.computed_tokens), (4_000, 416));
-    let saved = got.saved.unwrap();
+    let saved = got.predicted_ttft_saving_ms.unwrap();
     assert!((saved.mean - 89.6).abs() < 0.5 && saved.within == Some(0.0), "{saved:?}");
-    assert_eq!((got.modes.shadow, got.other_plan), (4, 4));
+    assert_eq!((got.modes.shadow, got.changed_plans), (4, 4));
     let told = comparison_text(&got, 1);
     assert!(
-        told.contains("Prediction: a first token comes 89.6")
-            && told.contains("4 of 4 steps would be served in another way"),
+        told.contains("Prediction: the time to first token is 89.6")
+            && told.contains("4 of 4 steps would have another plan"),
         "{told}"
     );
 }
@@ -114,7 +114,7 @@ fn bypass_colocated_step_matches_the_planner_action() {
     let planned = entry.receipt.decision.as_ref().unwrap().plan.action;
     assert_ne!(planned, planner::Action::ColocatedPrefill);
     let got = compared(Counterfactual::default(), [entry]);
-    assert_eq!((got.compared, got.other_plan, got.saved.unwrap().mean), (1, 0, 0.0));
+    assert_eq!((got.compared, got.changed_plans, got.predicted_ttft_saving_ms.unwrap().mean), (1, 0, 0.0));
 }
 
 #[test]
@@ -125,39 +125,39 @@ fn changed_fleet_is_compared_on_the_same_steps() {
         ..Counterfactual::default()
     };
     let got = compared(without(&[1]), [own(1), own(2)]);
-    assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens, got.replayed.reproduced), (2, 2_000, 2));
+    assert_eq!((got.changed_plans, got.what_if.unwrap().computed_tokens, got.replayed.reproduced), (2, 2_000, 2));
     let got = compared(without(&[1, 2]), [own(1)]);
     assert_eq!((got.unservable, got.compared, got.what_if), (1, 0, None));
-    let faster = compared(Counterfactual { prefill_speed: Some(2.0), ..Counterfactual::default() }, [own(1), own(2)]);
-    assert!((faster.saved.unwrap().mean - 5.2).abs() < 0.2, "{:?}", faster.saved);
+    let faster = compared(Counterfactual { prefill_speedup: Some(2.0), ..Counterfactual::default() }, [own(1), own(2)]);
+    assert!((faster.predicted_ttft_saving_ms.unwrap().mean - 5.2).abs() < 0.2, "{:?}", faster.predicted_ttft_saving_ms);
 }
 
 #[test]
 fn changed_policy_gives_different_decisions() {
     let policy = Policy { rule: planner::SelectionRule::MatchRateMinusLoad, ..Policy::default() };
     let busy = || entry(case(1, 5_000), ("own", 2), Micros(100_000));
-    assert_eq!(compared(Counterfactual::default(), [busy()]).other_plan, 0);
+    assert_eq!(compared(Counterfactual::default(), [busy()]).changed_plans, 0);
     let got = compared(Counterfactual { policy: Some(policy), ..Counterfactual::default() }, [busy()]);
-    assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens), (1, 104));
+    assert_eq!((got.changed_plans, got.what_if.unwrap().computed_tokens), (1, 104));
 }
 
 #[test]
 fn observed_ttft_is_compared_with_the_prediction() {
     let first = |n| {
-        compared(Counterfactual::default(), [entry(case(n, 0), ("own", 1), Micros(1))]).foretold
+        compared(Counterfactual::default(), [entry(case(n, 0), ("own", 1), Micros(1))]).ttft_prediction
             [&planner::Action::ColocatedPrefill]
-            .predicted
+            .predicted_ms
     };
     let predicted = first(1);
-    // Twice as slow as foretold, for most.
+    // Twice as slow as predicted, for most.
     let slow = Micros((predicted * 2_000.0) as u64);
     let got = compared(
         Counterfactual::default(),
         (1..=5).map(|n| entry(case(n, 0), ("own", 1), if n == 1 { Micros(1) } else { slow })),
     );
-    let foretold = got.foretold[&planner::Action::ColocatedPrefill];
-    assert_eq!(foretold.steps, 5);
-    assert!((foretold.bias + 0.5).abs() < 0.01 && (foretold.error - 0.5).abs() < 0.01, "{foretold:?}");
+    let accuracy = got.ttft_prediction[&planner::Action::ColocatedPrefill];
+    assert_eq!(accuracy.steps, 5);
+    assert!((accuracy.bias + 0.5).abs() < 0.01 && (accuracy.error - 0.5).abs() < 0.01, "{accuracy:?}");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn unplanned_steps_are_counted_but_not_compared() {
     let mut sticky = entry(case(1, 0), ("sticky", 1), Micros(1));
     (sticky.receipt.decision, sticky.case) = (None, None);
     let got = compared(Counterfactual::default(), [sticky]);
-    assert_eq!((got.modes.sticky, got.compared, got.saved), (1, 0, None));
+    assert_eq!((got.modes.bypass, got.compared, got.predicted_ttft_saving_ms), (1, 0, None));
     assert!(comparison_text(&got, 1).contains("Nothing could be compared"));
 }
 
@@ -175,9 +175,9 @@ fn settings_outside_the_policy_are_rejected() {
         log: "nowhere".into(),
         config: None,
         settings: settings.iter().map(|text| (*text).to_owned()).collect(),
-        without: Vec::new(),
-        prefill_speed: None,
-        link_speed: None,
+        exclude_worker: Vec::new(),
+        prefill_speedup: None,
+        link_speedup: None,
         output: OutputFormat::Table,
     };
     let told = run(&args(&["proxy.listen=x"])).unwrap_err().to_string();

@@ -49,7 +49,7 @@ class SimWorker:
 
     def start(self) -> None:
         argv = [str(BINARY), "sim-worker", "--listen", f"127.0.0.1:{self.port}",
-                "--events-listen", f"127.0.0.1:{self.events}", "--bootstrap-listen", f"127.0.0.1:{self.bootstrap}",
+                "--kv-events-listen", f"127.0.0.1:{self.events}", "--bootstrap-listen", f"127.0.0.1:{self.bootstrap}",
                 "--role", self.role, *self.flags]
         self.process = Process(f"sim-{self.role}-{self.port}", argv)
 

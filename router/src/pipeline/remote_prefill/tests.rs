@@ -170,7 +170,7 @@ async fn a_dying_producer_costs_a_recompute_and_loses_no_text() {
 
 #[tokio::test]
 async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
-    let flags = ["--dialect=bidirectional", "--speed-up=50"];
+    let flags = ["--kv-connector=nixl_bidirectional", "--speed-up=50"];
     let [p, d, e] = [
         sim(&[&["--role=prefill"], &flags[..]].concat()).await,
         sim(&[&["--role=decode"], &flags[..]].concat()).await,

@@ -297,7 +297,7 @@ async fn ask_chat(front: &TestRouter, messages: &[Value]) -> std::sync::Arc<Rece
 async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
     let (theirs, ours) = (template_with_first_word("a"), template_with_first_word("b"));
     let (_sim, front) =
-        followed_worker(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
+        followed_worker(&["--speed-up=50", &format!("--tokenizer-dir={}", theirs.path().display())], &ours).await;
     let mut messages = vec![json!({"role": "user", "content": "what is in the sea? ".repeat(60)})];
     let cold = ask_chat(&front, &messages).await;
     assert_eq!((cold.attempts[0].knowledge, cold.seen.unwrap().cache_disagrees), (KvIndexState::Exact, None));
@@ -338,7 +338,7 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
 async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
     let (theirs, ours) = (template_with_first_word("a"), template_with_first_word("b"));
     let (_sim, front) =
-        followed_worker(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
+        followed_worker(&["--speed-up=50", &format!("--tokenizer-dir={}", theirs.path().display())], &ours).await;
     let ask = async |path: &str, fields: Value| {
         let mut body = json!({"model": "tiny", "max_tokens": 2});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -374,7 +374,7 @@ async fn concurrent_cold_starts_and_evictions_suspect_no_mismatch() {
     let folder = template_with_first_word("a");
     let profile = folder.path().join("small.toml");
     std::fs::write(&profile, "blocks = 160\ncontext_tokens = 2560\nstep_tokens = 512").unwrap();
-    let flags = [format!("--text={}", folder.path().display()), format!("--profile={}", profile.display())];
+    let flags = [format!("--tokenizer-dir={}", folder.path().display()), format!("--profile={}", profile.display())];
     let (sim, front) = followed_worker(&["--speed-up=10", &flags[0], &flags[1]], &folder).await;
     for round in 0..8 {
         let shared = json!({"role": "system", "content": format!("{round} you know the sea. ").repeat(60)});

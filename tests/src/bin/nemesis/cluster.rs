@@ -233,7 +233,7 @@ impl ProcessCluster {
         flag("--set", format!("ledger.lease={}ms", self.setup.lease.as_millis()));
         flag("--set", "models.tiny.text=builtin".into());
         if boot.origin != BootOrigin::Standalone {
-            flag("--node-listen", at_home(shadow.port()));
+            flag("--cluster-listen", at_home(shadow.port()));
             flag("--set", format!("cluster.advertise={shadow}"));
             // Plain traffic is safe: its addresses are in namespaces that nobody else is in.
             flag("--set", "cluster.insecure=true".into());
