@@ -194,7 +194,7 @@ pub(crate) async fn request_admission(
             return Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why });
         }
         if told.as_deref() != Some(why.as_str()) {
-            tracing::warn!(%why, ?within, "no member let this node in yet; asking again");
+            tracing::warn!(reason = %why, ?within, "no member let this node in yet; asking again");
             told = Some(why.clone());
         }
         tokio::time::sleep(RETRY_DELAY).await;
@@ -254,7 +254,7 @@ pub(crate) async fn warn_of_foreign_seeds(core: Arc<NodeCore>, seeds: Vec<String
                 Err(PeerError::Refused { refusal: HandshakeRefusal::OtherCluster { cluster }, .. }) => {
                     let data_dir = core.folder.display();
                     tracing::warn!(
-                        member = seed, %cluster, own = %core.registry.own.cluster, %data_dir,
+                        member = seed, %cluster, local_cluster = %core.registry.own.cluster, %data_dir,
                         "this node is NOT in the cluster that it was to join: its data directory belongs to another \
                          one. To join, stop it, move the directory aside, and start it with an empty one"
                     );

@@ -261,7 +261,7 @@ impl Directory {
             let handed_over = leader_call::change_members(&self.core, MemberChange::TransferLeader(heir));
             let handed_over = tokio::time::timeout(TRANSFER_TIMEOUT, handed_over).await;
             if !matches!(handed_over, Ok(Ok(()))) {
-                tracing::warn!(%heir, "nobody took over in time; the others will choose a leader by themselves");
+                tracing::warn!(successor = %heir, "no voter took over the leadership in time; the others elect a leader by themselves");
             }
         }
         let writer = self.writer.lock().take();

@@ -53,8 +53,11 @@ impl Reaper {
             return;
         }
         self.views.fetch_sub(1, Relaxed);
-        if let Some(unsaid) = self.full.record(Instant::now()) {
-            tracing::warn!(unsaid, "{VIEWS} old views of the ledger wait to be freed; one was freed where others wait");
+        if let Some(suppressed) = self.full.record(Instant::now()) {
+            tracing::warn!(
+                suppressed,
+                "{VIEWS} old views of the ledger wait to be freed; one was freed where others wait"
+            );
         }
     }
 

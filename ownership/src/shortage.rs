@@ -46,9 +46,9 @@ impl ResourceShortages {
     pub(crate) fn record(&self, what: &impl Display, error: &io::Error) {
         let now = Instant::now();
         *self.last.lock() = Some((now, format!("{what}: {error}")));
-        if let Some(unsaid) = self.throttle.record(now) {
+        if let Some(suppressed) = self.throttle.record(now) {
             tracing::error!(
-                %error, unsaid,
+                %error, suppressed,
                 "{what} cannot be opened or begun now, and is tried again: this process is out of file handles, threads or \
                  memory. Raise its limits (ulimit -n, LimitNOFILE), or see what takes them"
             );

@@ -127,7 +127,7 @@ impl Supervision {
                 let why = panic_message(&*panic);
                 tracing::error!(
                     task = name,
-                    why,
+                    reason = why,
                     ?wait,
                     "a task of this node ended in a panic, and is begun anew; report this"
                 );

@@ -179,7 +179,7 @@ fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), OwnershipError
         std::fs::remove_file(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
     }
     if let Some(TornEnd { path, at, bytes, cause }) = &survey.torn {
-        tracing::warn!(chunk = %path.display(), at, bytes, cause, "the log's torn end was never acknowledged: cut off");
+        tracing::warn!(chunk = %path.display(), at, bytes, reason = cause, "the log's torn end was never acknowledged: cut off");
         if let Err(error) = save_torn_tail(folder, path, *at) {
             // For example on a full disk; truncating frees space.
             tracing::warn!(%error, "the end that is cut off could not be kept");

@@ -101,7 +101,7 @@ impl WorkerDiscovery {
     /// Records that a list cannot be read; its last content stays in force. Logged once until it can be read again.
     pub(crate) fn mark_failing(&self, list: SourceKey, why: String) {
         if self.failures.lock().insert(list, why.clone()).as_ref() != Some(&why) {
-            tracing::error!(source = list.0.as_ref(), %why, "workers cannot be looked up; those that were found before stay");
+            tracing::error!(source = list.0.as_ref(), reason = %why, "workers cannot be looked up; those that were found before stay");
         }
     }
 
@@ -216,7 +216,7 @@ fn merge_lists(wanted: &BTreeMap<SourceKey, Vec<WorkerConfig>>) -> (Vec<(WorkerS
         .collect();
     let left_out = listed.len().saturating_sub(MAX_WORKERS);
     if left_out > 0 {
-        tracing::error!(left_out, most = MAX_WORKERS, "more workers are listed than a router can have");
+        tracing::error!(left_out, limit = MAX_WORKERS, "more workers are listed than a router can have");
     }
     listed.truncate(MAX_WORKERS);
     (listed, left_out)

@@ -88,7 +88,7 @@ pub(crate) async fn run(gateway: Arc<AppState>) {
         let due = gaps.lock().due(MAX_SESSIONS_PER_CHECK, Instant::now());
         let chosen = due.into_iter().filter_map(|(session, expected)| {
             let chosen = choose_replication(&gateway, session, expected);
-            chosen.inspect_err(|why| tracing::debug!(%session, why = why.as_str(), "nothing is sent ahead")).ok()
+            chosen.inspect_err(|why| tracing::debug!(%session, reason = why.as_str(), "nothing is sent ahead")).ok()
         });
         let Some(chosen) = chosen.max_by_key(|chosen| chosen.replication.saves - chosen.replication.costs) else {
             continue;
@@ -175,7 +175,7 @@ async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> Replicatio
     let metrics = &gateway.metrics.plans.kv_movement;
     let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
     if let Some(remark) = remark.filter(|remark| *remark != AttemptEvent::SourceRecomputed) {
-        tracing::info!(%session, %from, %to, remark = remark.as_ref(), "nothing was sent ahead of a step");
+        tracing::info!(%session, %from, %to, event = remark.as_ref(), "nothing was sent ahead of a step");
         metrics.prefix_replications.with_label_values(&["failed"]).inc();
         return ReplicationProgress::Failed;
     }

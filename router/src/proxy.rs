@@ -59,7 +59,7 @@ async fn serve(gateway: Arc<AppState>, route: &'static Route, request: Request) 
     let mut response = result.unwrap_or_else(|error| error.response(client));
     if let Some(ErrorReason(cause)) = response.extensions().get() {
         gateway.metrics.requests.errors.with_label_values(&[cause]).inc();
-        tracing::debug!(request = %id, path = route.path, status = response.status().as_u16(), cause, "refused");
+        tracing::debug!(request = %id, path = route.path, status = response.status().as_u16(), reason = cause, "refused");
     }
     let headers = response.headers_mut();
     match named {

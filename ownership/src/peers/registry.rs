@@ -202,10 +202,13 @@ impl PeerRegistry {
         match &judged {
             Ok(()) => refused.clear(hello.node),
             Err(refusal) => {
-                if let Some(untold) = refused.record(hello.node, refusal, Instant::now()) {
+                if let Some(suppressed) = refused.record(hello.node, refusal, Instant::now()) {
                     let caller =
                         hello.node.map_or_else(|| "a node without an id".into(), |node| format!("node {node}"));
-                    tracing::warn!(untold, "{caller} is refused, and not told of again until that changes: {refusal}");
+                    tracing::warn!(
+                        suppressed,
+                        "{caller} is refused, and not told of again until that changes: {refusal}"
+                    );
                 }
             }
         }
@@ -257,9 +260,9 @@ impl DialPolicy for PeerRegistry {
     fn on_dial_failed(&self, node: NodeId, missed: DialError) {
         let (DialError::Tls(why) | DialError::Other(why)) = missed.clone();
         let news = self.failures.dial_failures.lock().record(node, missed, Instant::now());
-        if let Some(untold) = news {
+        if let Some(suppressed) = news {
             let address = self.address(node).unwrap_or_default();
-            tracing::warn!(%node, address, why, untold, "another node cannot be talked with until its certificate, or this node's, is mended");
+            tracing::warn!(%node, address, reason = why, suppressed, "another node cannot be talked with until its certificate, or this node's, is mended");
         }
     }
 }

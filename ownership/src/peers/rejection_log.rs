@@ -23,8 +23,8 @@ impl RejectionLog {
     }
 
     pub(crate) fn record(&self, from: &impl Display, why: &str) {
-        if let Some(unsaid) = self.throttle.record(Instant::now()) {
-            tracing::warn!(%from, why, unsaid, "{}", self.reason);
+        if let Some(suppressed) = self.throttle.record(Instant::now()) {
+            tracing::warn!(%from, reason = why, suppressed, "{}", self.reason);
         }
     }
 }

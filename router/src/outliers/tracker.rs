@@ -43,7 +43,7 @@ impl OutlierTracker {
         let (cause, seconds) = (cause.as_ref(), pause.as_secs_f64());
         tracing::warn!(
             worker = endpoint,
-            cause,
+            reason = cause,
             seconds,
             "a worker is ejected: requests fail there, so that only trials go there for a while"
         );

@@ -147,7 +147,7 @@ pub async fn fetch_prompt(
         match kept {
             Ok(kept) => return Some(kept),
             Err("not_found") => {}
-            Err(cause) => tracing::warn!(%node, cause, "another router could not be asked for a prompt"),
+            Err(cause) => tracing::warn!(%node, reason = cause, "another router could not be asked for a prompt"),
         }
     }
     None

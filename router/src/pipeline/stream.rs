@@ -293,7 +293,7 @@ impl WorkerEventStream {
         }
         let error = error.map(tracing::field::display);
         let worker = answering.streaming.target();
-        tracing::warn!(%worker, how = remark.as_ref(), error, "a worker's stream broke off");
+        tracing::warn!(%worker, event = remark.as_ref(), error, "a worker's stream broke off");
         // A worker whose answer differs from the one that another began is healthy.
         if !answering.scanner.has_diverged() {
             answering.streaming.record_failure();

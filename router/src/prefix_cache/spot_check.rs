@@ -119,13 +119,13 @@ fn report(
         let session = look.session.map(|session| session.0);
         look.encodable.forget(ConversationLookup { cache: trails, tenant: &look.tenant.0, session });
         tracing::warn!(
-            model = %name, request = %look.request, cause = reason.as_ref(),
+            model = %name, request = %look.request, reason = reason.as_ref(),
             "a prompt that was put together from an earlier step cannot be computed as a whole; what was remembered of \
              its conversation is forgotten"
         );
     } else if model.disable_by_spot_check() {
         tracing::error!(
-            model = %name, request = %look.request, rung = look.tier.as_ref(), cause = difference.label(),
+            model = %name, request = %look.request, tier = look.tier.as_ref(), reason = difference.label(),
             tokens = look.prompt.chain.tokens.0,
             "a prompt that was put together from an earlier step differs from the whole one; prompts of this model are \
              computed as a whole until this router is started again"

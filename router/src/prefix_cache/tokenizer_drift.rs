@@ -378,26 +378,26 @@ impl DriftTransition {
         match (self, said) {
             (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCount { computed, counted })) => {
                 tracing::warn!(
-                    %model, %worker, computed = computed.0, counted = counted.0,
+                    %model, %worker, router_tokens = computed.0, engine_tokens = counted.0,
                     "a worker counts other prompt tokens than were computed here; {advice}"
                 )
             }
             (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCount { computed, counted })) => {
                 tracing::warn!(
-                    %model, %worker, computed = computed.0, counted = counted.0,
+                    %model, %worker, router_tokens = computed.0, engine_tokens = counted.0,
                     "a worker has counted other prompt tokens than were computed here several times: steps are known as fallback \
                      there until {AGREEMENTS_TO_CLEAR} answers in a row agree; {advice}"
                 )
             }
             (DriftTransition::Disagrees, DriftObservation::CacheHit(CacheHitCheck { told, found, .. })) => {
                 tracing::warn!(
-                    %model, %worker, told = told.0, found = found.0,
+                    %model, %worker, reported_tokens = told.0, cached_tokens = found.0,
                     "a worker finds more of a prompt in its cache than its events had told of it {EVENT_GRACE_PERIOD:?} later; if that goes on, {advice}"
                 )
             }
             (DriftTransition::Suspected, DriftObservation::CacheHit(CacheHitCheck { told, found, .. })) => {
                 tracing::warn!(
-                    %model, %worker, told = told.0, found = found.0,
+                    %model, %worker, reported_tokens = told.0, cached_tokens = found.0,
                     "a worker has found more of most prompts in its cache than its events told of them: it makes other prompts of \
                      requests than are computed here, and steps are known as fallback there until {AGREEMENTS_TO_CLEAR} answers in a row agree; \
                      {advice}"

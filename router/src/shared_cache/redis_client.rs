@@ -178,10 +178,10 @@ impl RedisClient {
         self.metrics.set_health(Some(standing));
         let (redis, standing) = (&self.address, standing.as_ref());
         match standing {
-            "up" => tracing::info!(redis, standing, "Redis answers: soft state is shared between routers"),
+            "up" => tracing::info!(redis, state = standing, "Redis answers: soft state is shared between routers"),
             _ => tracing::warn!(
                 redis,
-                standing,
+                state = standing,
                 "Redis does not answer as it should: every request is served without it. Until it does, responses that \
                  other routers made are not known here, and quotas are enforced by this router's share"
             ),

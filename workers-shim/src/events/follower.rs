@@ -173,7 +173,7 @@ impl FollowedWorker {
     /// Ignores the worker's events and records routed blocks instead.
     fn fall_back_to_approximation(&self, rules: SourceRules, block: Tokens) {
         let doubt = misfit_reason(&rules, block);
-        tracing::warn!(worker = %self.member.spec.endpoint, %doubt, "its events are ignored");
+        tracing::warn!(worker = %self.member.spec.endpoint, reason = %doubt, "its events are ignored");
         self.environment.index.use_approximation(self.member.id);
         self.member.events.sources.set_no_sources(doubt);
     }

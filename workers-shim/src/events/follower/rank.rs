@@ -152,7 +152,7 @@ impl RankFollower {
             FollowEnd::Lost(loss) => {
                 if !std::mem::replace(&mut self.last_report.is_disconnected, true) {
                     let (worker, source) = (&self.worker.member.spec.endpoint, &self.source.live);
-                    tracing::warn!(%worker, %source, rank = self.source.rank.0, why = %loss,
+                    tracing::warn!(%worker, %source, rank = self.source.rank.0, reason = %loss,
                         "its KV events are not heard; what it holds is known only as of before, until they are again");
                 }
                 self.stream.disconnect();
@@ -292,7 +292,7 @@ impl RankFollower {
         let (worker, rank) = (&self.worker.member.spec.endpoint, self.source.rank.0);
         match (std::mem::replace(&mut self.last_report.has_loss, is_holed), self.inexact_reason()) {
             (false, Some(doubt)) if is_holed => {
-                tracing::warn!(%worker, rank, %doubt, "not all of its blocks are known")
+                tracing::warn!(%worker, rank, reason = %doubt, "not all of its blocks are known")
             }
             (true, None) => tracing::info!(%worker, rank, "nothing that was lost of its events matters any more"),
             _ => {}
