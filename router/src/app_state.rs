@@ -23,7 +23,7 @@ use crate::pipeline::offload_pool::OffloadPool;
 use crate::pipeline::plan::RoutingPolicies;
 use crate::pipeline::receipt::ReceiptBuffer;
 use crate::pipeline::routing::LiveRouting;
-use crate::pipeline::{PipelineParts, RequestEnds};
+use crate::pipeline::{Pipeline, PipelineParts};
 use crate::prefix_mover::PrefixMover;
 use crate::retries::TenantShare;
 use crate::salts::Salts;
@@ -71,8 +71,8 @@ pub struct AppState {
     pub policies: RoutingPolicies,
     /// Moves prefixes between workers.
     pub prefix_mover: PrefixMover,
-    /// The sinks that take the end of each request.
-    pub(crate) request_ends: Arc<RequestEnds>,
+    /// Serves generation requests.
+    pub(crate) pipeline: Pipeline,
     /// The sinks that take the end of each forwarded request.
     pub(crate) forward_ends: Arc<ForwardEnds>,
     /// Receipts and prediction calibration.
@@ -152,23 +152,23 @@ impl AppState {
         let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts.clone(), checker.clone());
         let routing = Arc::new(LiveRouting::new(config.initial_routing()));
         let ledger = LedgerAccess::new(rooms.directory.clone(), metrics.ledger.commit_seconds.clone());
-        let request_ends = Arc::new(RequestEnds::new(PipelineParts {
+        let pipeline = Pipeline::new(PipelineParts {
             ledger: ledger.clone(),
             workers: workers.clone(),
             isolation: isolation.clone(),
-            outliers: policies.outliers.clone(),
+            policies: &policies,
+            bypass: config.steering.bypass,
+            resume: config.resume,
+            catalog: rooms.catalog.clone(),
             index: rooms.index.clone(),
-            drift: remembered.prefix_cache.tokenizer_drift.clone(),
+            caches: &remembered,
             decisions: decisions.clone(),
             routing: routing.clone(),
-            checker: checker.clone(),
-            replicator: policies.prefix_replication.clone(),
-            prompts: stored_prompts.clone(),
-            shared_cache: remembered.shared_cache.clone(),
-            requests: metrics.requests.clone(),
-            plans: metrics.plans.clone(),
-            decision_metrics: metrics.decisions.clone(),
-        }));
+            checker,
+            mover: prefix_mover.clone(),
+            offload_pool: aside.clone(),
+            metrics: &metrics,
+        });
         let forward_ends = Arc::new(ForwardEnds::new(
             ledger.clone(),
             routing.clone(),
@@ -184,7 +184,7 @@ impl AppState {
             composition: rooms,
             policies,
             prefix_mover,
-            request_ends,
+            pipeline,
             forward_ends,
             decisions,
             metrics,

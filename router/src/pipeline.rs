@@ -39,123 +39,212 @@ pub mod summary;
 pub mod token_ids;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use axum::response::Response;
-use prefix::{ConvertedRequest, TokenCheckpoint};
+use planner::{Policy, SelectionRule};
 use tracing::{Instrument as _, Span};
 use vocabulary::{RequestId, WorkerId};
 use workers_shim::events::SharedIndex;
 
-use crate::app_state::AppState;
+use crate::caches::RouterCaches;
+use crate::catalog::Catalog;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
+use crate::config::ResumeConfig;
 use crate::decisions::DecisionHistory;
 use crate::error::ApiError;
 use crate::ledger_access::LedgerAccess;
-use crate::memory_budget::MemoryReservation;
-use crate::outliers::OutlierTracker;
-use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
-use crate::prefix_replication::PrefixReplicator;
-use crate::shared_cache::SharedCache;
-use crate::telemetry::decisions::DecisionMetrics;
-use crate::telemetry::metrics::{Metrics, PlanMetrics, RequestMetrics};
+use crate::prefix_mover::PrefixMover;
+use crate::telemetry::metrics::{Metrics, PlanMetrics};
 use crate::tenant_isolation::TenantIsolation;
 use crate::transfer_checker::TransferChecker;
 use crate::worker_client::WorkerClient;
 use blame::OutlierReporter;
 use end_guard::EndGuard;
-use identify::{IdentificationResult, IdentifiedPrompt, IdentifiedRequest, UnidentifiedRequest};
+use execute::ExecuteStage;
+use identify::IdentifyStage;
 use legs::Legs;
-use offload_pool::OffloadTask;
-use parse::ParsedRequest;
-use plan::ClassifiedStep;
-use planning::{FailedStep, PlanVerdict, Planning, PlanningContext};
-use prompts::PromptStore;
+use locate::LocateStage;
+use offload_pool::OffloadPool;
+use parse::ParseStage;
+use plan::{ClassifiedStep, ClassifyStage, PlanStage, RoutingPolicies};
+use planning::{FailedStep, PlanVerdict, Planning};
 use request_end::{
     CalibrationSink, CommitSink, GuardrailSink, MetricsSink, OccupancySink, QuotaSink, ReceiptSink, RequestEnd,
     UsageFilter, VerificationSink,
 };
+use reverse_pull::ReversePullStore;
 use routing::LiveRouting;
+use stream::StreamStage;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
 pub async fn serve_generation(
-    gateway: &Arc<AppState>,
+    pipeline: &Pipeline,
     endpoint: GenerationEndpoint,
     incoming: ClientRequest,
 ) -> Result<Response, ApiError> {
-    let mut stages = StageTimer::begin(&gateway.metrics, incoming.id);
-    let request = stages.run("parse", parse(gateway, endpoint, incoming)).await?;
-    let (prefixed, chat) = stages.run("identify", identify(gateway, request)).await?;
-    let located = stages.run("locate", locate::locate(gateway, prefixed, chat)).await?;
-    let step = stages.run_now("classify", || Ok::<_, ApiError>(plan::classify(gateway, located)))?;
-    let (ends, reporter) = (&gateway.request_ends, OutlierReporter::of(gateway));
+    let mut stages = StageTimer::begin(&pipeline.plans, incoming.id);
+    let request = stages.run("parse", parse::parse_request(&pipeline.parse, endpoint, incoming)).await?;
+    let (prefixed, chat) = stages.run("identify", identify::identify(&pipeline.identify, request)).await?;
+    let located = stages.run("locate", locate::locate(&pipeline.locate, prefixed, chat)).await?;
+    let step = stages.run_now("classify", || Ok::<_, ApiError>(plan::classify(&pipeline.classify, located)))?;
+    let (ends, reporter) = (&pipeline.ends, &pipeline.stream.reporter);
     let mut planning = EndGuard::new(Planning::first(step), ends);
     loop {
-        let context = PlanningContext::of(gateway);
-        let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(gateway, step, excluded);
-        let verdict = stages.run_now("plan", || planning.take().plan(&context, plan).map_err(|it| ends.fail(it)))?;
+        let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(&pipeline.plan, step, excluded);
+        let verdict =
+            stages.run_now("plan", || planning.take().plan(&pipeline.plan, plan).map_err(|it| ends.fail(it)))?;
         let dispatched = match verdict {
             PlanVerdict::Start(dispatched) => EndGuard::new(*dispatched, ends),
             PlanVerdict::Wait(held) => {
                 let held = EndGuard::new(*held, ends);
                 held.wait_for_turn().await;
-                let again =
-                    |step: ClassifiedStep| plan::classify(gateway, locate::locate_waiting(gateway, step.located));
+                let again = |step: ClassifiedStep| {
+                    plan::classify(&pipeline.classify, locate::locate_waiting(&pipeline.locate, step.located))
+                };
                 planning = EndGuard::new(held.take().classified_again(again), ends);
                 stages.skip_elapsed();
                 continue;
             }
         };
         let (step, plan) = (&dispatched.step, &dispatched.planned.plan);
-        commit::announce(&gateway.ledger, step, plan);
-        let executed = execute::execute(gateway, (step, plan), Legs::of(&gateway.workers, step));
+        commit::announce(&pipeline.execute.ledger, step, plan);
+        let executed = execute::execute(&pipeline.execute, (step, plan), Legs::of(&pipeline.execute.client, step));
         match stages.run("execute", executed).await {
             Ok(started) => {
-                let (opened, streaming) = dispatched.take().started(&reporter, started);
+                let (opened, streaming) = dispatched.take().started(reporter, started);
                 let summary = summary::summary(&streaming);
                 // The stream commits the step when it ends.
-                return Ok(summary::with_summary(stream::stream(gateway, opened, streaming), summary));
+                return Ok(summary::with_summary(stream::stream(&pipeline.stream, opened, streaming), summary));
             }
             Err(failed) => {
-                let failed = dispatched.take().failed(&reporter, failed);
+                let failed = dispatched.take().failed(reporter, failed);
                 planning = EndGuard::new(failed.map_err(|failed| ends.fail(failed))?, ends);
             }
         }
     }
 }
 
-/// The handles that the pipeline needs.
-pub struct PipelineParts {
+/// The stages of a request, in order, and the sinks of its end. Only this type sees all stages.
+#[derive(Debug)]
+pub struct Pipeline {
+    parse: ParseStage,
+    identify: IdentifyStage,
+    locate: Arc<LocateStage>,
+    classify: ClassifyStage,
+    plan: Arc<PlanStage>,
+    execute: Arc<ExecuteStage>,
+    stream: Arc<StreamStage>,
+    ends: Arc<RequestEnds>,
+    plans: PlanMetrics,
+}
+
+/// The handles that a request needs.
+pub struct PipelineParts<'a> {
     /// The ledger.
     pub ledger: LedgerAccess,
     /// Client to the workers.
     pub workers: WorkerClient,
     /// What keeps tenants apart.
     pub isolation: TenantIsolation,
-    /// Workers whose requests fail.
-    pub outliers: OutlierTracker,
+    /// The planner's policy, occupancy, outliers, retries and prefix replication.
+    pub policies: &'a RoutingPolicies,
+    /// The rule for steps that the planner does not route.
+    pub bypass: SelectionRule,
+    /// Which broken streams resume at another worker.
+    pub resume: ResumeConfig,
+    /// The models.
+    pub catalog: Arc<Catalog>,
     /// Which worker holds which blocks.
     pub index: SharedIndex,
-    /// Compares token counts with those of the engines.
-    pub drift: Arc<TokenizerDrift>,
-    /// Receipts, predictions and the guardrail.
+    /// Caches of client data.
+    pub caches: &'a RouterCaches,
+    /// Receipts, predictions, the guardrail and transfer checks.
     pub decisions: Arc<DecisionHistory>,
     /// Mode and rollout.
     pub routing: Arc<LiveRouting>,
     /// Checks transfers.
     pub checker: TransferChecker,
-    /// Copies prefixes between two steps of a session.
-    pub replicator: Arc<PrefixReplicator>,
-    /// Prompts with their token ids.
-    pub prompts: Arc<PromptStore>,
-    /// Cache shared with other routers.
-    pub shared_cache: Arc<SharedCache>,
-    /// Metrics of requests.
-    pub requests: RequestMetrics,
-    /// Metrics of plans.
-    pub plans: PlanMetrics,
-    /// Metrics of decisions.
-    pub decision_metrics: DecisionMetrics,
+    /// Moves prefixes.
+    pub mover: PrefixMover,
+    /// Runs long computations.
+    pub offload_pool: Arc<OffloadPool>,
+    /// All metrics, of which each stage takes its own.
+    pub metrics: &'a Metrics,
+}
+
+impl Pipeline {
+    /// Connects the stages.
+    pub fn new(parts: PipelineParts<'_>) -> Self {
+        let PipelineParts { ledger, workers, isolation, policies, caches, decisions, routing, metrics, .. } = &parts;
+        let ends = Arc::new(RequestEnds::new(&parts));
+        let locate = Arc::new(LocateStage {
+            ledger: ledger.clone(),
+            fleet: workers.fleet().clone(),
+            index: parts.index.clone(),
+            drift: caches.prefix_cache.tokenizer_drift.clone(),
+            offload_pool: parts.offload_pool.clone(),
+        });
+        let plan = Arc::new(PlanStage {
+            planner: policies.planner_policy().clone(),
+            bypass: Policy { rule: parts.bypass, ..Policy::clone(policies.planner_policy()) },
+            round_robin: AtomicU64::new(0),
+            occupancy: policies.occupancy().clone(),
+            outliers: policies.outliers.clone(),
+            client: workers.clone(),
+            isolation: isolation.clone(),
+            retries: policies.retries.clone(),
+            requests: metrics.requests.clone(),
+            admission_wait: metrics.decisions.admission_wait.clone(),
+        });
+        let execute = Arc::new(ExecuteStage {
+            client: workers.clone(),
+            mover: parts.mover.clone(),
+            reverse_pulls: ReversePullStore::default(),
+            prompts: caches.prompts.clone(),
+            pull_outcomes: metrics.plans.kv_movement.reverse_pulls.clone(),
+            ledger: ledger.clone(),
+        });
+        let stream = Arc::new(StreamStage {
+            client: workers.clone(),
+            responses: caches.responses.clone(),
+            requests: metrics.requests.clone(),
+            reporter: OutlierReporter { outliers: policies.outliers.clone(), isolation: isolation.clone() },
+            ends: ends.clone(),
+            locate: locate.clone(),
+            plan: plan.clone(),
+            execute: execute.clone(),
+        });
+        Self {
+            parse: ParseStage {
+                isolation: isolation.clone(),
+                offload_pool: parts.offload_pool.clone(),
+                retries: policies.retries.clone(),
+                requests: metrics.requests.clone(),
+            },
+            identify: IdentifyStage {
+                catalog: parts.catalog.clone(),
+                prefix_cache: caches.prefix_cache.clone(),
+                checkpoints: caches.checkpoints.clone(),
+                offload_pool: parts.offload_pool.clone(),
+                identified: metrics.shared_cache.identified.clone(),
+            },
+            locate,
+            classify: ClassifyStage {
+                planner: policies.planner_policy().clone(),
+                occupancy: policies.occupancy().clone(),
+                routing: routing.clone(),
+                transfer_checks: decisions.transfer_checks.clone(),
+                resume: parts.resume,
+            },
+            plan,
+            execute,
+            stream,
+            ends,
+            plans: metrics.plans.clone(),
+        }
+    }
 }
 
 /// Every sink that takes the end of a request.
@@ -174,31 +263,35 @@ pub struct RequestEnds {
 
 impl RequestEnds {
     /// Connects the sinks.
-    pub fn new(parts: PipelineParts) -> Self {
-        let PipelineParts { ledger, workers, isolation, outliers, index, drift, decisions, .. } = parts;
-        let PipelineParts { routing, checker, replicator, prompts, shared_cache, .. } = parts;
-        let PipelineParts { requests, plans, decision_metrics, .. } = parts;
-        let fleet = workers.fleet().clone();
-        let (calibration, guardrail) = (decisions.calibration.clone(), decisions.guardrail.clone());
-        let (seconds, kv_movement) = (plans.step.with_label_values(&["commit"]), plans.kv_movement.clone());
-        let reporter = OutlierReporter { outliers, isolation };
+    fn new(parts: &PipelineParts<'_>) -> Self {
+        let PipelineParts { ledger, workers, isolation, policies, caches, decisions, metrics, .. } = parts;
+        let (fleet, plans) = (workers.fleet(), &metrics.plans);
         Self {
-            usage: UsageFilter { implausible: requests.implausible_usage.clone() },
-            commit: CommitSink { ledger, fleet: fleet.clone(), seconds },
+            usage: UsageFilter { implausible: metrics.requests.implausible_usage.clone() },
+            commit: CommitSink {
+                ledger: ledger.clone(),
+                fleet: fleet.clone(),
+                seconds: plans.step.with_label_values(&["commit"]),
+            },
             occupancy: OccupancySink,
             quota: QuotaSink,
             calibration: CalibrationSink {
-                reporter,
-                drift,
+                reporter: OutlierReporter { outliers: policies.outliers.clone(), isolation: isolation.clone() },
+                drift: caches.prefix_cache.tokenizer_drift.clone(),
                 fleet: fleet.clone(),
-                index,
-                calibration,
-                metrics: decision_metrics,
+                index: parts.index.clone(),
+                calibration: decisions.calibration.clone(),
+                metrics: metrics.decisions.clone(),
             },
-            guardrail: GuardrailSink { guardrail, routing },
-            verification: VerificationSink { checker, replicator, prompts, metrics: kv_movement },
-            metrics: MetricsSink { requests, plans, fleet },
-            receipt: ReceiptSink { decisions, shared_cache },
+            guardrail: GuardrailSink { guardrail: decisions.guardrail.clone(), routing: parts.routing.clone() },
+            verification: VerificationSink {
+                checker: parts.checker.clone(),
+                replicator: policies.prefix_replication.clone(),
+                prompts: caches.prompts.clone(),
+                metrics: plans.kv_movement.clone(),
+            },
+            metrics: MetricsSink { requests: metrics.requests.clone(), plans: plans.clone(), fleet: fleet.clone() },
+            receipt: ReceiptSink { decisions: decisions.clone(), shared_cache: caches.shared_cache.clone() },
         }
     }
 
@@ -226,102 +319,16 @@ impl RequestEnds {
     }
 }
 
-/// Parses the request, and reserves the answer from the tenant's quota.
-async fn parse(
-    gateway: &AppState,
-    endpoint: GenerationEndpoint,
-    incoming: ClientRequest,
-) -> Result<ParsedRequest, ApiError> {
-    gateway.policies.retries.earn(&incoming.tenant);
-    let salt = gateway.isolation.salt_of(&incoming.tenant);
-    let load = OffloadTask::of(&incoming);
-    let request = load.run(&gateway.offload_pool, move || parse::parse(incoming, endpoint, salt)).await??;
-    gateway.metrics.requests.count_stripped(request.body.stripped(&legs::leg_options(&request)));
-    if let Some(reserved) = &request.incoming.token_reservation {
-        reserved.take_answer(request.max_answer).await?;
-    }
-    Ok(request)
-}
-
-/// Identifies the request's prompt. A known conversation costs only its new part; any other prompt is tokenized as a
-/// whole. The second value is the request as the engine converts it to chat, where that had to be computed.
-async fn identify(
-    gateway: &Arc<AppState>,
-    request: ParsedRequest,
-) -> Result<(IdentifiedRequest, Option<ConvertedRequest>), ApiError> {
-    let model = gateway.catalog().model(&request.model);
-    let has_text = model.identifier.text().is_some();
-    let remembered = &gateway.caches;
-    // Freed after identification: JSON trees and rendered text.
-    let mut derived = request.incoming.memory.as_deref().map(MemoryReservation::sibling);
-    if let Some(derived) = &mut derived {
-        derived.grow(request.body.derived_bytes())?;
-    }
-    let (request, found, derived) = extend_known(gateway, UnidentifiedRequest::new(request, model), derived).await?;
-    let (request, found) = match found {
-        Some(found) => {
-            drop(derived);
-            (request, found)
-        }
-        None => {
-            let incoming = &request.request().incoming;
-            let (tenant, size) = (incoming.tenant.clone(), incoming.body.len());
-            let known = match has_text {
-                true => remembered.checkpoints.lookup(&tenant, request.affinity_key, size).await,
-                false => None,
-            };
-            compute_whole(gateway, (request, known), derived).await?
-        }
-    };
-    let IdentificationResult { identified: prefixed, known_tokens: known, next_checkpoint: next, converted: chat } =
-        request.with_prompt(found);
-    remembered.record(&prefixed, known, next);
-    Ok((prefixed, chat))
-}
-
-/// Identifies the prompt by extending a known conversation, after converting requests of other endpoints to chat.
-/// Returns `None` for the prompt where it must be identified as a whole. The memory reservation moves into the work,
-/// which may outlive its client.
-async fn extend_known(
-    gateway: &Arc<AppState>,
-    request: UnidentifiedRequest,
-    derived: Option<MemoryReservation>,
-) -> Result<(UnidentifiedRequest, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
-    let (load, trails) =
-        (OffloadTask::of(&request.request().incoming), gateway.caches.prefix_cache.conversations.clone());
-    let work = move || {
-        let request = if request.needs_conversion() { request.converted() } else { request };
-        let found = request.extend_known(&trails);
-        (request, found, derived)
-    };
-    load.run(&gateway.offload_pool, work).await
-}
-
-async fn compute_whole(
-    gateway: &Arc<AppState>,
-    (request, known): (UnidentifiedRequest, Option<TokenCheckpoint>),
-    derived: Option<MemoryReservation>,
-) -> Result<(UnidentifiedRequest, IdentifiedPrompt), ApiError> {
-    let (load, trails) =
-        (OffloadTask::of(&request.request().incoming), gateway.caches.prefix_cache.conversations.clone());
-    let work = move || {
-        let found = request.compute_whole(&trails, known.as_ref());
-        drop(derived);
-        (request, found)
-    };
-    load.run(&gateway.offload_pool, work).await
-}
-
 /// Records the duration of each pipeline stage, and gives it a span with the request's id.
 struct StageTimer<'a> {
-    metrics: &'a Metrics,
+    plans: &'a PlanMetrics,
     request: RequestId,
     since: Instant,
 }
 
 impl<'a> StageTimer<'a> {
-    fn begin(metrics: &'a Metrics, request: RequestId) -> Self {
-        Self { metrics, request, since: Instant::now() }
+    fn begin(plans: &'a PlanMetrics, request: RequestId) -> Self {
+        Self { plans, request, since: Instant::now() }
     }
 
     /// Runs a stage. Its duration is recorded if it succeeds.
@@ -340,7 +347,7 @@ impl<'a> StageTimer<'a> {
 
     fn record_stage(&mut self, stage: &str) {
         let now = Instant::now();
-        self.metrics.plans.step.with_label_values(&[stage]).observe((now - self.since).as_secs_f64());
+        self.plans.step.with_label_values(&[stage]).observe((now - self.since).as_secs_f64());
         self.since = now;
     }
 

@@ -200,7 +200,7 @@ fn options_response(route: &Route) -> Response {
 
 async fn handle(gateway: &Arc<AppState>, route: &Route, request: ClientRequest) -> Result<Response, ApiError> {
     match route.handler {
-        RouteHandler::Generation(endpoint) => serve_generation(gateway, endpoint, request).await,
+        RouteHandler::Generation(endpoint) => serve_generation(&gateway.pipeline, endpoint, request).await,
         RouteHandler::ByModel => {
             let (request, stripped) = sanitized(gateway, request).await?;
             gateway.metrics.requests.count_stripped(stripped);

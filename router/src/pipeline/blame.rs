@@ -8,7 +8,6 @@ use vocabulary::WorkerId;
 use super::legs::{LegError, LegResponse};
 use super::plan::ClassifiedStep;
 use super::receipt::{Attempt, AttemptEvent};
-use crate::app_state::AppState;
 use crate::outliers::{OutlierTracker, Trials};
 use crate::tenant_isolation::TenantIsolation;
 
@@ -100,11 +99,6 @@ pub(super) struct OutlierReporter {
 }
 
 impl OutlierReporter {
-    /// Returns the reporter of this router.
-    pub(super) fn of(gateway: &AppState) -> Self {
-        Self { outliers: gateway.policies.outliers.clone(), isolation: gateway.isolation.clone() }
-    }
-
     /// Counts failures against workers, once it is known whether the request or the workers are to blame. A request
     /// that failed at two workers and was answered by none would fail at all of them, so it counts against none. Where
     /// there are several tenants, unconfirmed failures count only at a limited rate, so that one tenant's requests

@@ -5,7 +5,7 @@ use std::time::Instant;
 use vocabulary::Micros;
 
 use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, Suspects, culprit};
-use super::end_guard::Abandoned;
+use super::end_guard::RequestState;
 use super::execute::{FailedAttempt, StartedAnswer};
 use super::legs::{LegError, LegResponse};
 use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
@@ -103,7 +103,7 @@ impl Dispatched {
     }
 }
 
-impl Abandoned for Dispatched {
+impl RequestState for Dispatched {
     /// The attempt ran, and its result is not known.
     fn into_end(self, _: RequestOutcome) -> Option<RequestEnd> {
         let Self { step, planned, guards, mut history, blame, resumes, sent_at } = self;

@@ -7,20 +7,20 @@ use super::RequestEnds;
 use super::receipt::RequestOutcome;
 use super::request_end::RequestEnd;
 
-/// A state of a request that can be left without a transition.
-pub(super) trait Abandoned {
+/// A state of a request in which its client may leave.
+pub(super) trait RequestState {
     /// Ends the request in this state; `None` where it was never planned.
     fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd>;
 }
 
 /// A request's state. Dropping it means that the client left: the sinks then take the state's end. A transition takes
 /// the state out.
-pub(super) struct EndGuard<S: Abandoned> {
+pub(super) struct EndGuard<S: RequestState> {
     state: Option<S>,
     ends: Arc<RequestEnds>,
 }
 
-impl<S: Abandoned> EndGuard<S> {
+impl<S: RequestState> EndGuard<S> {
     /// Guards a state.
     pub(super) fn new(state: S, ends: &Arc<RequestEnds>) -> Self {
         Self { state: Some(state), ends: ends.clone() }
@@ -49,7 +49,7 @@ impl<S: Abandoned> EndGuard<S> {
     }
 }
 
-impl<S: Abandoned> Deref for EndGuard<S> {
+impl<S: RequestState> Deref for EndGuard<S> {
     type Target = S;
 
     fn deref(&self) -> &S {
@@ -57,13 +57,13 @@ impl<S: Abandoned> Deref for EndGuard<S> {
     }
 }
 
-impl<S: Abandoned> DerefMut for EndGuard<S> {
+impl<S: RequestState> DerefMut for EndGuard<S> {
     fn deref_mut(&mut self) -> &mut S {
         self.state.as_mut().expect("a state is inside until the guard is consumed")
     }
 }
 
-impl<S: Abandoned> Drop for EndGuard<S> {
+impl<S: RequestState> Drop for EndGuard<S> {
     fn drop(&mut self) {
         self.hand_over(RequestOutcome::ClientLeft);
     }

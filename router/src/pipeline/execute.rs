@@ -7,16 +7,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Handoff, Leg, Plan};
+use prometheus::IntCounterVec;
 use vocabulary::{Tokens, WorkerId};
 use workers_shim::fleet::InFlightRequest;
 
 use super::legs::{LegError, LegResponse, Legs, culprit};
 use super::plan::ClassifiedStep;
+use super::prompts::PromptStore;
 use super::receipt::AttemptEvent;
 use super::remote_prefill::remote_prefill;
 use super::replicate::replicate;
-use super::reverse_pull;
-use crate::app_state::AppState;
+use super::reverse_pull::{self, ReversePullStore};
+use crate::ledger_access::LedgerAccess;
+use crate::prefix_mover::PrefixMover;
+use crate::worker_client::WorkerClient;
 
 /// An answer that has begun.
 pub struct StartedAnswer {
@@ -45,35 +49,48 @@ pub struct FailedAttempt {
     pub error: LegError,
 }
 
+/// What executing a plan uses.
+#[derive(Debug)]
+pub struct ExecuteStage {
+    pub(super) client: WorkerClient,
+    pub(super) mover: PrefixMover,
+    pub(super) reverse_pulls: ReversePullStore,
+    pub(super) prompts: Arc<PromptStore>,
+    /// What became of parameters that workers handed back.
+    pub(super) pull_outcomes: IntCounterVec,
+    /// Announces what is executed.
+    pub(super) ledger: LedgerAccess,
+}
+
 /// Executes `plan` with these legs.
 pub async fn execute(
-    gateway: &Arc<AppState>,
+    stage: &ExecuteStage,
     (step, plan): (&ClassifiedStep, &Plan),
     legs: Legs,
 ) -> Result<StartedAnswer, FailedAttempt> {
     let (legs, asked) = (legs.for_worker(plan.target()), Instant::now());
-    let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
+    let mut in_flight = stage.client.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
     let mut remarks = Vec::new();
     // Taken on every path: after this step, the session's history no longer matches the stored parameters.
-    let back = gateway.caches.reverse_pulls.take(step.located.session.id);
+    let back = stage.reverse_pulls.take(step.located.session.id);
     let opened = match plan.handoff {
         None => {
-            reverse_pull::count_unused(gateway, back);
+            reverse_pull::count_unused(stage, back);
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::Replicate { from, rank, blocks, .. }) => {
-            reverse_pull::count_unused(gateway, back);
+            reverse_pull::count_unused(stage, back);
             let source = Leg { worker: from, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-            remarks.extend(replicate(&gateway.prefix_mover, (step, plan), &legs, (source, blocks)).await);
+            remarks.extend(replicate(&stage.mover, (step, plan), &legs, (source, blocks)).await);
             in_flight.mark_sent();
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::RemotePrefill { .. }) => {
-            let back = reverse_pull::check_usable(gateway, (step, plan), back).await;
+            let back = reverse_pull::check_usable(stage, (step, plan), back).await;
             let (opened, met) = remote_prefill(legs.clone(), plan, back).await;
             remarks.extend(met);
-            opened.map(|opened| reverse_pull::store_returned(gateway, (step, plan), opened))
+            opened.map(|opened| reverse_pull::store_returned(stage, (step, plan), opened))
         }
     };
     match opened {

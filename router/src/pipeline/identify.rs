@@ -1,6 +1,6 @@
 //! Identify: computes which prompt this is, block by block, and which session the client names.
 //!
-//! Pure given a tokenizer: it depends on the request and on what earlier steps have cached.
+//! The computation is pure given a tokenizer: it depends on the request and on what earlier steps have cached.
 
 use std::sync::Arc;
 
@@ -8,11 +8,17 @@ use prefix::{
     ChatEndpoint, ChatLayout, ConversationCache, ConversationLookup, ConvertedRequest, ExtendedPrompt, FallbackReason,
     LookupTier, PrefixError, Prompt, PromptIdentity, PromptInputs, ResolvedPrompt, TokenCheckpoint, WallTime,
 };
+use prometheus::IntCounterVec;
 use vocabulary::{PrefixChain, SessionId, Tokens};
 
 use super::conversation_fingerprint::conversation_fingerprint;
+use super::offload_pool::{OffloadPool, OffloadTask};
 use super::parse::ParsedRequest;
-use crate::catalog::Model;
+use crate::catalog::{Catalog, Model};
+use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
+use crate::error::ApiError;
+use crate::memory_budget::MemoryReservation;
+use crate::prefix_cache::PrefixCache;
 
 /// A request whose prompt's block hashes are known.
 #[derive(Debug)]
@@ -224,4 +230,100 @@ impl UnidentifiedRequest {
 fn wall_time() -> WallTime {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     WallTime { unix_seconds: now.as_secs() as i64 }
+}
+
+/// What identifying a prompt uses.
+#[derive(Debug)]
+pub struct IdentifyStage {
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) prefix_cache: Arc<PrefixCache>,
+    pub(super) checkpoints: Arc<CheckpointStore>,
+    pub(super) offload_pool: Arc<OffloadPool>,
+    /// Counts tokens by how they were identified.
+    pub(super) identified: IntCounterVec,
+}
+
+impl IdentifyStage {
+    /// Stores and counts what a step has learned about its prompt.
+    fn record(&self, prefixed: &IdentifiedRequest, known: Tokens, next: Option<TokenCheckpoint>) {
+        self.prefix_cache.record_step(prefixed, known);
+        let Some(rung) = prefixed.tier else { return };
+        let source =
+            if matches!(rung, LookupTier::Checkpoint | LookupTier::Cold) { "checkpoint" } else { "conversation" };
+        let counted = |source: &str, tokens: Tokens| {
+            self.identified.with_label_values(&[source]).inc_by(tokens.0);
+        };
+        counted(source, known);
+        counted("encoded", prefixed.prompt.chain.tokens - known);
+        let incoming = &prefixed.request.incoming;
+        let tokenized =
+            CheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes: incoming.body.len() };
+        self.checkpoints.store(&incoming.tenant, prefixed.affinity_key, tokenized);
+    }
+}
+
+/// Identifies the request's prompt. A known conversation costs only its new part; any other prompt is tokenized as a
+/// whole. The second value is the request as the engine converts it to chat, where that had to be computed.
+pub async fn identify(
+    stage: &IdentifyStage,
+    request: ParsedRequest,
+) -> Result<(IdentifiedRequest, Option<ConvertedRequest>), ApiError> {
+    let model = stage.catalog.model(&request.model);
+    let has_text = model.identifier.text().is_some();
+    // Freed after identification: JSON trees and rendered text.
+    let mut derived = request.incoming.memory.as_deref().map(MemoryReservation::sibling);
+    if let Some(derived) = &mut derived {
+        derived.grow(request.body.derived_bytes())?;
+    }
+    let (request, found, derived) = extend_known(stage, UnidentifiedRequest::new(request, model), derived).await?;
+    let (request, found) = match found {
+        Some(found) => {
+            drop(derived);
+            (request, found)
+        }
+        None => {
+            let incoming = &request.request().incoming;
+            let (tenant, size) = (incoming.tenant.clone(), incoming.body.len());
+            let known = match has_text {
+                true => stage.checkpoints.lookup(&tenant, request.affinity_key, size).await,
+                false => None,
+            };
+            compute_whole(stage, (request, known), derived).await?
+        }
+    };
+    let IdentificationResult { identified: prefixed, known_tokens: known, next_checkpoint: next, converted: chat } =
+        request.with_prompt(found);
+    stage.record(&prefixed, known, next);
+    Ok((prefixed, chat))
+}
+
+/// Identifies the prompt by extending a known conversation, after converting requests of other endpoints to chat.
+/// Returns `None` for the prompt where it must be identified as a whole. The memory reservation moves into the work,
+/// which may outlive its client.
+async fn extend_known(
+    stage: &IdentifyStage,
+    request: UnidentifiedRequest,
+    derived: Option<MemoryReservation>,
+) -> Result<(UnidentifiedRequest, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
+    let (load, trails) = (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+    let work = move || {
+        let request = if request.needs_conversion() { request.converted() } else { request };
+        let found = request.extend_known(&trails);
+        (request, found, derived)
+    };
+    load.run(&stage.offload_pool, work).await
+}
+
+async fn compute_whole(
+    stage: &IdentifyStage,
+    (request, known): (UnidentifiedRequest, Option<TokenCheckpoint>),
+    derived: Option<MemoryReservation>,
+) -> Result<(UnidentifiedRequest, IdentifiedPrompt), ApiError> {
+    let (load, trails) = (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+    let work = move || {
+        let found = request.compute_whole(&trails, known.as_ref());
+        drop(derived);
+        (request, found)
+    };
+    load.run(&stage.offload_pool, work).await
 }

@@ -9,16 +9,19 @@ use planner::{HeadRelation, LiveIntent, SessionView, TransferObstacle, lcm};
 use prefix::ConvertedRequest;
 use serde::Serialize;
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerHealth, WorkerView};
+use workers_shim::events::SharedIndex;
+use workers_shim::fleet::Fleet;
 
 use super::batch;
 use super::conversation_fingerprint::shared_prefix_blocks;
 use super::identify::IdentifiedRequest;
 use super::knowledge;
-use super::offload_pool::OffloadTask;
+use super::offload_pool::{OffloadPool, OffloadTask};
 use super::parse::ParsedRequest;
 use super::session_resolution::SessionResolution;
-use crate::app_state::AppState;
 use crate::error::ApiError;
+use crate::ledger_access::LedgerAccess;
+use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
 
 /// A request whose session, owner and block residency are known.
 #[derive(Debug)]
@@ -101,63 +104,73 @@ impl LocatedRequest {
     }
 }
 
+/// What locating a prompt reads.
+#[derive(Debug)]
+pub struct LocateStage {
+    pub(super) ledger: LedgerAccess,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) index: SharedIndex,
+    pub(super) drift: Arc<TokenizerDrift>,
+    pub(super) offload_pool: Arc<OffloadPool>,
+}
+
 /// Locates a prompt in the ledger view, the KV index and the fleet, including this router's own steps that the view
 /// does not show yet. `chat` is the request of another endpoint as the engine converts it.
 pub async fn locate(
-    gateway: &AppState,
+    stage: &LocateStage,
     prefixed: IdentifiedRequest,
     chat: Option<ConvertedRequest>,
 ) -> Result<LocatedRequest, ApiError> {
-    let view = gateway.directory().view();
+    let view = stage.ledger.directory().view();
     let found = view.locate(query(&prefixed));
     if !matches!(found.lineage, Lineage::ForksFrom { .. }) || prefixed.named_session.is_some() {
-        return Ok(build_located(gateway, &view, (prefixed, found, Blocks::ZERO)));
+        return Ok(build_located(stage, &view, (prefixed, found, Blocks::ZERO)));
     }
     // Decide whether this is a fork, or another conversation with the same system prompt.
     let load = OffloadTask::of(&prefixed.request.incoming);
     let work = move || (shared_prefix_blocks(&prefixed, chat.as_ref()), prefixed);
-    let (preamble, prefixed) = load.run(&gateway.offload_pool, work).await?;
+    let (preamble, prefixed) = load.run(&stage.offload_pool, work).await?;
     // Read the view again: own steps that were applied meanwhile are no longer pending.
-    Ok(locate_fresh(gateway, prefixed, preamble))
+    Ok(locate_fresh(stage, prefixed, preamble))
 }
 
 /// Locates a step again after it has waited.
-pub fn locate_waiting(gateway: &AppState, waited: LocatedRequest) -> LocatedRequest {
-    locate_fresh(gateway, waited.identified, waited.evidence.preamble)
+pub fn locate_waiting(stage: &LocateStage, waited: LocatedRequest) -> LocatedRequest {
+    locate_fresh(stage, waited.identified, waited.evidence.preamble)
 }
 
-fn locate_fresh(gateway: &AppState, prefixed: IdentifiedRequest, preamble: Blocks) -> LocatedRequest {
-    let view = gateway.directory().view();
+fn locate_fresh(stage: &LocateStage, prefixed: IdentifiedRequest, preamble: Blocks) -> LocatedRequest {
+    let view = stage.ledger.directory().view();
     let found = view.locate(LocateQuery { shared_prefix: preamble, ..query(&prefixed) });
-    build_located(gateway, &view, (prefixed, found, preamble))
+    build_located(stage, &view, (prefixed, found, preamble))
 }
 
 /// Refreshes the fleet and the overlaps of a step whose answer broke off; all else stays as it was.
-pub fn refresh_broken(gateway: &AppState, located: LocatedRequest) -> LocatedRequest {
+pub fn refresh_broken(stage: &LocateStage, located: LocatedRequest) -> LocatedRequest {
     let prefixed = &located.identified;
-    let workers = workers_for_step(gateway, prefixed);
+    let workers = workers_for_step(stage, prefixed);
     let is_read = located.evidence.unread.is_none();
-    let overlaps = if is_read { overlaps(gateway, prefixed, located.evidence.known) } else { Vec::new() };
+    let overlaps = if is_read { overlaps(stage, prefixed, located.evidence.known) } else { Vec::new() };
     LocatedRequest { workers, overlaps, ..located }
 }
 
-fn workers_for_step(gateway: &AppState, prefixed: &IdentifiedRequest) -> Arc<[WorkerView]> {
-    let (drift, fleet) = (&gateway.caches.prefix_cache.tokenizer_drift, gateway.fleet());
+fn workers_for_step(stage: &LocateStage, prefixed: &IdentifiedRequest) -> Arc<[WorkerView]> {
+    let (drift, fleet) = (&stage.drift, &stage.fleet);
     knowledge::workers_for_step((drift, fleet), prefixed, fleet.snapshot())
 }
 
 fn build_located(
-    gateway: &AppState,
+    stage: &LocateStage,
     view: &LedgerView,
     (prefixed, found, preamble): (IdentifiedRequest, Found, Blocks),
 ) -> LocatedRequest {
     let pin = prefixed.affinity_key;
-    let workers = workers_for_step(gateway, &prefixed);
-    let place = resolve_session(gateway, view, (&prefixed, &found));
+    let workers = workers_for_step(stage, &prefixed);
+    let place = resolve_session(stage, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
     let unread = prefixed.request.cache_bypass_reason();
     // KV that engines will not read counts as held nowhere, whoever owns it.
-    let overlaps = if unread.is_none() { overlaps(gateway, &prefixed, found.known_blocks()) } else { Vec::new() };
+    let overlaps = if unread.is_none() { overlaps(stage, &prefixed, found.known_blocks()) } else { Vec::new() };
     let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
         HeadRelation::of(sealable_blocks_of(&prefixed, &workers), head.blocks, shared)
     });
@@ -176,7 +189,7 @@ fn build_located(
             None => found.known_blocks(),
         },
         replicas: sealed.map_or_else(Vec::new, |sealed| sealed.holders(owner)),
-        promises: if unread.is_none() { other_intents(gateway, view, place.session, &prefixed) } else { Vec::new() },
+        promises: if unread.is_none() { other_intents(stage, view, place.session, &prefixed) } else { Vec::new() },
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
     let grounds = LookupEvidence {
@@ -185,7 +198,7 @@ fn build_located(
         view: if view.quorum().stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
         unapplied: place.pending.is_some(),
         promises: session.promises.len(),
-        routers: gateway.fleet().peer_count(),
+        routers: stage.fleet.peer_count(),
         unread,
     };
     LocatedRequest {
@@ -205,8 +218,8 @@ fn build_located(
 }
 
 /// Returns the overlaps with the prompts, summed over a batch.
-fn overlaps(gateway: &AppState, prefixed: &IdentifiedRequest, known: Blocks) -> Vec<Overlap> {
-    let index = gateway.index();
+fn overlaps(stage: &LocateStage, prefixed: &IdentifiedRequest, known: Blocks) -> Vec<Overlap> {
+    let index = &stage.index;
     let first = index.overlaps(prefixed.affinity_key, &prefixed.prompt.chain, known);
     if prefixed.other_chains.is_empty() {
         return first;
@@ -223,12 +236,12 @@ fn query(prefixed: &IdentifiedRequest) -> LocateQuery<'_> {
 }
 
 fn resolve_session(
-    gateway: &AppState,
+    stage: &LocateStage,
     view: &Ledger,
     (prefixed, found): (&IdentifiedRequest, &Found),
 ) -> SessionResolution {
     let place = SessionResolution::from_view(found, prefixed.named_session, SessionId(prefixed.request.incoming.id.0));
-    let unapplied = gateway.ledger.pending_commits();
+    let unapplied = stage.ledger.pending_commits();
     if unapplied.is_empty() { place } else { place.with_pending(&unapplied, view, (query(prefixed), Instant::now())) }
 }
 
@@ -256,7 +269,7 @@ fn named_parent(request: &ParsedRequest) -> Option<SessionId> {
 
 /// Returns live intents of other routers, each with the blocks that its step shares with this prompt.
 fn other_intents(
-    gateway: &AppState,
+    stage: &LocateStage,
     view: &Ledger,
     session: SessionId,
     prefixed: &IdentifiedRequest,
@@ -267,7 +280,7 @@ fn other_intents(
         None => Blocks::ZERO,
     };
     view.intents(session)
-        .filter(|intent| intent.router != gateway.ledger.node_id() && view.is_live(intent.worker))
+        .filter(|intent| intent.router != stage.ledger.node_id() && view.is_live(intent.worker))
         .map(|intent| LiveIntent {
             worker: intent.worker.worker,
             rank: intent.worker.rank,

@@ -9,9 +9,14 @@ use serde::Deserialize;
 use vocabulary::{ModelId, Tokens};
 use workers_shim::engine_api::{JsonFields, RequestBody};
 
+use super::legs::leg_options;
+use super::offload_pool::{OffloadPool, OffloadTask};
 use super::session_key::SessionKey;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
+use crate::retries::RetryBudget;
+use crate::telemetry::metrics::RequestMetrics;
+use crate::tenant_isolation::TenantIsolation;
 
 /// How the answer is delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -215,6 +220,32 @@ fn session_key_in_body(fields: &JsonFields) -> Option<String> {
     }
     let inside = |name| fields.read::<SessionIdField>(name)?.session_id;
     fields.read("prompt_cache_key").or_else(|| inside("session_params")).or_else(|| inside("metadata"))
+}
+
+/// What parsing a request uses.
+#[derive(Debug)]
+pub struct ParseStage {
+    pub(super) isolation: TenantIsolation,
+    pub(super) offload_pool: Arc<OffloadPool>,
+    pub(super) retries: Arc<RetryBudget>,
+    pub(super) requests: RequestMetrics,
+}
+
+/// Parses the request, and reserves the answer from the tenant's quota.
+pub async fn parse_request(
+    stage: &ParseStage,
+    endpoint: GenerationEndpoint,
+    incoming: ClientRequest,
+) -> Result<ParsedRequest, ApiError> {
+    stage.retries.earn(&incoming.tenant);
+    let salt = stage.isolation.salt_of(&incoming.tenant);
+    let load = OffloadTask::of(&incoming);
+    let request = load.run(&stage.offload_pool, move || parse(incoming, endpoint, salt)).await??;
+    stage.requests.count_stripped(request.body.stripped(&leg_options(&request)));
+    if let Some(reserved) = &request.incoming.token_reservation {
+        reserved.take_answer(request.max_answer).await?;
+    }
+    Ok(request)
 }
 
 #[cfg(test)]

@@ -11,58 +11,52 @@ use planner::{
     PlanningInputs, Policy, RankMemory, RequestProfile, SelectionRule, StepFacts, StepKind, TransferObstacle,
     TransferPermission, classify as kind_of,
 };
+use prometheus::HistogramVec;
 use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
 
 use super::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
 use super::locate::LocatedRequest;
 use super::resume_blocker::{ResumeBlocker, resume_blocker};
-use super::routing::RoutingMode;
-use crate::app_state::AppState;
+use super::routing::{LiveRouting, RoutingMode};
 use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, truncated};
 use crate::guardrail::Arm;
 use crate::outliers::{OutlierTracker, Trials};
 use crate::prefix_replication::PrefixReplicator;
 use crate::retries::{RetryBudget, TenantShare};
+use crate::telemetry::metrics::RequestMetrics;
+use crate::tenant_isolation::TenantIsolation;
+use crate::transfer_check::TransferChecks;
+use crate::worker_client::WorkerClient;
 
-/// The planner's and the bypass policy, and the state that is kept between steps.
-#[derive(Debug)]
+/// The planner's policy, and the state that is kept between steps. Clones share it.
+#[derive(Clone, Debug)]
 pub struct RoutingPolicies {
-    planner: Policy,
-    bypass: Policy,
-    round_robin: AtomicU64,
+    planner: Arc<Policy>,
     occupancy: OccupancyTracker,
     /// Budget for retries.
-    pub retries: RetryBudget,
+    pub retries: Arc<RetryBudget>,
     /// Workers whose requests fail.
     pub outliers: OutlierTracker,
     /// Decides which prefixes are replicated before a step asks for them.
     pub prefix_replication: Arc<PrefixReplicator>,
-    /// Which broken streams resume at another worker.
-    pub resume: ResumeConfig,
 }
 
 impl RoutingPolicies {
-    /// Builds the policies as configured: the planner's, and the bypass rule for steps that the planner does not route.
-    /// One tenant gets `share` of the retry budget.
+    /// Builds the policies as configured. One tenant gets `share` of the retry budget.
     pub fn new(config: &Config, share: TenantShare, outliers: OutlierTracker) -> Self {
         let policy = &config.planner;
-        let planner = Policy { rule: SelectionRule::Own, ..policy.clone() };
-        let bypass = Policy { rule: config.steering.bypass, ..policy.clone() };
         Self {
-            planner,
-            bypass,
-            round_robin: AtomicU64::new(0),
+            planner: Arc::new(Policy { rule: SelectionRule::Own, ..policy.clone() }),
             occupancy: OccupancyTracker::new(policy.admission),
-            retries: RetryBudget::new(config.retries, share),
+            retries: Arc::new(RetryBudget::new(config.retries, share)),
             outliers,
             prefix_replication: Arc::new(PrefixReplicator::new(config.ahead)),
-            resume: config.resume,
         }
     }
 
     /// Returns the planner's policy.
-    pub fn planner_policy(&self) -> &Policy {
+    pub fn planner_policy(&self) -> &Arc<Policy> {
         &self.planner
     }
 
@@ -70,6 +64,34 @@ impl RoutingPolicies {
     pub fn occupancy(&self) -> &OccupancyTracker {
         &self.occupancy
     }
+}
+
+/// What classifying a step reads.
+#[derive(Debug)]
+pub struct ClassifyStage {
+    pub(super) planner: Arc<Policy>,
+    pub(super) occupancy: OccupancyTracker,
+    pub(super) routing: Arc<LiveRouting>,
+    pub(super) transfer_checks: Arc<TransferChecks>,
+    /// Which broken streams resume at another worker.
+    pub(super) resume: ResumeConfig,
+}
+
+/// What planning a step reads, and what a plan takes.
+#[derive(Debug)]
+pub struct PlanStage {
+    pub(super) planner: Arc<Policy>,
+    /// The rule for steps that the planner does not route.
+    pub(super) bypass: Policy,
+    pub(super) round_robin: AtomicU64,
+    pub(super) occupancy: OccupancyTracker,
+    pub(super) outliers: OutlierTracker,
+    pub(super) client: WorkerClient,
+    pub(super) isolation: TenantIsolation,
+    pub(super) retries: Arc<RetryBudget>,
+    pub(super) requests: RequestMetrics,
+    /// How long steps waited for admission.
+    pub(super) admission_wait: HistogramVec,
 }
 
 /// A located step with its kind and what the planner is asked.
@@ -151,25 +173,25 @@ pub fn step_facts(located: &LocatedRequest) -> StepFacts {
 }
 
 /// Determines the kind of the step.
-pub fn classify(gateway: &AppState, located: LocatedRequest) -> ClassifiedStep {
+pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedStep {
     let prefixed = &located.identified;
     let prompt = prefixed.total_tokens();
-    let step = kind_of(&step_facts(&located), &gateway.policies.planner.thresholds);
+    let step = kind_of(&step_facts(&located), &stage.planner.thresholds);
     let request = &prefixed.request;
     let ask = RequestProfile {
         model: request.model.clone(),
         adapter: None,
         prompt,
         longest: (!prefixed.other_chains.is_empty()).then(|| prefixed.longest_prompt()),
-        answer: gateway.policies.occupancy.expected_answer(located.session.id, request.max_answer),
-        growth: gateway.policies.occupancy.expected_growth(),
+        answer: stage.occupancy.expected_answer(located.session.id, request.max_answer),
+        growth: stage.occupancy.expected_growth(),
         block: prefixed.prompt.chain.block,
         transfers: transfers(&located),
     };
-    let steering = gateway.routing.get();
+    let steering = stage.routing.get();
     let (mode, arm) = (steering.mode_of(located.affinity_key), steering.arm_of(located.affinity_key));
-    let barred = gateway.decisions.transfer_checks.barred_links();
-    let unresumable = resume_blocker(&located.identified, gateway.policies.resume);
+    let barred = stage.transfer_checks.barred_links();
+    let unresumable = resume_blocker(&located.identified, stage.resume);
     ClassifiedStep {
         mode,
         arm,
@@ -195,14 +217,14 @@ fn transfers(located: &LocatedRequest) -> TransferPermission {
 /// Plans a step, and reserves KV memory for it unless it is to wait. `failed` lists the workers that failed already in
 /// this request.
 pub fn plan(
-    gateway: &AppState,
+    stage: &PlanStage,
     step: &ClassifiedStep,
     failed: &[WorkerId],
 ) -> Result<(PlannedStep, PlanGuards), ApiError> {
-    let barred = gateway.isolation.barred_workers();
+    let barred = stage.isolation.barred_workers();
     match barred.is_empty() {
-        true => plan_and_reserve(gateway, step, failed),
-        false => plan_and_reserve(gateway, step, &[failed, &barred].concat()).map_err(|error| match error {
+        true => plan_and_reserve(stage, step, failed),
+        false => plan_and_reserve(stage, step, &[failed, &barred].concat()).map_err(|error| match error {
             ApiError::WorkerFailed { .. } if failed.is_empty() => {
                 ApiError::SaltsIgnored { model: truncated(&step.ask.model.0) }
             }
@@ -212,22 +234,22 @@ pub fn plan(
 }
 
 fn plan_and_reserve(
-    gateway: &AppState,
+    stage: &PlanStage,
     step: &ClassifiedStep,
     failed: &[WorkerId],
 ) -> Result<(PlannedStep, PlanGuards), ApiError> {
-    let RoutingPolicies { occupancy: account, outliers, .. } = &gateway.policies;
-    account.reconcile(gateway.fleet());
+    let PlanStage { occupancy: account, outliers, .. } = stage;
+    account.reconcile(stage.client.fleet());
     // Planned, admitted and reserved under one lock: the next step sees what this one takes, trials included.
     let mut now = account.lock();
     let mut ejected = outliers.lock().excluded(&step.located.workers, Instant::now());
     ejected.retain(|worker| !failed.contains(worker));
     let mut planned = match ejected.is_empty() {
-        true => decide(gateway, step, (failed, &now)),
+        true => decide(stage, step, (failed, &now)),
         // An ejected worker is better than none.
-        false => decide(gateway, step, (&[failed, &ejected].concat(), &now))
+        false => decide(stage, step, (&[failed, &ejected].concat(), &now))
             .map(|planned| PlannedStep { ejected, ..planned })
-            .or_else(|_| decide(gateway, step, (failed, &now))),
+            .or_else(|_| decide(stage, step, (failed, &now))),
     }?;
     if may_queue(step, (failed, &planned))
         && let Some((asking, verdict)) = &mut planned.admission
@@ -251,11 +273,11 @@ fn may_queue(step: &ClassifiedStep, (failed, planned): (&[WorkerId], &PlannedSte
 
 /// Returns the plan to execute, and the planner's decision where it was asked; reserves nothing.
 fn decide(
-    gateway: &AppState,
+    stage: &PlanStage,
     step: &ClassifiedStep,
     (excluded, account): (&[WorkerId], &OccupancyGuard<'_>),
 ) -> Result<PlannedStep, ApiError> {
-    let (policies, shapes) = (&gateway.policies, gateway.worker_pool.shapes());
+    let shapes = stage.client.pool().shapes();
     let mut pinned = step.located.session.clone();
     pinned.id = step.located.affinity_key;
     let shortened = std::cell::RefCell::new(None);
@@ -300,9 +322,9 @@ fn decide(
         }
         .map_err(|why| no_plan_error(why, step))
     };
-    let own = || decide(&policies.planner, &step.located.session, 0);
-    let next = || policies.round_robin.fetch_add(1, Ordering::Relaxed);
-    let bypass = || decide(&policies.bypass, &pinned, next()).map(|(decision, ..)| decision.plan);
+    let own = || decide(&stage.planner, &step.located.session, 0);
+    let next = || stage.round_robin.fetch_add(1, Ordering::Relaxed);
+    let bypass = || decide(&stage.bypass, &pinned, next()).map(|(decision, ..)| decision.plan);
     let (plan, decision) = match step.mode {
         RoutingMode::Own => {
             let own = own()?;

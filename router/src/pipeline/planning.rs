@@ -4,22 +4,17 @@
 use std::time::Instant;
 
 use planner::{Action, AdmissionDecision, AdmissionReason};
-use prometheus::HistogramVec;
 use vocabulary::{Micros, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
 
 use super::admission_queue::{AdmissionWait, QueueTicket, WaitOutcome};
 use super::blame::BlameRecord;
 use super::dispatched::Dispatched;
-use super::end_guard::Abandoned;
-use super::kv_reservation::OccupancyTracker;
-use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use super::end_guard::RequestState;
+use super::plan::{ClassifiedStep, PlanGuards, PlanStage, PlannedStep};
 use super::receipt::{Attempt, AttemptEvent, RequestOutcome};
 use super::request_end::{AnswerRecord, RequestEnd};
-use crate::app_state::AppState;
 use crate::error::ApiError;
-use crate::retries::RetryBudget;
-use crate::telemetry::metrics::RequestMetrics;
 
 /// Status that is recorded for a client that left before its answer began, as in nginx logs.
 const CLIENT_LEFT: u16 = 499;
@@ -113,30 +108,6 @@ pub struct FailedStep {
     pub end: Option<Box<RequestEnd>>,
 }
 
-/// What the next plan depends on, beside the plan itself.
-pub struct PlanningContext<'a> {
-    /// Budget for retries.
-    pub retries: &'a RetryBudget,
-    /// The occupancy model with the admission queue.
-    pub occupancy: &'a OccupancyTracker,
-    /// Counts retries.
-    pub requests: &'a RequestMetrics,
-    /// How long steps waited for admission.
-    pub admission_wait: &'a HistogramVec,
-}
-
-impl<'a> PlanningContext<'a> {
-    /// Returns the context of this router.
-    pub fn of(gateway: &'a AppState) -> Self {
-        Self {
-            retries: &gateway.policies.retries,
-            occupancy: gateway.policies.occupancy(),
-            requests: &gateway.metrics.requests,
-            admission_wait: &gateway.metrics.decisions.admission_wait,
-        }
-    }
-}
-
 impl Planning {
     /// Starts a step; nothing has been attempted.
     pub fn first(step: ClassifiedStep) -> Self {
@@ -161,16 +132,16 @@ impl Planning {
     /// that of the previous failed attempt, if there was one.
     pub fn plan(
         mut self,
-        context: &PlanningContext<'_>,
+        stage: &PlanStage,
         plan: impl FnOnce(&ClassifiedStep, &[WorkerId]) -> Result<(PlannedStep, PlanGuards), ApiError>,
     ) -> Result<PlanVerdict, FailedStep> {
         let is_first = self.last_failure().is_none();
         let tenant = &self.step.located.identified.request.incoming.tenant;
         // Checked before planning, because a plan makes a KV reservation.
-        let made = if is_first || context.retries.spend(tenant, Instant::now()) {
+        let made = if is_first || stage.retries.spend(tenant, Instant::now()) {
             plan(&self.step, &self.history.excluded)
         } else {
-            context.requests.retries_refused.inc();
+            stage.requests.retries_refused.inc();
             // No other worker was asked, so whose fault the failures were is unknown.
             self.blame = BlameRecord::default();
             Err(ApiError::Overloaded { what: "too many requests are tried again" })
@@ -180,14 +151,14 @@ impl Planning {
             Err(error) => return Err(self.give_up(error)),
         };
         if let Some(failure) = self.last_failure() {
-            context.requests.retries.with_label_values(&[failure.event.as_ref()]).inc();
+            stage.requests.retries.with_label_values(&[failure.event.as_ref()]).inc();
         }
         let chosen = planned.decision.as_ref().map(|decision| decision.plan.action);
         self.history.first_action = self.history.first_action.or(chosen);
         if let Some((_, Some(AdmissionDecision::Hold { costs_others }))) = planned.admission {
-            return self.hold(context, (planned, costs_others));
+            return self.hold(stage, (planned, costs_others));
         }
-        self.history.admission_wait = self.finished_wait(context, &planned).or(self.history.admission_wait);
+        self.history.admission_wait = self.finished_wait(stage, &planned).or(self.history.admission_wait);
         let Self { step, origin, history, blame } = self;
         let resumes = match origin {
             PlanningOrigin::Resume(partial, _) => Some(partial),
@@ -201,11 +172,11 @@ impl Planning {
     /// Keeps the step in the admission queue, or puts it there. A step that has failed once does not wait.
     fn hold(
         self,
-        context: &PlanningContext<'_>,
+        stage: &PlanStage,
         (planned, costs_others): (PlannedStep, Micros),
     ) -> Result<PlanVerdict, FailedStep> {
         let request = self.step.located.identified.request.incoming.id;
-        let place = || QueueTicket::of((context.occupancy, context.admission_wait), request, costs_others);
+        let place = || QueueTicket::of((&stage.occupancy, &stage.admission_wait), request, costs_others);
         let Self { step, origin, history, blame } = self;
         let ticket = match origin {
             PlanningOrigin::First => place(),
@@ -220,12 +191,12 @@ impl Planning {
     }
 
     /// Ends the step's wait, if it was waiting, with the plan that starts it. Also returns that the queue was full.
-    fn finished_wait(&self, context: &PlanningContext<'_>, planned: &PlannedStep) -> Option<AdmissionWait> {
+    fn finished_wait(&self, stage: &PlanStage, planned: &PlannedStep) -> Option<AdmissionWait> {
         let until = match planned.admission {
             Some((asking, Some(AdmissionDecision::Start { why: AdmissionReason::NoPlace }))) => {
                 let (time, until) = (Micros::ZERO, WaitOutcome::NoPlace);
                 let waited = AdmissionWait { time, costs_others: asking.displaced_compute, until };
-                waited.record(context.admission_wait);
+                waited.record(&stage.admission_wait);
                 return Some(waited);
             }
             Some((_, Some(AdmissionDecision::Start { why }))) => why.into(),
@@ -280,7 +251,7 @@ impl Planning {
     }
 }
 
-impl Abandoned for Planning {
+impl RequestState for Planning {
     fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd> {
         self.ended(outcome, CLIENT_LEFT)
     }

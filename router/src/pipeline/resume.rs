@@ -8,15 +8,14 @@ use planner::Plan;
 use vocabulary::Tokens;
 use workers_shim::engine_api::AnswerContinuation;
 
-use super::blame::OutlierReporter;
 use super::commit;
 use super::end_guard::EndGuard;
 use super::execute::{FailedAttempt, execute};
 use super::legs::{LegError, LegResponse, Legs};
 use super::plan::{ClassifiedStep, plan};
-use super::planning::{PlanVerdict, Planning, PlanningContext};
+use super::planning::{PlanVerdict, Planning};
+use super::stream::StreamStage;
 use super::streaming::Streaming;
-use crate::app_state::AppState;
 use crate::error::ApiError;
 use crate::upstream::WorkerBody;
 
@@ -35,12 +34,12 @@ pub struct ResumedAnswer {
 
 /// Resumes an answer that broke off. On failure the client gets `error`; the step is over then.
 pub(super) async fn resume(
-    gateway: Arc<AppState>,
+    stage: Arc<StreamStage>,
     planning: EndGuard<Planning>,
     (error, so_far): (ApiError, ResumePrefix),
 ) -> Result<ResumedAnswer, ApiError> {
-    let requests = &gateway.metrics.requests;
-    match try_resume(&gateway, planning, so_far).await {
+    let requests = &stage.requests;
+    match try_resume(&stage, planning, so_far).await {
         Ok(resumed) => {
             requests.broken_streams.with_label_values(&["resumed"]).inc();
             if let Some(resumed) = resumed.streaming.attempt().and_then(|attempt| attempt.resumed) {
@@ -57,14 +56,13 @@ pub(super) async fn resume(
 }
 
 async fn try_resume(
-    gateway: &Arc<AppState>,
+    stage: &StreamStage,
     mut planning: EndGuard<Planning>,
     so_far: ResumePrefix,
 ) -> Result<ResumedAnswer, ApiError> {
-    let (ends, reporter) = (&gateway.request_ends, OutlierReporter::of(gateway));
+    let (ends, reporter) = (&stage.ends, &stage.reporter);
     loop {
-        let verdict =
-            planning.take().plan(&PlanningContext::of(gateway), |step, excluded| plan(gateway, step, excluded));
+        let verdict = planning.take().plan(&stage.plan, |step, excluded| plan(&stage.plan, step, excluded));
         let dispatched = match verdict.map_err(|failed| ends.fail(failed))? {
             PlanVerdict::Start(dispatched) => EndGuard::new(*dispatched, ends),
             PlanVerdict::Wait(planning) => {
@@ -74,9 +72,9 @@ async fn try_resume(
             }
         };
         let (step, chosen) = (&dispatched.step, &dispatched.planned.plan);
-        commit::announce(&gateway.ledger, step, chosen);
-        let sent = match legs(gateway, (step, chosen), so_far.as_ref()) {
-            Some(legs) => execute(gateway, (step, chosen), legs).await,
+        commit::announce(&stage.execute.ledger, step, chosen);
+        let sent = match legs(stage, (step, chosen), so_far.as_ref()) {
+            Some(legs) => execute(&stage.execute, (step, chosen), legs).await,
             None => {
                 let (asked, exclude, error) = (Instant::now(), chosen.target(), LegError::UnknownWorker);
                 Err(FailedAttempt { sent_at: asked, events: Vec::new(), exclude, error })
@@ -84,7 +82,7 @@ async fn try_resume(
         };
         match sent {
             Ok(started) => {
-                let (opened, streaming) = dispatched.take().started(&reporter, started);
+                let (opened, streaming) = dispatched.take().started(reporter, started);
                 return match opened {
                     LegResponse::Stream(answer, first_chunk) => {
                         Ok(ResumedAnswer { first_chunk, body: answer.into_body(), streaming })
@@ -99,7 +97,7 @@ async fn try_resume(
                 };
             }
             Err(failed) => {
-                let failed = dispatched.take().failed(&reporter, failed);
+                let failed = dispatched.take().failed(reporter, failed);
                 planning = EndGuard::new(failed.map_err(|failed| ends.fail(failed))?, ends);
             }
         }
@@ -108,11 +106,11 @@ async fn try_resume(
 
 /// Builds the legs for the rest of the answer; `None` where its maximum length is unknown.
 fn legs(
-    gateway: &Arc<AppState>,
+    stage: &StreamStage,
     (step, plan): (&ClassifiedStep, &Plan),
     so_far: Option<&(Vec<u32>, Vec<u32>)>,
 ) -> Option<Legs> {
-    let legs = Legs::of(&gateway.workers, step);
+    let legs = Legs::of(&stage.client, step);
     let Some((prompt, said)) = so_far else { return Some(legs) };
     let target = step.located.workers.iter().find(|worker| worker.id == plan.target())?;
     let context = Some(target.capacity.context).filter(|context| *context > Tokens::ZERO);

@@ -5,7 +5,6 @@
 //! Losing them costs recomputation. `router/decisions/0010` explains why they may be kept at all.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::response::Response;
@@ -19,13 +18,13 @@ use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, Work
 use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
 
 use super::commit::serving_owner;
+use super::execute::ExecuteStage;
 use super::identify::IdentifiedRequest;
 use super::knowledge::is_converted_by_guess;
 use super::legs::{LegResponse, Legs};
 use super::plan::ClassifiedStep;
 use super::resume_blocker::shown_ids;
 use super::token_ids::PromptTokenIds;
-use crate::app_state::AppState;
 
 /// How long parameters are kept: a minute less than an engine keeps the blocks (`decoder_kv_blocks_ttl`).
 const RETENTION: Duration = Duration::from_secs(420);
@@ -97,15 +96,15 @@ pub struct ReversePullSource {
 
 /// Returns what was kept for a step, if this plan's prefill leg can use it.
 pub async fn check_usable(
-    gateway: &Arc<AppState>,
+    stage: &ExecuteStage,
     (step, plan): (&ClassifiedStep, &Plan),
     kept: Option<ReversePullEntry>,
 ) -> Option<ReversePullSource> {
     let kept = kept?;
-    let fates = gateway.metrics.plans.kv_movement.reverse_pulls.clone();
-    let fate = match kept.is_retained(Instant::now()) && fits(gateway, (step, plan), kept.holder) {
+    let fates = stage.pull_outcomes.clone();
+    let fate = match kept.is_retained(Instant::now()) && fits(stage, (step, plan), kept.holder) {
         false => ReversePullOutcome::Unusable,
-        true if !starts_with_returned(gateway, &step.located.identified, &kept).await => {
+        true if !starts_with_returned(stage, &step.located.identified, &kept).await => {
             ReversePullOutcome::PromptMismatch
         }
         true => return Some(ReversePullSource { params: kept.params, holder: kept.holder.worker, outcomes: fates }),
@@ -115,24 +114,24 @@ pub async fn check_usable(
 }
 
 /// Counts an entry that its step cannot use.
-pub fn count_unused(gateway: &AppState, kept: Option<ReversePullEntry>) {
+pub fn count_unused(stage: &ExecuteStage, kept: Option<ReversePullEntry>) {
     if kept.is_some() {
-        let outcomes = &gateway.metrics.plans.kv_movement.reverse_pulls;
+        let outcomes = &stage.pull_outcomes;
         outcomes.with_label_values(&[ReversePullOutcome::Unusable.as_ref()]).inc();
     }
 }
 
 /// Whether the plan's prefill leg can fetch from this worker incarnation.
-fn fits(gateway: &Arc<AppState>, (step, plan): (&ClassifiedStep, &Plan), keeper: Owner) -> bool {
+fn fits(stage: &ExecuteStage, (step, plan): (&ClassifiedStep, &Plan), keeper: Owner) -> bool {
     let (from, to) = (keeper.worker, plan.prefill.worker);
-    let workers = gateway.fleet().snapshot();
+    let workers = stage.client.fleet().snapshot();
     let view = |id: WorkerId| workers.iter().find(|view| view.id == id);
     let (Some(source), Some(target)) = (view(from), view(to)) else { return false };
     let fabric = |view: &vocabulary::WorkerView| view.link.as_ref().map(|link| link.fabric.clone());
     let leg = Leg { worker: from, rank: keeper.rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-    let transfer = Legs::without_client(&gateway.workers).transfer(&leg, &plan.prefill);
+    let transfer = Legs::without_client(&stage.client).transfer(&leg, &plan.prefill);
     let attention = step.located.identified.model.attention.as_deref();
-    let shapes = gateway.worker_pool.shapes();
+    let shapes = stage.client.pool().shapes();
     let shape = |id: WorkerId| shapes.iter().find(|(known, _)| *known == id).map(|(_, shape)| *shape);
     let is_read =
         shape(from).zip(shape(to)).is_none_or(|(from, to)| check_kv_compatibility(attention, from, to).is_ok());
@@ -144,7 +143,7 @@ fn fits(gateway: &Arc<AppState>, (step, plan): (&ClassifiedStep, &Plan), keeper:
         && fabric(source).is_some_and(|fabric_of| Some(fabric_of) == fabric(target))
         && transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers)
         && !step.barred_links.contains(&BarredLink { from, to })
-        && !is_converted_by_guess(gateway.fleet(), &step.located.identified, to)
+        && !is_converted_by_guess(stage.client.fleet(), &step.located.identified, to)
 }
 
 /// Whether all layers keep all tokens; with other layers the correctness of fetched KV is not verified.
@@ -153,7 +152,7 @@ fn has_full_attention(attention: &AttentionSpec) -> bool {
 }
 
 /// Whether a prompt begins with the tokens whose KV was handed back: for any other prompt that KV would be wrong.
-async fn starts_with_returned(gateway: &Arc<AppState>, prefixed: &IdentifiedRequest, kept: &ReversePullEntry) -> bool {
+async fn starts_with_returned(stage: &ExecuteStage, prefixed: &IdentifiedRequest, kept: &ReversePullEntry) -> bool {
     let (chain, begins) = (prefixed.prompt.chain.clone(), kept.content_id);
     let Ok(length) = usize::try_from(kept.params.tokens().0) else { return false };
     let is_known = prefixed.fallback_reason().is_none() && !prefixed.model.is_disabled_by_spot_check();
@@ -163,7 +162,7 @@ async fn starts_with_returned(gateway: &Arc<AppState>, prefixed: &IdentifiedRequ
     }
     let Some(ids) = PromptTokenIds::of(prefixed) else { return false };
     let named = move || Some(content_id(chain.root, ids.read(&chain)?.get(..length)?));
-    gateway.caches.prompts.read(named).await.is_ok_and(|named| named == Some(begins))
+    stage.prompts.read(named).await.is_ok_and(|named| named == Some(begins))
 }
 
 /// Returns a hash of these tokens in this namespace.
@@ -174,23 +173,19 @@ fn content_id(root: PrefixId, ids: &[u32]) -> Option<PrefixId> {
 
 /// Stores what the target of a remote prefill has handed back. Returns the answer without it, for the client.
 pub fn store_returned(
-    gateway: &Arc<AppState>,
+    stage: &ExecuteStage,
     (step, plan): (&ClassifiedStep, &Plan),
     opened: LegResponse,
 ) -> LegResponse {
     let LegResponse::Whole(answer, mut told) = opened else { return opened };
     if let Some(readback) = told.reverse_pull.take().filter(|_| answer.status().is_success()) {
-        store(gateway, (step, plan), (readback, answer.body()));
+        store(stage, (step, plan), (readback, answer.body()));
     }
     LegResponse::Whole(strip_for_client(step, answer), told)
 }
 
-fn store(
-    gateway: &Arc<AppState>,
-    (step, plan): (&ClassifiedStep, &Plan),
-    (readback, body): (ReversePullParams, &Bytes),
-) {
-    let transfer = Legs::without_client(&gateway.workers).transfer(&plan.prefill, &plan.decode);
+fn store(stage: &ExecuteStage, (step, plan): (&ClassifiedStep, &Plan), (readback, body): (ReversePullParams, &Bytes)) {
+    let transfer = Legs::without_client(&stage.client).transfer(&plan.prefill, &plan.decode);
     let is_declared = transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers);
     let Some(keeper) = serving_owner(&step.located, plan).filter(|_| is_declared) else { return };
     let Some(ids) = answer_token_ids(body) else { return };
@@ -200,7 +195,7 @@ fn store(
     let now = Instant::now();
     let returned =
         ReversePullEntry { params: readback, holder: keeper, content_id: begins, expires_at: now + RETENTION };
-    gateway.caches.reverse_pulls.insert(step.located.session.id, returned, now);
+    stage.reverse_pulls.insert(step.located.session.id, returned, now);
 }
 
 fn strip_for_client(step: &ClassifiedStep, answer: Response<Bytes>) -> Response<Bytes> {

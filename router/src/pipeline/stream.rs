@@ -27,43 +27,61 @@ use tracing::Span;
 use vocabulary::Tokens;
 use workers_shim::engine_api::{NotResumable, SseScanner, TokenTranscript, TokenUsage};
 
-use super::end_guard::{Abandoned, EndGuard};
+use super::blame::OutlierReporter;
+use super::end_guard::{EndGuard, RequestState};
+use super::execute::ExecuteStage;
 use super::legs::LegResponse;
 use super::liveness_watch::LivenessWatch;
-use super::locate;
+use super::locate::{self, LocateStage};
 use super::parse::ResponseDelivery;
+use super::plan::PlanStage;
 use super::planning::BrokenAnswer;
 use super::receipt::{AttemptEvent, RequestOutcome};
 use super::request_end::RequestEnd;
 use super::resume::{ResumePrefix, ResumedAnswer, resume};
 use super::resume_blocker::{ResumeBlocker, replay_verifier, token_transcript};
-use super::stage_span;
 use super::streaming::{AnswerEnd, AnswerState, Streaming};
-use crate::app_state::AppState;
+use super::{RequestEnds, stage_span};
 use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};
 use crate::quotas::BYTES_PER_TOKEN;
+use crate::stored_responses::StoredResponses;
 use crate::stored_responses::listener::{BodyFormat, ResponseListener};
+use crate::telemetry::metrics::RequestMetrics;
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
+use crate::worker_client::WorkerClient;
 
 /// Maximum number of resumes: a request that kills its workers must not reach all of them.
 const MAX_RESUMES: usize = 3;
 
+/// What passing an answer on uses, and what resuming it does.
+#[derive(Debug)]
+pub struct StreamStage {
+    pub(super) client: WorkerClient,
+    pub(super) responses: Arc<StoredResponses>,
+    pub(super) requests: RequestMetrics,
+    pub(super) reporter: OutlierReporter,
+    pub(super) ends: Arc<RequestEnds>,
+    pub(super) locate: Arc<LocateStage>,
+    pub(super) plan: Arc<PlanStage>,
+    pub(super) execute: Arc<ExecuteStage>,
+}
+
 /// Builds the client's response.
-pub fn stream(gateway: &Arc<AppState>, opened: LegResponse, streaming: Streaming) -> Response {
+pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streaming) -> Response {
     match opened {
         LegResponse::Whole(answer, told) => {
-            if let Some(mut listener) = response_listener(gateway, &streaming, answer.status(), BodyFormat::Whole) {
+            if let Some(mut listener) = response_listener(stage, &streaming, answer.status(), BodyFormat::Whole) {
                 listener.on_chunk(answer.body());
             }
             let delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
             let state = AnswerState::Whole(answer.status());
-            gateway.request_ends.take(streaming.ended(AnswerEnd { state, delivered, usage: told.usage }));
+            stage.ends.take(streaming.ended(AnswerEnd { state, delivered, usage: told.usage }));
             answer.map(Body::from)
         }
         LegResponse::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
-            let mut events = WorkerEventStream::new(gateway, (head.status, rest), streaming);
+            let mut events = WorkerEventStream::new(stage, (head.status, rest), streaming);
             events.on_chunk(first);
             let mut response =
                 Response::new(Body::from_stream(poll_fn(move |cx| events.guarded(|events| events.poll_chunk(cx)))));
@@ -77,10 +95,10 @@ pub fn stream(gateway: &Arc<AppState>, opened: LegResponse, streaming: Streaming
 }
 
 /// Records what is needed to resume the answer at another worker.
-fn with_transcript(gateway: &AppState, scanner: SseScanner, streaming: &Streaming) -> SseScanner {
+fn with_transcript(stage: &StreamStage, scanner: SseScanner, streaming: &Streaming) -> SseScanner {
     let (request, unresumable) = (&streaming.step.located.identified.request, streaming.step.resume_blocker);
     let scanner = if unresumable.is_none() { scanner.with_transcript(token_transcript(request)) } else { scanner };
-    match replay_verifier(request, unresumable, gateway.fleet().engine(streaming.target())) {
+    match replay_verifier(request, unresumable, stage.client.fleet().engine(streaming.target())) {
         Some(retold) => scanner.with_replay_verifier(retold),
         None => scanner,
     }
@@ -88,7 +106,7 @@ fn with_transcript(gateway: &AppState, scanner: SseScanner, streaming: &Streamin
 
 /// Returns the listener that stores a new response, where the request creates one.
 fn response_listener(
-    gateway: &AppState,
+    stage: &StreamStage,
     streaming: &Streaming,
     status: StatusCode,
     form: BodyFormat,
@@ -98,7 +116,7 @@ fn response_listener(
     let is_wanted = request.endpoint == GenerationEndpoint::Responses && status.is_success();
     is_wanted.then(|| {
         ResponseListener::new(
-            gateway.caches.responses.clone(),
+            stage.responses.clone(),
             (&request.incoming, Some(prefixed.affinity_key)),
             streaming.target(),
             form,
@@ -108,7 +126,7 @@ fn response_listener(
 
 /// A worker's events on their way to the client. Dropping it before the end means that the client left.
 struct WorkerEventStream {
-    gateway: Arc<AppState>,
+    stage: Arc<StreamStage>,
     client: ErrorRecipient,
     ready: VecDeque<Bytes>,
     /// Whether more than one choice was requested.
@@ -141,12 +159,12 @@ enum StreamItem {
 }
 
 impl StreamState {
-    fn of(gateway: &AppState, (body, scanner): (WorkerBody, Box<SseScanner>), streaming: Streaming) -> Self {
-        let mut liveness = LivenessWatch::new(gateway.fleet().clone(), streaming.target());
+    fn of(stage: &StreamStage, (body, scanner): (WorkerBody, Box<SseScanner>), streaming: Streaming) -> Self {
+        let mut liveness = LivenessWatch::new(stage.client.fleet().clone(), streaming.target());
         // The first byte has arrived.
         liveness.record_activity();
         let worker = AnsweringWorker { body, liveness, scanner, streaming };
-        StreamState::Answering(Box::new(EndGuard::new(worker, &gateway.request_ends)))
+        StreamState::Answering(Box::new(EndGuard::new(worker, &stage.ends)))
     }
 }
 
@@ -216,7 +234,7 @@ impl AnsweringWorker {
     }
 }
 
-impl Abandoned for AnsweringWorker {
+impl RequestState for AnsweringWorker {
     /// Of a stream that the client has left, the worker's events say how it ended.
     fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd> {
         let state = match outcome {
@@ -229,7 +247,7 @@ impl Abandoned for AnsweringWorker {
 }
 
 impl WorkerEventStream {
-    fn new(gateway: &Arc<AppState>, (status, body): (StatusCode, WorkerBody), mut streaming: Streaming) -> Self {
+    fn new(stage: &Arc<StreamStage>, (status, body): (StatusCode, WorkerBody), mut streaming: Streaming) -> Self {
         let request = &streaming.step.located.identified.request;
         let has_several_choices = request.transfer_bar == Some(TransferObstacle::SeveralChoices);
         let client = request.incoming.error_recipient();
@@ -237,17 +255,17 @@ impl WorkerEventStream {
             ResponseDelivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
             ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
         };
-        let scanner = scanner.with_budget(gateway.workers.event_budget());
-        let scanner = Box::new(with_transcript(gateway, scanner, &streaming));
-        let listener = response_listener(gateway, &streaming, status, BodyFormat::Events);
+        let scanner = scanner.with_budget(stage.client.event_budget());
+        let scanner = Box::new(with_transcript(stage, scanner, &streaming));
+        let listener = response_listener(stage, &streaming, status, BodyFormat::Events);
         streaming.record_first_token();
         Self {
-            gateway: gateway.clone(),
+            stage: stage.clone(),
             client,
             ready: VecDeque::new(),
             has_several_choices,
             listener,
-            state: StreamState::of(gateway, (body, scanner), streaming),
+            state: StreamState::of(stage, (body, scanner), streaming),
             span: stage_span(client.request, "stream"),
         }
     }
@@ -319,9 +337,9 @@ impl WorkerEventStream {
         };
         let AnsweringWorker { mut scanner, streaming, .. } = answering.take();
         scanner.switch_engine();
-        let planning = streaming.broke_off(broken, |located| locate::refresh_broken(&self.gateway, located));
-        let planning = EndGuard::new(planning, &self.gateway.request_ends);
-        let resuming = resume(self.gateway.clone(), planning, (error, so_far)).boxed();
+        let planning = streaming.broke_off(broken, |located| locate::refresh_broken(&self.stage.locate, located));
+        let planning = EndGuard::new(planning, &self.stage.ends);
+        let resuming = resume(self.stage.clone(), planning, (error, so_far)).boxed();
         self.state = StreamState::Resuming(resuming, scanner);
     }
 
@@ -330,7 +348,7 @@ impl WorkerEventStream {
         match resumed {
             Ok(ResumedAnswer { first_chunk, body, mut streaming }) => {
                 streaming.record_first_token();
-                self.state = StreamState::of(&self.gateway, (body, scanner), streaming);
+                self.state = StreamState::of(&self.stage, (body, scanner), streaming);
                 self.on_chunk(first_chunk);
             }
             Err(error) => self.ready.push_back(error.stream_event(self.client, self.sequence_number())),
@@ -354,11 +372,11 @@ impl WorkerEventStream {
     }
 
     fn count(&self, outcome: &str) {
-        self.gateway.metrics.requests.broken_streams.with_label_values(&[outcome]).inc();
+        self.stage.requests.broken_streams.with_label_values(&[outcome]).inc();
     }
 
     fn count_interrupted(&self) {
-        self.gateway.metrics.requests.errors.with_label_values(&["stream_interrupted"]).inc();
+        self.stage.requests.errors.with_label_values(&["stream_interrupted"]).inc();
     }
 
     fn sequence_number(&self) -> u64 {

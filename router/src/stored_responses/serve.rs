@@ -93,7 +93,9 @@ async fn serve_anywhere(
     envelope: &Envelope<'_>,
 ) -> Result<Response, ApiError> {
     match envelope.model.as_deref() {
-        Some(_) if !envelope.is_detached => serve_generation(gateway, GenerationEndpoint::Responses, request).await,
+        Some(_) if !envelope.is_detached => {
+            serve_generation(&gateway.pipeline, GenerationEndpoint::Responses, request).await
+        }
         model => {
             let (request, stripped) = sanitized(gateway, request).await?;
             gateway.metrics.requests.count_stripped(stripped);

@@ -148,7 +148,10 @@ async fn step(front: &TestRouter, word: &str) -> ClassifiedStep {
     let request = identify::UnidentifiedRequest::new(request, model);
     let found = request.compute_whole(&front.gateway.caches.prefix_cache.conversations, None);
     let named = request.with_prompt(found);
-    plan::classify(&front.gateway, locate::locate(&front.gateway, named.identified, named.converted).await.unwrap())
+    plan::classify(
+        &front.gateway.pipeline.classify,
+        locate::locate(&front.gateway.pipeline.locate, named.identified, named.converted).await.unwrap(),
+    )
 }
 
 fn newest(front: &TestRouter) -> Arc<Receipt> {
@@ -209,7 +212,9 @@ async fn queued_steps_start_when_the_planner_is_bypassed() {
 async fn retried_bypassed_and_inexact_steps_do_not_queue() {
     let (_worker, front, _folder) = full_worker(&[]).await;
     fill(&front).await;
-    let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(&front.gateway, step, excluded).unwrap().0;
+    let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| {
+        plan::plan(&front.gateway.pipeline.plan, step, excluded).unwrap().0
+    };
     let mut step = step(&front, "one more").await;
     assert!(!plan(&step, &[WorkerId(7)]).must_wait());
     step.mode = RoutingMode::Shadow;

@@ -11,11 +11,10 @@ use super::*;
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::outliers::Trials;
-use crate::pipeline::blame::OutlierReporter;
 use crate::pipeline::end_guard::EndGuard;
 use crate::pipeline::execute::FailedAttempt;
 use crate::pipeline::plan::{ClassifiedStep, PlanGuards, PlannedStep};
-use crate::pipeline::planning::{PlanVerdict, Planning, PlanningContext};
+use crate::pipeline::planning::{PlanVerdict, Planning};
 use crate::pipeline::{identify, locate, parse, plan};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, get, start_router_at, wait_until};
@@ -34,7 +33,7 @@ const ENDPOINTS: [GenerationEndpoint; 3] =
 async fn legs(gateway: &Arc<AppState>, (p, d): (&SimWorker, &SimWorker), endpoint: GenerationEndpoint) -> (Legs, Plan) {
     let step = step(gateway, endpoint).await;
     let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
-    let plan = plan::plan(gateway, &step, &[]).unwrap().0.plan;
+    let plan = plan::plan(&gateway.pipeline.plan, &step, &[]).unwrap().0.plan;
     let bytes = vocabulary::Bytes(1);
     let plan = Plan {
         prefill: Leg { worker: at(p), ..plan.prefill },
@@ -72,7 +71,10 @@ async fn step(gateway: &Arc<AppState>, endpoint: GenerationEndpoint) -> Classifi
     let request = identify::UnidentifiedRequest::new(request, model);
     let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);
     let named = request.with_prompt(found);
-    plan::classify(gateway, locate::locate(gateway, named.identified, named.converted).await.unwrap())
+    plan::classify(
+        &gateway.pipeline.classify,
+        locate::locate(&gateway.pipeline.locate, named.identified, named.converted).await.unwrap(),
+    )
 }
 
 /// Sum of one of the worker's metrics over all labels.
@@ -240,18 +242,17 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
     let first = Planning::first(step(gateway, GenerationEndpoint::Completions).await);
     let both = |step: &ClassifiedStep, failed: &[WorkerId]| {
         let trials = Trials::begin(outliers, plan.workers());
-        let planned = plan::plan(gateway, step, failed);
+        let planned = plan::plan(&gateway.pipeline.plan, step, failed);
         planned.map(|(planned, guards)| (PlannedStep { plan, ..planned }, PlanGuards { trials, ..guards }))
     };
-    let context = PlanningContext::of(gateway);
-    let Ok(PlanVerdict::Start(dispatched)) = first.plan(&context, both) else { panic!("it starts") };
+    let Ok(PlanVerdict::Start(dispatched)) = first.plan(&gateway.pipeline.plan, both) else { panic!("it starts") };
     assert_eq!(ejected(), Some((1, true)));
     let error = LegError::Failed(http::StatusCode::INTERNAL_SERVER_ERROR);
     let failed = FailedAttempt { sent_at: Instant::now(), events: Vec::new(), exclude: sick, error };
-    let Ok(again) = dispatched.failed(&OutlierReporter::of(gateway), failed) else { panic!("it is tried again") };
+    let Ok(again) = dispatched.failed(&gateway.pipeline.stream.reporter, failed) else { panic!("it is tried again") };
     assert_eq!(ejected(), Some((1, true)), "it may have been the other one");
-    let next = again.plan(&context, |step, failed| plan::plan(gateway, step, failed));
+    let next = again.plan(&gateway.pipeline.plan, |step, failed| plan::plan(&gateway.pipeline.plan, step, failed));
     let Ok(PlanVerdict::Start(dispatched)) = next else { panic!("it starts again") };
-    drop(EndGuard::new(*dispatched, &gateway.request_ends));
+    drop(EndGuard::new(*dispatched, &gateway.pipeline.ends));
     assert_eq!(ejected(), Some((1, false)), "no other worker was asked");
 }

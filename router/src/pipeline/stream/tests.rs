@@ -3,11 +3,11 @@ use serde_json::json;
 use vocabulary::TenantId;
 
 use super::*;
+use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, new_request_id};
-use crate::pipeline::blame::OutlierReporter;
 use crate::pipeline::execute::execute;
 use crate::pipeline::legs::Legs;
-use crate::pipeline::planning::{PlanVerdict, Planning, PlanningContext};
+use crate::pipeline::planning::{PlanVerdict, Planning};
 use crate::pipeline::{identify, parse, plan};
 use crate::testing::{StubWorker, start_router};
 
@@ -32,16 +32,17 @@ async fn begun_answer(gateway: &Arc<AppState>) -> WorkerEventStream {
     let request = identify::UnidentifiedRequest::new(request, model);
     let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);
     let named = request.with_prompt(found);
-    let located = locate::locate(gateway, named.identified, named.converted).await.unwrap();
-    let planning = Planning::first(plan::classify(gateway, located));
-    let planned = planning.plan(&PlanningContext::of(gateway), |step, failed| plan::plan(gateway, step, failed));
+    let located = locate::locate(&gateway.pipeline.locate, named.identified, named.converted).await.unwrap();
+    let planning = Planning::first(plan::classify(&gateway.pipeline.classify, located));
+    let planned =
+        planning.plan(&gateway.pipeline.plan, |step, failed| plan::plan(&gateway.pipeline.plan, step, failed));
     let Ok(PlanVerdict::Start(dispatched)) = planned else { panic!("it starts") };
     let legs = Legs::of(&gateway.workers, &dispatched.step);
-    let started = execute(gateway, (&dispatched.step, &dispatched.planned.plan), legs).await.unwrap();
-    let (opened, streaming) = dispatched.started(&OutlierReporter::of(gateway), started);
+    let started = execute(&gateway.pipeline.execute, (&dispatched.step, &dispatched.planned.plan), legs).await.unwrap();
+    let (opened, streaming) = dispatched.started(&gateway.pipeline.stream.reporter, started);
     let LegResponse::Stream(answer, _) = opened else { panic!("it is a stream") };
     let (head, body) = answer.into_parts();
-    WorkerEventStream::new(gateway, (head.status, body), streaming)
+    WorkerEventStream::new(&gateway.pipeline.stream, (head.status, body), streaming)
 }
 
 #[tokio::test]
