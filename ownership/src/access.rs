@@ -8,12 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::join_all;
-use tokio::sync::Mutex;
-use tokio::time::Instant;
 use vocabulary::NodeId;
 
-use crate::admission::Enrolment;
-use crate::members::ClusterMember;
+use crate::members::{ClusterMember, Enrolment};
 use crate::node_core::NodeCore;
 use crate::peers::caller::Caller;
 use crate::peers::socket::DialPolicy as _;
@@ -21,40 +18,6 @@ use crate::peers::{self, DialTarget, Lane, PeerError, PeerMethod};
 
 /// Timeout for a member's answer about who belongs to the cluster.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long such an answer is cached.
-const CACHE_TTL: Duration = Duration::from_secs(10);
-
-/// Minimum time between two rounds of questions, whatever the call rate.
-const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Cache of the membership as other members report it.
-#[derive(Debug, Default)]
-pub(crate) struct RemoteMembers(Mutex<Option<FetchedMembers>>);
-
-#[derive(Debug)]
-struct FetchedMembers {
-    fetched_at: Instant,
-    members: BTreeMap<NodeId, String>,
-}
-
-impl RemoteMembers {
-    /// Returns a node's address as other members report it; `None` if none of them knows the node.
-    async fn address(&self, core: &NodeCore, node: NodeId) -> Option<String> {
-        let mut asked = self.0.lock().await;
-        if let Some(FetchedMembers { fetched_at: at, members }) = &*asked {
-            match members.get(&node) {
-                Some(address) if at.elapsed() < CACHE_TTL => return Some(address.clone()),
-                None if at.elapsed() < MIN_FETCH_INTERVAL => return None,
-                _ => {}
-            }
-        }
-        let members = fetch_members(core).await;
-        let address = members.get(&node).cloned();
-        *asked = Some(FetchedMembers { fetched_at: Instant::now(), members });
-        address
-    }
-}
 
 /// Asks all known members, and merges the answers of those that reply.
 async fn fetch_members(core: &NodeCore) -> BTreeMap<NodeId, String> {
@@ -93,7 +56,7 @@ pub(crate) async fn authorize(
         }
         _ => {}
     }
-    match core.remote_members.address(core, node).await {
+    match core.remote_members.address(node, fetch_members(core)).await {
         Some(address) if caller.certificate_covers(&address) => Ok(node),
         told => Err(rejection(core, caller, told.or(listed))),
     }

@@ -15,7 +15,7 @@ use vocabulary::NodeId;
 
 use crate::error::OwnershipError;
 use crate::leader_call;
-use crate::members::{self, MemberError};
+use crate::members::{self, Enrolment, MemberError};
 use crate::node_core::NodeCore;
 use crate::node_folder::{ClusterId, NodeIdentity, random_u128, read_json, write_durably};
 use crate::peers::error::HandshakeRefusal;
@@ -75,15 +75,6 @@ pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<J
         ))),
         outcome => Err(AdmissionError::Never(format!("the ledger refused: {outcome:?}"))),
     }
-}
-
-/// Request of a node with an id to be added, or to update its address.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Enrolment {
-    pub(crate) node: NodeId,
-    pub(crate) address: String,
-    /// Feature levels that its release supports; the leader may not know them yet.
-    pub(crate) levels: SupportedLevels,
 }
 
 /// Answers an enrolment at a member. The leader carries it out; other members forward it once.

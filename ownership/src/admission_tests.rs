@@ -9,9 +9,8 @@ use ledger::{Command, FOUNDER, LEVEL, LedgerEntry, NEXT_LEVEL, Submission};
 use openraft::storage::RaftLogStorage;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::admission::Enrolment;
 use crate::log_store::LogStore;
-use crate::members::{MemberError, enrol};
+use crate::members::{Enrolment, MemberError, enrol};
 use crate::node_core::NodeCore;
 use crate::node_folder::NodeFolder;
 use crate::raft::Vote;

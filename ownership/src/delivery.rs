@@ -15,7 +15,7 @@ use crate::error::SubmitError;
 use crate::node_core::{KnownLeader, NodeCore};
 use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerError, PeerMethod, PendingReply};
-use crate::proposer::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};
+use crate::proposal::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};
 
 /// Wait before the same leader is asked again.
 const RETRY_DELAY: Duration = Duration::from_millis(20);

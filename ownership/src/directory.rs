@@ -15,21 +15,24 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
+use crate::command_queue::CommandTicket;
 use crate::counters::DirectoryStats;
+use crate::data_dir_guard::MAX_DETECTION_TIME;
 use crate::error::{OwnershipError, SubmitError};
 use crate::failure::start_failure;
 use crate::leader_call;
 use crate::members::{self, ClusterMember, MemberChange, MemberError};
 use crate::node_core::NodeCore;
 use crate::node_folder::{ClusterId, NodeFolder};
+use crate::node_observer::NodeStateMachine;
 use crate::options::Options;
 use crate::peers::socket::DialPolicy as _;
 use crate::peers::{AbortingTask, PeerService, PeerTls, Peers, Topic};
-use crate::raft::{NodeStateMachine, TokioTypeConfig};
+use crate::raft::TokioTypeConfig;
 use crate::read::{self, ReadError};
 use crate::startup::{self, START_TIMEOUT, StartedNode};
 use crate::supervision::Supervision;
-use crate::writer::{CommandTicket, CommandWriter};
+use crate::writer::CommandWriter;
 
 /// How long a closing leader waits for another one to take over.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -116,6 +119,33 @@ impl Directory {
     /// Returns how long a lease is held after a liveness report: the `ttl` for registering workers.
     pub fn lease_duration(&self) -> Duration {
         self.lease
+    }
+
+    /// Returns the cause once this node's ledger has failed for good. Nothing is retried: the process should end, and
+    /// be restarted when the cause is fixed. Acknowledged writes are on disk, unless its files were removed.
+    pub async fn wait_for_failure(&self) -> OwnershipError {
+        let (mut metrics, mut is_looked_at) = (self.raft().metrics(), false);
+        loop {
+            match self.core().final_error() {
+                // A write may have failed because the folder is gone, before the periodic check noticed it.
+                Some(OwnershipError::Failed(_)) if !is_looked_at => {
+                    is_looked_at = true;
+                    tokio::time::sleep(MAX_DETECTION_TIME).await;
+                    continue;
+                }
+                Some(failed) => return failed,
+                None => {}
+            }
+            if metrics.changed().await.is_err() {
+                return OwnershipError::Failed("its task is gone".into());
+            }
+        }
+    }
+
+    /// Returns whether the data directory, or the log in it, was moved or removed while the node ran: it has left the
+    /// quorum.
+    pub fn is_folder_gone(&self) -> bool {
+        self.core().folder_gone().is_some()
     }
 
     pub(crate) fn raft(&self) -> &Raft<TokioTypeConfig, NodeStateMachine> {

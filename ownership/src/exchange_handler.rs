@@ -17,7 +17,7 @@ use crate::network::CHUNK_TIMEOUT;
 use crate::node_core::{LeaderTransfer, NodeCore};
 use crate::peers::caller::Caller;
 use crate::peers::{self, ExchangeHandler, IncomingExchange, MAX_CALL_BYTES, PeerError, PeerMethod, ReplySender};
-use crate::proposer::ProposalRequest;
+use crate::proposal::ProposalRequest;
 use crate::raft::{TokioTypeConfig, Vote};
 use crate::snapshot_stream::{self, SnapshotStreamHeader};
 use crate::terms::{self, NamedLogPositions};

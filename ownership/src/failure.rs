@@ -1,22 +1,18 @@
 //! Final failures of a node that can no longer maintain its ledger: its disk failed, is full, or lost data.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use consensus::UnsupportedLevel;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::Fatal;
 use openraft::raft::AppendEntriesResponse;
-use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use crate::data_dir_guard::MAX_DETECTION_TIME;
-use crate::directory::Directory;
 use crate::error::OwnershipError;
+use crate::log_loss::{LOG_LOSS_FILE, LogLoss, log_loss_error};
 use crate::node_core::NodeCore;
-use crate::node_folder::{read_json, write_durably_with};
+use crate::node_folder::write_durably_with;
 use crate::node_observer::NodeObserver;
 use crate::raft::TokioTypeConfig;
 
@@ -38,49 +34,8 @@ pub(crate) fn unsupported_level(observer: &NodeObserver) -> Option<OwnershipErro
     Some(OwnershipError::Level { level, highest: levels.highest })
 }
 
-/// How long the leader's claims must contradict this node's log before the log counts as lost.
-const LOG_LOSS_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// How long a node with a lost log may take to record that before it ends.
 const NOTED_WITHIN: Duration = Duration::from_secs(1);
-
-/// Detects that this node's log lacks entries that it acknowledged. The leader does not send those again, so the node
-/// would never catch up.
-#[derive(Debug, Default)]
-pub(crate) struct LogLossDetector {
-    contradicted_since: Mutex<Option<Instant>>,
-    found: OnceLock<LogLoss>,
-}
-
-/// The missing entries of a log. Persisted, because such a node must not vote again: it may have lost votes, too.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct LogLoss {
-    last: u64,
-    /// Last entry that the leader knew to be on this node.
-    acknowledged: u64,
-}
-
-const LOG_LOSS_FILE: &str = "reverted.json";
-
-/// Refuses a data directory that is recorded as lacking acknowledged entries.
-pub(crate) fn refuse_log_loss(folder: &Path) -> Result<(), OwnershipError> {
-    read_json(&folder.join(LOG_LOSS_FILE))?.map_or(Ok(()), |reverted| Err(log_loss_error(folder, reverted)))
-}
-
-fn log_loss_error(folder: &Path, LogLoss { last, acknowledged }: LogLoss) -> OwnershipError {
-    OwnershipError::Reverted { path: folder.to_owned(), last, acknowledged }
-}
-
-impl LogLossDetector {
-    /// Records that a heartbeat contradicts this node's log. Returns true once that has lasted too long.
-    fn note_contradiction(&self, at: Instant) -> bool {
-        at.duration_since(*self.contradicted_since.lock().get_or_insert(at)) >= LOG_LOSS_TIMEOUT
-    }
-
-    fn clear(&self) {
-        *self.contradicted_since.lock() = None;
-    }
-}
 
 impl NodeCore {
     /// Examines the answer to a heartbeat that named the last entry acknowledged by this node.
@@ -125,7 +80,7 @@ impl NodeCore {
     }
 
     /// Returns an error if a path of the data directory is missing.
-    fn folder_gone(&self) -> Option<OwnershipError> {
+    pub(crate) fn folder_gone(&self) -> Option<OwnershipError> {
         self.observer.missing_path.get().map(|path| OwnershipError::FolderGone { path: path.clone() })
     }
 
@@ -142,50 +97,5 @@ impl NodeCore {
     /// Returns why this node ends or has ended, if more is known than that Raft has stopped.
     fn known_failure(&self) -> Option<OwnershipError> {
         unsupported_level(&self.observer).or_else(|| self.log_loss()).or_else(|| self.folder_gone())
-    }
-}
-
-impl Directory {
-    /// Returns the cause once this node's ledger has failed for good. Nothing is retried: the process should end, and
-    /// be restarted when the cause is fixed. Acknowledged writes are on disk, unless its files were removed.
-    pub async fn wait_for_failure(&self) -> OwnershipError {
-        let (mut metrics, mut is_looked_at) = (self.raft().metrics(), false);
-        loop {
-            match self.core().final_error() {
-                // A write may have failed because the folder is gone, before the periodic check noticed it.
-                Some(OwnershipError::Failed(_)) if !is_looked_at => {
-                    is_looked_at = true;
-                    tokio::time::sleep(MAX_DETECTION_TIME).await;
-                    continue;
-                }
-                Some(failed) => return failed,
-                None => {}
-            }
-            if metrics.changed().await.is_err() {
-                return OwnershipError::Failed("its task is gone".into());
-            }
-        }
-    }
-
-    /// Returns whether the data directory, or the log in it, was moved or removed while the node ran: it has left the
-    /// quorum.
-    pub fn is_folder_gone(&self) -> bool {
-        self.core().folder_gone().is_some()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_lasting_contradiction_counts_as_log_loss() {
-        let (reversion, start) = (LogLossDetector::default(), Instant::now());
-        let after = |millis| start + Duration::from_millis(millis);
-        assert!(!reversion.note_contradiction(after(0)));
-        assert!(!reversion.note_contradiction(after(2_900)));
-        reversion.clear();
-        assert!(!reversion.note_contradiction(after(3_500)));
-        assert!(reversion.note_contradiction(after(6_500)));
     }
 }

@@ -11,8 +11,8 @@ use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use serde::de::DeserializeOwned;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::admission::{Enrolment, JoinRequest};
-use crate::members::MemberChange;
+use crate::admission::JoinRequest;
+use crate::members::{Enrolment, MemberChange};
 use crate::node_folder::ClusterId;
 use crate::peers::frame::{self, PeerFrame};
 use crate::peers::handshake::{Callee, Hello, RemovalStatus, Welcome, check_hello, receive_message, send_message};

@@ -6,6 +6,7 @@ mod access;
 mod admission;
 mod backup;
 mod chunks;
+mod command_queue;
 mod counters;
 mod data_dir_guard;
 mod delivery;
@@ -18,6 +19,8 @@ mod frames;
 #[doc(hidden)]
 pub mod fuzz_entry;
 mod leader_call;
+mod liveness_reports;
+mod log_loss;
 mod log_marks;
 mod log_store;
 mod members;
@@ -27,11 +30,14 @@ mod node_folder;
 mod node_observer;
 mod options;
 mod peers;
+mod proposal;
 mod proposer;
 mod quorum_notices;
 mod raft;
+mod raft_follower;
 mod read;
 mod reaper;
+mod remote_members;
 mod replay;
 mod shortage;
 mod snapshot_store;
@@ -45,6 +51,7 @@ mod wal;
 mod writer;
 
 pub use backup::{RestoredCluster, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
+pub use command_queue::CommandTicket;
 pub use consensus::{
     ChangeEvent, ChangeStream, CompactedRevision, Consistency, DesiredLimits, LedgerView, QuorumStatus, SupportedLevels,
 };
@@ -58,7 +65,6 @@ pub use options::{ElectionTimers, Options, PeerOptions};
 pub use peers::{CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerError, PeerService, Peers, TlsFiles, Topic};
 pub use read::ReadError;
 pub use supervision::Supervision;
-pub use writer::CommandTicket;
 
 #[cfg(test)]
 mod admission_tests;

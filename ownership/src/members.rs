@@ -6,6 +6,7 @@ mod voters;
 use std::collections::BTreeSet;
 
 use consensus::SupportedLevels;
+use ledger::Ledger;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
@@ -148,4 +149,18 @@ pub enum MemberError {
     /// The change was sent, and its outcome is unknown.
     #[error("the outcome is unknown: {0}; look at `member list` before asking again")]
     Unknowable(String),
+}
+
+/// Request of a node with an id to be added, or to update its address.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Enrolment {
+    pub(crate) node: NodeId,
+    pub(crate) address: String,
+    /// Feature levels that its release supports; the leader may not know them yet.
+    pub(crate) levels: SupportedLevels,
+}
+
+/// Returns whether a node was removed, according to this ledger.
+pub(crate) fn is_retired(ledger: &Ledger, node: NodeId) -> bool {
+    ledger.node(node).is_some_and(|node| !node.is_member())
 }

@@ -1,4 +1,4 @@
-//! State that a node's tasks share once Raft runs, and the task that follows Raft.
+//! State that a node's tasks share once Raft runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,31 +10,27 @@ use std::time::{Duration, Instant};
 use consensus::{
     FreshnessClock, LeaderTerm, LedgerView, MembershipGuard, MembershipLock, QuorumStatus, check_command_level,
 };
-use ledger::{Command, Ledger, Outcome};
+use ledger::{Command, Outcome};
+use openraft::Raft;
 use openraft::async_runtime::instant::Instant as _;
-use openraft::async_runtime::watch::{RecvError, WatchReceiver};
+use openraft::async_runtime::watch::WatchReceiver;
 use openraft::type_config::alias::{CommittedLeaderIdOf, InstantOf};
-use openraft::{Raft, ServerState};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
 
-use crate::access::RemoteMembers;
+use crate::command_queue::{CommandTicket, QueuedCommand};
 use crate::counters::DirectoryCounters;
 use crate::error::SubmitError;
+use crate::liveness_reports::LivenessReports;
 use crate::log_store::LogStore;
-use crate::members::MemberError;
-use crate::node_observer::NodeObserver;
+use crate::members::{MemberError, is_retired};
+use crate::node_observer::{NodeObserver, NodeStateMachine};
 use crate::peers::PeerRegistry;
-use crate::proposer::ProposalRequest;
-use crate::quorum_notices::QuorumNotices;
-use crate::raft::{LogId, NodeStateMachine, TokioTypeConfig, Vote};
+use crate::proposal::ProposalRequest;
+use crate::raft::{TokioTypeConfig, Vote};
+use crate::remote_members::RemoteMembers;
 use crate::supervision::Supervision;
-use crate::ticker::LivenessReports;
-use crate::writer::{CommandTicket, QueuedCommand};
-
-/// How often the quorum status is checked when no change is reported.
-const QUORUM_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 type Metrics = openraft::RaftMetrics<TokioTypeConfig>;
 type CommittedLeaderId = CommittedLeaderIdOf<TokioTypeConfig>;
@@ -105,29 +101,6 @@ impl KnownLeader {
         match self {
             KnownLeader::Leader(leader) => Some(leader),
             KnownLeader::Unknown | KnownLeader::Stopped => None,
-        }
-    }
-}
-
-/// The part of Raft's metrics whose changes are handled at once. The rest changes with every entry; it is handled
-/// periodically, or at once while this node waits for its leader term or for its quorum.
-#[derive(PartialEq)]
-struct RaftStatus {
-    is_running: bool,
-    term: u64,
-    state: ServerState,
-    leader: Option<u64>,
-    members: Option<LogId>,
-}
-
-impl RaftStatus {
-    fn of(metrics: &Metrics) -> Self {
-        Self {
-            is_running: metrics.running_state.is_ok(),
-            term: metrics.current_term,
-            state: metrics.state,
-            leader: metrics.current_leader,
-            members: *metrics.membership_config.log_id(),
         }
     }
 }
@@ -277,35 +250,6 @@ impl NodeCore {
         self.leader_state.membership_lock.try_acquire(leadership).ok_or(MemberError::InProgress)
     }
 
-    /// Follows Raft until it stops, and keeps the leader term, the address book and the view's quorum status up to
-    /// date.
-    pub(crate) async fn follow_raft(self: Arc<Self>) {
-        let mut metrics = self.raft.metrics();
-        let mut news = QuorumNotices::default();
-        loop {
-            let before = RaftStatus::of(&metrics.borrow_and_update());
-            let quorum = self.update_quorum();
-            news.log_changes(&self, &quorum);
-            let is_settled = !quorum.stale && self.is_leading() == (quorum.leader == Some(self.node()));
-            let changed = async {
-                loop {
-                    metrics.changed().await?;
-                    if !is_settled || RaftStatus::of(&metrics.borrow_and_update()) != before {
-                        return Ok::<_, RecvError>(());
-                    }
-                }
-            };
-            match tokio::time::timeout(QUORUM_CHECK_INTERVAL, changed).await {
-                Ok(Ok(())) | Err(_) => {}
-                Ok(Err(_)) => {
-                    self.registry.publisher.publish_quorum(QuorumStatus { leader: None, stale: true, ..quorum });
-                    self.leader.send_replace(KnownLeader::Stopped);
-                    return;
-                }
-            }
-        }
-    }
-
     /// Updates this node's state from Raft's current metrics.
     pub(crate) fn update_quorum(&self) -> QuorumStatus {
         let now: &Metrics = &self.raft.metrics().borrow_watched().clone();
@@ -364,9 +308,4 @@ impl NodeCore {
         let acked = now.last_quorum_acked.as_ref().is_some_and(|at| at.elapsed() < self.leader_contact.silence_timeout);
         !is_alone && !acked
     }
-}
-
-/// Returns whether a node was removed, according to this ledger.
-pub(crate) fn is_retired(ledger: &Ledger, node: NodeId) -> bool {
-    ledger.node(node).is_some_and(|node| !node.is_member())
 }

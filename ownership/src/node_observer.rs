@@ -9,10 +9,14 @@ use openraft::impls::TokioRuntime;
 use smart_default::SmartDefault;
 
 use crate::counters::DirectoryCounters;
-use crate::failure::LogLossDetector;
+use crate::log_loss::LogLossDetector;
+use crate::snapshots::SnapshotFile;
 
 /// Number of changes that are kept for watchers.
 const FEED_CAPACITY: usize = 1 << 16;
+
+/// State machine of a server, with snapshots in a file.
+pub(crate) type NodeStateMachine = consensus::StateMachine<SnapshotFile, NodeObserver>;
 
 /// Updates counters and watchers from what the state machine does.
 #[derive(Debug, SmartDefault)]
@@ -163,8 +167,7 @@ mod tests {
         use openraft::storage::RaftStateMachine;
         use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId};
 
-        use crate::raft::{LogEntry, NodeStateMachine, TokioTypeConfig};
-        use crate::snapshots::SnapshotFile;
+        use crate::raft::{LogEntry, TokioTypeConfig};
 
         let (folder, observer) = (tempfile::tempdir().unwrap(), Arc::new(NodeObserver::default()));
         let snapshots = SnapshotFile::at(folder.path().join("snapshot"), crate::ClusterId(1));

@@ -15,6 +15,7 @@ mod refusal_log;
 mod registry;
 mod rejection_log;
 mod served_connection;
+mod service;
 pub(crate) mod socket;
 mod task;
 pub(crate) mod tls;
@@ -24,22 +25,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
+pub use certificate::TlsFiles;
 pub use error::{HandshakeRefusal, PeerError};
 pub(crate) use handshake::Lane;
 pub(crate) use link::{ExchangeSender, PeerLink, PendingReply, ReplyReceiver};
 pub(crate) use listener::PeerListener;
 pub(crate) use method::PeerMethod;
+pub use method::Topic;
 pub(crate) use registry::PeerRegistry;
 pub(crate) use served_connection::{ExchangeHandler, IncomingExchange, ReplySender};
+pub use service::PeerService;
 pub(crate) use socket::DialTarget;
 pub(crate) use task::AbortingTask;
 pub(crate) use tls::PeerTls;
-pub use tls::TlsFiles;
 
 /// Decodes another node's message.
 pub(crate) fn decode<A: DeserializeOwned>(said: &[u8]) -> Result<A, PeerError> {
@@ -51,23 +52,6 @@ pub const MAX_CALL_BYTES: usize = 8 << 20;
 
 /// Timeout of a call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Subject of calls between routers outside Raft.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, strum::VariantArray)]
-pub enum Topic {
-    /// Requests that routers dispatched and finished.
-    Exchange,
-    /// Which blocks routers believe to be where.
-    Residency,
-    /// Token ids of prompts, which engines need to move the prompts' blocks.
-    Prompts,
-}
-
-/// Service that answers other nodes' calls on one topic.
-pub trait PeerService: Send + Sync + 'static {
-    /// Answers one call. `from` is the id that the caller claims; it belongs to this cluster.
-    fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
-}
 
 /// The other nodes of the cluster, as routers see them.
 #[derive(Clone)]

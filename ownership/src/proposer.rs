@@ -5,43 +5,18 @@ use std::sync::Arc;
 use consensus::Proposal;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use ledger::{LedgerEntry, Outcome, Submission};
+use ledger::LedgerEntry;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::node_core::NodeCore;
+use crate::proposal::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};
 use crate::raft::TokioTypeConfig;
 
 /// Maximum number of entries in flight.
 const MAX_IN_FLIGHT: usize = 256;
-
-/// Submissions that become one entry.
-#[derive(Debug)]
-pub(crate) struct ProposalRequest {
-    pub(crate) submissions: Vec<Submission>,
-    pub(crate) answer: oneshot::Sender<ProposalResult>,
-}
-
-/// One outcome per submission, or the submissions back.
-pub(crate) type ProposalResult = Result<Vec<Outcome>, ReturnedSubmissions>;
-
-/// Submissions that may not have become an entry. Submitting them again executes them only once.
-#[derive(Debug)]
-pub(crate) struct ReturnedSubmissions {
-    pub(crate) submissions: Vec<Submission>,
-    pub(crate) fate: SubmissionFate,
-}
-
-/// What is known of unanswered submissions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SubmissionFate {
-    /// They entered no log.
-    NotAccepted,
-    /// They may still be executed.
-    Unknown,
-}
 
 /// Runs until all senders of the queue are gone.
 pub(crate) async fn run(core: Arc<NodeCore>, queue: &mut mpsc::Receiver<ProposalRequest>) {

@@ -8,10 +8,11 @@ use ledger::{Command, LedgerLimits, OpenSession, Outcome, Submission};
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{ClientId, ClientSerial, ModelId, NodeId, SessionId, TenantId};
 
+use crate::command_queue::{CommandTicket, QueuedCommand};
 use crate::error::SubmitError;
 use crate::node_core::{NodeCore, NodeCoreParts};
-use crate::proposer::{ProposalRequest, ReturnedSubmissions, SubmissionFate};
-use crate::writer::{CommandTicket, CommandWriter, QueuedCommand};
+use crate::proposal::{ProposalRequest, ReturnedSubmissions, SubmissionFate};
+use crate::writer::CommandWriter;
 use crate::{Directory, Options};
 
 const SESSION: SessionId = SessionId(7);

@@ -14,22 +14,25 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::LedgerTime;
 
 use crate::admission::{self, PendingJoin, UnidentifiedNode};
+use crate::command_queue::QueuedCommand;
 use crate::data_dir_guard::{self, DataDirGuard};
 use crate::error::OwnershipError;
-use crate::failure::{refuse_log_loss, start_failure, unsupported_level};
+use crate::failure::{start_failure, unsupported_level};
+use crate::log_loss::refuse_log_loss;
 use crate::log_store::LogStore;
+use crate::members::is_retired;
 use crate::network::RaftClientFactory;
-use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts, is_retired};
+use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts};
 use crate::node_folder::{LockedFolder, NodeFolder, NodeIdentity, founder};
-use crate::node_observer::NodeObserver;
+use crate::node_observer::{NodeObserver, NodeStateMachine};
 use crate::options::Options;
 use crate::peers::{AbortingTask, PeerListener, PeerRegistry, PeerTls};
 use crate::proposer;
-use crate::raft::{NodeStateMachine, TokioTypeConfig};
+use crate::raft::TokioTypeConfig;
+use crate::raft_follower;
 use crate::snapshots::SnapshotFile;
 use crate::terms::MAX_TERM;
 use crate::ticker::Ticker;
-use crate::writer::QueuedCommand;
 
 /// How long the quorum may take to start.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -101,7 +104,7 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     }
     let mut tasks = Vec::new();
     let own = core.clone();
-    tasks.push(AbortingTask(core.supervision.supervise("follower", move || own.clone().follow_raft())));
+    tasks.push(AbortingTask(core.supervision.supervise("follower", move || raft_follower::follow(own.clone()))));
     let (own, asked) = (core.clone(), Arc::new(AsyncMutex::new(asked)));
     tasks.push(AbortingTask(core.supervision.supervise("proposer", move || {
         let (core, asked) = (own.clone(), asked.clone());

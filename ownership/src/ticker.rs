@@ -1,14 +1,13 @@
 //! Periodic tasks: renews and expires leases, makes the marks durable, triggers snapshots.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use consensus::{StalledVoterChange, WorkerLiveness, expiries, limit_widening, renewal};
-use ledger::{Command, ExpireLease, Ledger, Outcome};
+use consensus::{StalledVoterChange, expiries, limit_widening, renewal};
+use ledger::{Command, Outcome};
 use openraft::ChangeMembers;
 use openraft::async_runtime::watch::WatchReceiver;
-use parking_lot::Mutex;
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
 use crate::node_core::NodeCore;
@@ -17,38 +16,6 @@ use crate::peers::{Lane, PeerMethod};
 
 /// How long the leader may take to accept this node's reports.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Liveness reports since the last tick.
-#[derive(Debug, Default)]
-pub(crate) struct LivenessReports(Mutex<WorkerLiveness>);
-
-impl LivenessReports {
-    /// Records that an incarnation of a worker was reached; the latest report wins. Returns false if too many are
-    /// pending.
-    pub(crate) fn record(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
-        self.0.lock().record((worker, incarnation), Instant::now())
-    }
-
-    /// Puts back reports that could not be sent; newer reports win.
-    fn requeue(&self, alive: Vec<(WorkerId, Incarnation)>) {
-        self.0.lock().requeue(alive);
-    }
-
-    fn take(&self) -> Vec<(WorkerId, Incarnation)> {
-        self.0.lock().take()
-    }
-
-    /// Sends the pending reports; keeps them for the next time if that fails.
-    fn send_with<E>(&self, tell: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>) -> Result<(), E> {
-        let alive = self.take();
-        tell(alive.clone()).inspect_err(|_| self.requeue(alive))
-    }
-
-    /// Removes expiries of workers that were reported less than a lease ago.
-    fn filter_expiries(&self, ends: Vec<ExpireLease>, ledger: &Ledger, lease: Duration) -> Vec<ExpireLease> {
-        self.0.lock().filter_expiries(ends, ledger, (lease, Instant::now()))
-    }
-}
 
 /// The task that runs periodically.
 pub(crate) struct Ticker {
@@ -181,32 +148,5 @@ async fn send_report(core: Arc<NodeCore>, leader: NodeId, alive: Vec<(WorkerId, 
     if let Err(error) = told {
         tracing::debug!(%leader, %error, "the leader was not told which workers were reached; next tick again");
         core.reports.requeue(alive);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unsent_liveness_reports_are_resent_unless_superseded() {
-        let reports = LivenessReports::default();
-        let (first, second) = ((WorkerId(1), Incarnation(1)), (WorkerId(2), Incarnation(1)));
-        assert!(reports.record(first.0, first.1) && reports.record(second.0, second.1));
-        let refused = reports.send_with(|alive| {
-            assert_eq!(alive, [first, second]);
-            assert!(reports.record(second.0, Incarnation(2)));
-            Err("the queue is full")
-        });
-        assert_eq!(refused, Err("the queue is full"));
-        assert_eq!(
-            reports.send_with(|alive| if alive == [first, (WorkerId(2), Incarnation(2))] {
-                Ok(())
-            } else {
-                Err(alive)
-            }),
-            Ok(())
-        );
-        assert_eq!(reports.take(), []);
     }
 }

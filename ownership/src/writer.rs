@@ -6,19 +6,17 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use ledger::{Command, Outcome, Refusal, Submission};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use vocabulary::{ClientId, ClientSerial};
 
+use crate::command_queue::{MAX_BATCH_BYTES, OutcomeSender, QueuedCommand};
 use crate::delivery::{BatchDelivery, open_client};
 use crate::error::SubmitError;
 use crate::node_core::NodeCore;
@@ -37,52 +35,9 @@ const EXTRA_BATCH_DELAY: Duration = Duration::from_millis(50);
 /// Yields to other tasks without a new command after which a batch is sent.
 const IDLE_TURNS: u32 = 2;
 
-/// Maximum size of a batch, and so of one command, in bytes. An entry is sent to other nodes in one message; a larger
-/// one would be in the log but could not be replicated.
-const MAX_BATCH_BYTES: usize = 4 << 20;
-
 /// Maximum distance between the serials of the oldest unanswered and the newest sent command; the ledger remembers as
 /// many outcomes.
 const SERIAL_WINDOW: u64 = 1_024;
-
-/// A queued command.
-#[derive(Debug)]
-pub(crate) struct QueuedCommand {
-    command: Command,
-    answer: OutcomeSender,
-    /// Encoded size of the command.
-    bytes: usize,
-}
-
-type OutcomeSender = oneshot::Sender<Result<Outcome, SubmitError>>;
-
-impl QueuedCommand {
-    /// Creates a queued command; refuses one that is larger than a batch.
-    pub(crate) fn new(command: Command, answer: OutcomeSender) -> Result<Self, SubmitError> {
-        let bytes = encoded_len(&command);
-        if bytes > MAX_BATCH_BYTES { Err(SubmitError::TooLarge) } else { Ok(Self { command, answer, bytes }) }
-    }
-}
-
-/// Returns the size of a command in the log and on the wire, in bytes.
-fn encoded_len(command: &Command) -> usize {
-    struct SizeCounter(usize);
-
-    impl io::Write for SizeCounter {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    let mut count = SizeCounter(0);
-    rmp_serde::encode::write(&mut count, command).expect("a command encodes");
-    count.0
-}
 
 /// Takes the commands of the next batch, in order.
 fn next_batch(waiting: &mut VecDeque<QueuedCommand>) -> Vec<QueuedCommand> {
@@ -154,18 +109,6 @@ async fn gather(queue: &mut mpsc::Receiver<QueuedCommand>, taken: &mut Vec<Queue
             taken.push(queued);
         }
         idle = if taken.len() > before { 0 } else { idle + 1 };
-    }
-}
-
-/// Resolves to the outcome of a submitted command. Dropping it does not withdraw the command.
-#[derive(Debug)]
-pub struct CommandTicket(pub(crate) oneshot::Receiver<Result<Outcome, SubmitError>>);
-
-impl Future for CommandTicket {
-    type Output = Result<Outcome, SubmitError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map(|answer| answer.unwrap_or(Err(SubmitError::UnknownOutcome)))
     }
 }
 
@@ -357,9 +300,11 @@ fn submissions(commands: Vec<Command>, first: u64, client: ClientId) -> Vec<Subm
 #[cfg(test)]
 mod tests {
     use ledger::OpenSession;
+    use tokio::sync::oneshot;
     use vocabulary::{ModelId, SessionId, TenantId};
 
     use super::*;
+    use crate::command_queue::encoded_len;
 
     fn queued(bytes: usize) -> Result<QueuedCommand, SubmitError> {
         let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(bytes).as_str()));

@@ -14,8 +14,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::admission::Enrolment;
-use crate::members::{ClusterMember, MemberChange, MemberError, MemberRole, next_voters};
+use crate::members::{ClusterMember, Enrolment, MemberChange, MemberError, MemberRole, next_voters};
 use crate::node_core::{KnownLeader, LeaderTransfer, NodeCore};
 use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerMethod};

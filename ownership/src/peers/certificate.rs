@@ -2,6 +2,7 @@
 //! explanation when another node's is refused. Authentication itself is rustls' task.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
@@ -13,7 +14,18 @@ use tokio_rustls::rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, RootCertStore};
 
 use crate::error::OwnershipError;
-use crate::peers::tls::TlsFiles;
+
+/// Files with a node's certificate and the authority that it trusts. All PEM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsFiles {
+    /// Certificates of the authority that signed every node's certificate.
+    pub ca: PathBuf,
+    /// This node's certificate, followed by intermediate ones. It must name the host or IP that others dial, and be
+    /// valid for server and client authentication.
+    pub certificate: PathBuf,
+    /// Private key of the certificate.
+    pub key: PathBuf,
+}
 
 /// Returns the host name or IP under which a node with this address is dialled.
 pub(crate) fn host(address: &str) -> &str {

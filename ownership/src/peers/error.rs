@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
 use crate::node_folder::ClusterId;
-use crate::peers::Topic;
+use crate::peers::method::Topic;
 
 /// Why another node did not answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error, strum::IntoStaticStr)]

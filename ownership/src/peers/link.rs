@@ -262,7 +262,7 @@ struct LinkWriter<W> {
     calls: OpenCalls,
 }
 
-impl LinkWriter<WriteHalf<Box<dyn crate::peers::socket::ByteStream>>> {
+impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
     /// Writes until the queue or the connection ends; returns why it stopped.
     async fn run(
         &mut self,

@@ -17,7 +17,8 @@ use crate::peers::handshake::{self, Hello};
 use crate::peers::registry::PeerRegistry;
 use crate::peers::rejection_log::RejectionLog;
 use crate::peers::served_connection::{self, ExchangeHandler};
-use crate::peers::socket::{ByteStream, DialPolicy};
+use crate::peers::socket::DialPolicy;
+use crate::peers::tls::ByteStream;
 
 /// Maximum number of members' connections: five voters and a hundred learners with a few lanes each.
 const MAX_CONNECTIONS: usize = 1_024;

@@ -1,8 +1,18 @@
 //! Methods of calls between nodes. The numbers are part of the wire format and never change their meaning.
 
+use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-use crate::peers::Topic;
+/// Subject of calls between routers outside Raft.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, strum::VariantArray)]
+pub enum Topic {
+    /// Requests that routers dispatched and finished.
+    Exchange,
+    /// Which blocks routers believe to be where.
+    Residency,
+    /// Token ids of prompts, which engines need to move the prompts' blocks.
+    Prompts,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]

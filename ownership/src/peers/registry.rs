@@ -10,18 +10,19 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use vocabulary::NodeId;
 
-use crate::node_core::is_retired;
+use crate::members::is_retired;
 use crate::node_folder::NodeIdentity;
 use crate::peers::caller::Caller;
 use crate::peers::dial_failures::DialFailures;
 use crate::peers::error::HandshakeRefusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, RemovalStatus, Welcome, check_hello};
 use crate::peers::link::PeerLink;
+use crate::peers::method::Topic;
 use crate::peers::refusal_log::RefusalLog;
 use crate::peers::rejection_log::RejectionLog;
+use crate::peers::service::PeerService;
 use crate::peers::socket::{DialError, DialPolicy, DialTarget, HandshakeResult, LaneDialer};
 use crate::peers::tls::PeerTls;
-use crate::peers::{PeerService, Topic};
 use crate::snapshot_stream::DiskSpace;
 
 /// Maximum number of incoming snapshots: one, and one that a lost leader left unfinished.

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::peers::caller::Caller;
 use crate::peers::error::PeerError;
 use crate::peers::frame::{self, FrameKind, MAX_PAYLOAD, PeerFrame};
-use crate::peers::socket::ByteStream;
+use crate::peers::tls::ByteStream;
 
 /// Maximum number of exchanges in progress per connection.
 const MAX_EXCHANGES: usize = 1_024;

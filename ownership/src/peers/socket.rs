@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use vocabulary::NodeId;
@@ -12,15 +11,10 @@ use vocabulary::NodeId;
 use crate::peers::certificate::tls_complaint;
 use crate::peers::error::{HandshakeRefusal, PeerError};
 use crate::peers::handshake::{self, Hello, Lane, Welcome};
-use crate::peers::tls::PeerTls;
+use crate::peers::tls::{ByteStream, PeerTls};
 
 /// Timeout for connecting, including the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Bidirectional byte stream.
-pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// A greeted connection.
 pub(crate) struct PeerSocket {

@@ -1,32 +1,25 @@
 //! Mutual TLS between nodes: both sides must present a certificate of the same authority.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::error::OwnershipError;
-use crate::peers::certificate::{CertificateVerifiers, host};
-use crate::peers::socket::ByteStream;
+use crate::peers::certificate::{CertificateVerifiers, TlsFiles, host};
 
-/// Files with a node's certificate and the authority that it trusts. All PEM.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TlsFiles {
-    /// Certificates of the authority that signed every node's certificate.
-    pub ca: PathBuf,
-    /// This node's certificate, followed by intermediate ones. It must name the host or IP that others dial, and be
-    /// valid for server and client authentication.
-    pub certificate: PathBuf,
-    /// Private key of the certificate.
-    pub key: PathBuf,
-}
+/// Bidirectional byte stream.
+pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// TLS settings of this node for both directions. Clones share them.
 #[derive(Clone)]

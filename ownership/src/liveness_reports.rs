@@ -1,0 +1,70 @@
+//! Liveness reports of workers, between two ticks.
+
+use std::time::{Duration, Instant};
+
+use consensus::WorkerLiveness;
+use ledger::{ExpireLease, Ledger};
+use parking_lot::Mutex;
+use vocabulary::{Incarnation, WorkerId};
+
+/// Liveness reports since the last tick.
+#[derive(Debug, Default)]
+pub(crate) struct LivenessReports(Mutex<WorkerLiveness>);
+
+impl LivenessReports {
+    /// Records that an incarnation of a worker was reached; the latest report wins. Returns false if too many are
+    /// pending.
+    pub(crate) fn record(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
+        self.0.lock().record((worker, incarnation), Instant::now())
+    }
+
+    /// Puts back reports that could not be sent; newer reports win.
+    pub(crate) fn requeue(&self, alive: Vec<(WorkerId, Incarnation)>) {
+        self.0.lock().requeue(alive);
+    }
+
+    pub(crate) fn take(&self) -> Vec<(WorkerId, Incarnation)> {
+        self.0.lock().take()
+    }
+
+    /// Sends the pending reports; keeps them for the next time if that fails.
+    pub(crate) fn send_with<E>(
+        &self,
+        tell: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let alive = self.take();
+        tell(alive.clone()).inspect_err(|_| self.requeue(alive))
+    }
+
+    /// Removes expiries of workers that were reported less than a lease ago.
+    pub(crate) fn filter_expiries(&self, ends: Vec<ExpireLease>, ledger: &Ledger, lease: Duration) -> Vec<ExpireLease> {
+        self.0.lock().filter_expiries(ends, ledger, (lease, Instant::now()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsent_liveness_reports_are_resent_unless_superseded() {
+        let reports = LivenessReports::default();
+        let (first, second) = ((WorkerId(1), Incarnation(1)), (WorkerId(2), Incarnation(1)));
+        assert!(reports.record(first.0, first.1) && reports.record(second.0, second.1));
+        let refused = reports.send_with(|alive| {
+            assert_eq!(alive, [first, second]);
+            assert!(reports.record(second.0, Incarnation(2)));
+            Err("the queue is full")
+        });
+        assert_eq!(refused, Err("the queue is full"));
+        assert_eq!(
+            reports.send_with(|alive| if alive == [first, (WorkerId(2), Incarnation(2))] {
+                Ok(())
+            } else {
+                Err(alive)
+            }),
+            Ok(())
+        );
+        assert_eq!(reports.take(), []);
+    }
+}
