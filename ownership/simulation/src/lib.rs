@@ -15,6 +15,7 @@ mod node;
 mod operator;
 mod plan;
 mod process;
+mod property;
 mod releases;
 pub mod report;
 mod rng;

@@ -24,7 +24,7 @@ use crate::checks::staleness::StalenessClaim;
 use crate::disk::SimDisk;
 use crate::log_store::SimLogStore;
 use crate::network::{SimNetworkFactory, ask};
-use crate::plan::SimPlan;
+use crate::plan::{LEASE, SimPlan};
 use crate::process::Pid;
 use crate::run_recorder::NodeProbe;
 use crate::runtime::{ProcessInstant, SimulatedRuntime, true_time};
@@ -35,8 +35,6 @@ type SimTypeConfig = TypeConfig<SimulatedRuntime>;
 type CommittedLeader = CommittedLeaderIdOf<SimTypeConfig>;
 type SimStateMachine = StateMachine<SimSnapshotStore, NodeProbe>;
 
-/// How long a lease is held after a liveness report.
-pub(crate) const LEASE: Duration = Duration::from_secs(15);
 /// Interval at which leases are renewed and expired.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 /// Maximum number of submissions per entry.

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use crate::rng::Rng;
 
+/// How long a lease is held after a liveness report.
+pub(crate) const LEASE: Duration = Duration::from_secs(15);
+
 /// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct SimPlan {

@@ -16,9 +16,7 @@ use crate::node::{RPC_TIMEOUT, SimNode};
 use crate::operator::{add_node, admit_learner, run_at_leader};
 use crate::rng::Rng;
 use crate::runtime::SimulatedRuntime;
-use crate::world::SimWorld;
-
-pub(crate) const OLD_LEVEL: u32 = LEVEL - 1;
+use crate::world::{OLD_LEVEL, SimWorld};
 
 /// How long a node of the older release asks to join during a raise.
 const JOIN_TIMEOUT: Duration = Duration::from_millis(60);

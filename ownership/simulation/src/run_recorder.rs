@@ -20,29 +20,8 @@ use crate::checks::serials::SerialCheck;
 use crate::checks::staleness::{AcknowledgedIndexes, StalenessClaim};
 use crate::checks::watches::{ChangeHistory, WatchProgress};
 use crate::process::Pid;
+use crate::property::{PropertyResult, PropertyViolation};
 use crate::runtime::{SimulatedRuntime, true_time};
-
-/// A violated property.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PropertyViolation {
-    /// Name of the check.
-    pub check: &'static str,
-    /// Where and how it was violated.
-    pub detail: String,
-}
-
-pub(crate) type PropertyResult = Result<(), PropertyViolation>;
-
-/// Fails a check unless a condition holds.
-#[macro_export]
-macro_rules! ensure {
-    ($holds:expr, $check:expr, $($detail:tt)+) => {
-        match $holds {
-            true => Ok(()),
-            false => Err($crate::run_recorder::PropertyViolation { check: $check, detail: format!($($detail)+) }),
-        }
-    };
-}
 
 /// Maximum number of log lines.
 const MAX_LOG_LINES: usize = 200_000;

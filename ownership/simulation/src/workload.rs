@@ -11,8 +11,9 @@ use vocabulary::{Epoch, Incarnation, Micros, Owner, SessionId, WorkerId};
 
 use crate::checks::lock::{self, LockOperation, LockReply, LockRequest, MAX_OPERATIONS};
 use crate::client::SimClient;
-use crate::node::{LEASE, SimNode};
-use crate::run_recorder::PropertyViolation;
+use crate::node::SimNode;
+use crate::plan::LEASE;
+use crate::property::PropertyViolation;
 use crate::runtime::{SimulatedRuntime, true_time};
 use crate::script;
 use crate::world::SimWorld;

@@ -17,10 +17,12 @@ use crate::network_model::{MessageFate, NetworkModel, PeerNumber};
 use crate::node::{SimNode, SimNodeParts};
 use crate::plan::SimPlan;
 use crate::process::{self, Pid};
-use crate::releases::OLD_LEVEL;
 use crate::rng::Rng;
 use crate::run_recorder::RunRecorder;
 use crate::runtime::SimulatedRuntime;
+
+/// Feature level of the older release.
+pub(crate) const OLD_LEVEL: u32 = LEVEL - 1;
 
 /// A node over all its processes.
 #[derive(Debug)]

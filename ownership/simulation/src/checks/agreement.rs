@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::checks::log_order::TermLeader;
 use crate::ensure;
-use crate::run_recorder::{PropertyResult, PropertyViolation};
+use crate::property::{PropertyResult, PropertyViolation};
 
 const STATES: &str = "at equal applied index, state hashes are equal";
 const ENTRIES: &str = "at equal index, every node applies the same entry";

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const ACKNOWLEDGED: &str = "acknowledged means on disk on a quorum";
 

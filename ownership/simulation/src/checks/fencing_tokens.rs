@@ -6,7 +6,7 @@ use ledger::{Command, Outcome, OwnershipSubject};
 use vocabulary::{ArtifactId, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const RISE: &str = "fencing tokens rise";
 const ONE: &str = "at most one owner per epoch";

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::checks::log_order::TermLeader;
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const FINISHED: &str = "whoever leads finishes a change of the voters";
 

@@ -12,8 +12,8 @@ use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
 use crate::checks::log_order::TermLeader;
 use crate::ensure;
-use crate::node::LEASE;
-use crate::run_recorder::PropertyResult;
+use crate::plan::LEASE;
+use crate::property::PropertyResult;
 use crate::runtime::true_time;
 
 const BORROWED: &str = "the ledger's clock keeps up with its leader's";

@@ -4,7 +4,7 @@ use consensus::{SupportedLevels, UnsupportedLevel};
 use ledger::{Ledger, LedgerEntry};
 
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const READABLE: &str = "no node is given what its release cannot read";
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use vocabulary::{Epoch, Owner};
 
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const LINEARIZABLE: &str = "claims, releases and reads are linearizable";
 

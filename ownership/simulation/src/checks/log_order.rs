@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ensure;
 use crate::process::Pid;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const ORDER: &str = "purged <= snapshot <= applied <= committed <= last";
 const FORWARD: &str = "a view never goes back";

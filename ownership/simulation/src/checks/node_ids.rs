@@ -6,7 +6,7 @@ use ledger::{AdmitNode, Command, Outcome};
 use vocabulary::NodeId;
 
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const ONCE: &str = "a node's id is given once";
 

@@ -6,7 +6,7 @@ use ledger::{Outcome, Refusal, Submission};
 use vocabulary::{ClientId, ClientSerial};
 
 use crate::ensure;
-use crate::run_recorder::PropertyViolation;
+use crate::property::PropertyViolation;
 
 const CHECK: &str = "a replayed serial returns the first outcome";
 

@@ -1,7 +1,7 @@
 //! A process that temporarily lacks file descriptors, memory or threads waits for them and does not stop.
 
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const STOPPED: &str = "a shortage stops no node";
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::ensure;
-use crate::run_recorder::PropertyResult;
+use crate::property::PropertyResult;
 
 const BOUNDED: &str = "a bounded read is no older than its bound";
 const STATED: &str = "a stated staleness is true";

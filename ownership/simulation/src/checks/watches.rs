@@ -6,7 +6,7 @@ use consensus::{ChangeEvent, CompactedRevision};
 use ledger::{ChangeOp, RecordKey, RecordUpdate};
 
 use crate::ensure;
-use crate::run_recorder::{PropertyResult, PropertyViolation};
+use crate::property::{PropertyResult, PropertyViolation};
 
 const SAME: &str = "at equal index, every node has the same changes";
 const ORDER: &str = "a watch tells every change once, in order, without a gap";
