@@ -9,7 +9,6 @@
 mod queue;
 
 use serde::{Deserialize, Serialize};
-use smart_default::SmartDefault;
 use vocabulary::{Micros, Tokens};
 
 use crate::cached_prefix::CachedPrefix;
@@ -22,21 +21,6 @@ pub use queue::{AdmissionRequest, StepQueue};
 /// Cap on how often one victim's KV counts as recomputed; also the factor for KV that fits only once a running answer
 /// ends.
 const MAX_RECOMPUTES: f64 = 200.0;
-
-/// Limits of the admission queue.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
-#[serde(default, deny_unknown_fields)]
-pub struct AdmissionLimits {
-    /// Most displaced compute, in microseconds, that a step may cause and still start at once.
-    #[default(Micros(3_000_000))]
-    pub tolerated: Micros,
-    /// Longest time in the queue, whatever the step costs other sessions; 0 turns queueing off.
-    #[default(Micros(300_000_000))]
-    pub longest: Micros,
-    /// Most steps in the queue; a step that arrives when it is full starts at once.
-    #[default(1_024)]
-    pub most: usize,
-}
 
 /// Whether a step starts or queues.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]

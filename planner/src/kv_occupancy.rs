@@ -31,8 +31,6 @@ const SESSION_RETENTION: Micros = Micros(600_000_000);
 const MAX_FORGOTTEN_PER_STEP: usize = 4;
 /// Most step ends remembered.
 const MAX_STEP_ENDS: usize = 131_072;
-/// Most victims examined one by one; those after them count as the average of these.
-const MAX_VICTIMS: usize = 16;
 
 /// Estimated occupancy of all ranks, with statistics on how sessions return, how they grow and how long answers are.
 #[derive(Clone, Debug, Default)]

@@ -10,6 +10,7 @@ mod attention;
 mod cached_prefix;
 mod candidates;
 mod cost;
+mod cost_terms;
 mod decision;
 mod eviction_cost;
 mod fleet_layout;
@@ -31,15 +32,14 @@ mod worker_candidate;
 
 pub use action::Action;
 pub use action_set::ActionSet;
-pub use admission::{
-    AdmissionDecision, AdmissionLimits, AdmissionReason, AdmissionRequest, StepQueue, displaced_compute,
-};
+pub use admission::{AdmissionDecision, AdmissionReason, AdmissionRequest, StepQueue, displaced_compute};
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, CheckpointInterval, CompressedKv, DenseKv, Instances,
     KvGroups, LatentKv, LayerState, ParallelShape, PrefetchMode, PrefixRestore, RestorePlan, RestorePrices,
     RestoreSplit, ShapeError, SpecError, StateKind, WindowKv, check_kv_compatibility,
 };
-pub use decision::{CandidateRefusal, CostTerms, Decision, PlanCandidate, PlanningError};
+pub use cost_terms::CostTerms;
+pub use decision::{CandidateRefusal, Decision, PlanCandidate, PlanningError};
 pub use inputs::{
     BarredLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, SessionView,
     TransferObstacle, TransferPermission,
@@ -51,7 +51,8 @@ pub use plan::{Handoff, Leg, MoveReason, OwnershipEffect, Plan, PlanRationale, R
 pub use plan_check::PlanViolation;
 pub use planning_case::PlanningCase;
 pub use policy::{
-    LowerTiers, OverloadThresholds, Policy, ResidencyConfidence, SelectionRule, SendTiming, TransferRisk,
+    AdmissionLimits, LowerTiers, OverloadThresholds, Policy, ResidencyConfidence, SelectionRule, SendTiming,
+    TransferRisk,
 };
 pub use prefix_replication::{
     PrefixReplication, ReplicationLimits, ReplicationPurpose, ReplicationSkipReason, plan_prefix_replication,

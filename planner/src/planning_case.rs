@@ -1,13 +1,16 @@
 //! Self-contained planning inputs of one step, as a decision log stores them and a what-if replays them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
+use vocabulary::{Micros, Overlap, Owner, Tokens, WorkerId, WorkerView};
 
+use crate::kv_occupancy::RankHeadroom;
 use crate::{
-    ActionSet, AttentionSpec, BarredLink, Decision, DisabledFeatures, OccupancyModel, OccupancyView, ParallelShape,
-    PlanningError, PlanningInputs, Policy, RankMemory, RequestProfile, SessionView, StepFacts, classify, plan,
+    ActionSet, AttentionSpec, BarredLink, Decision, DisabledFeatures, Leg, OccupancyModel, OccupancyView,
+    ParallelShape, PlanningError, PlanningInputs, Policy, RankMemory, RequestProfile, SessionView, StepFacts, Victim,
+    classify, plan,
 };
 
 /// Planning inputs of one step. The kind of step is not stored: it follows from the facts and the policy.
@@ -61,5 +64,35 @@ impl PlanningCase {
             occupancy: OccupancyView { model: &tenancy, now: Micros::ZERO },
             round_robin_index: 0,
         })
+    }
+}
+
+impl OccupancyModel {
+    /// Returns what the planner read of the model for a step, rank by rank; unknown ranks are left out.
+    pub fn recorded_memory(&self, inputs: &PlanningInputs<'_>, decision: &Decision) -> Vec<RankMemory> {
+        let visit = self.session_lookup(inputs.session.id, inputs.occupancy.now);
+        let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
+        let mut all: Vec<RankMemory> = Vec::with_capacity(views.len());
+        for &Leg { worker, rank, tokens_cached: found, .. } in decision.local_legs() {
+            let Some(view) = views.get(&worker) else { continue };
+            let at = Owner { worker, incarnation: view.incarnation, rank };
+            if !self.knows(at) {
+                continue;
+            }
+            let capacity = view.capacity.kv;
+            let room = visit.headroom(at, capacity, found);
+            // Upper bound of the tokens that a plan can need there, including the session's expected growth.
+            let need = inputs.request.prompt + inputs.request.answer + Tokens(capacity.0 / 8);
+            let mut left = need - room.free;
+            let within = |victim: &Victim| {
+                let reached = left > Tokens::ZERO;
+                left -= victim.tokens;
+                reached
+            };
+            let victims = visit.victims(&room).take_while(within).collect();
+            let (RankHeadroom { free, own, active, inflow, .. }, idle) = (room, room.evictable());
+            all.push(RankMemory { worker, rank, free, own, idle, active, inflow, victims });
+        }
+        all
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{KvIndexState, Micros, Tokens};
 
-use crate::{Action, AdmissionLimits, Thresholds};
+use crate::{Action, Thresholds};
 
 /// Rule that selects a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
@@ -27,6 +27,21 @@ impl SelectionRule {
     pub fn as_str(self) -> &'static str {
         self.into()
     }
+}
+
+/// Limits of the admission queue.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdmissionLimits {
+    /// Most displaced compute, in microseconds, that a step may cause and still start at once.
+    #[default(Micros(3_000_000))]
+    pub tolerated: Micros,
+    /// Longest time in the queue, whatever the step costs other sessions; 0 turns queueing off.
+    #[default(Micros(300_000_000))]
+    pub longest: Micros,
+    /// Most steps in the queue; a step that arrives when it is full starts at once.
+    #[default(1_024)]
+    pub most: usize,
 }
 
 /// Settings of the planner. Weights that are negative or not finite count as zero.

@@ -2,7 +2,8 @@
 
 use vocabulary::{Micros, Tokens};
 
-use super::{AdmissionDecision, AdmissionLimits, AdmissionReason, displaced_compute};
+use super::{AdmissionDecision, AdmissionReason, displaced_compute};
+use crate::AdmissionLimits;
 use crate::{Decision, PlanningInputs};
 
 /// Bounded queue of steps that wait for KV memory, identified by keys of the caller.

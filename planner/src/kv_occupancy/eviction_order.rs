@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 
 use vocabulary::{Micros, SessionId, Tokens};
 
-use super::MAX_VICTIMS;
 use crate::return_model::ReturnPattern;
 
 /// A session that had a step within this time is active.
 const ACTIVE_WINDOW: Micros = Micros(60_000_000);
+/// Most victims examined one by one; those after them count as the average of these.
+pub(super) const MAX_VICTIMS: usize = 16;
 /// Most idle sessions examined for activity.
 const MAX_ACTIVE: usize = 16;
 

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Owner, SessionId, Tokens};
 
-use super::eviction_order::IdleResident;
+use super::eviction_order::{IdleResident, MAX_VICTIMS};
 use super::rank_occupancy::ResidentSession;
-use super::{MAX_VICTIMS, OccupancyModel, PrefillLoad, RankMemory};
+use super::{OccupancyModel, PrefillLoad, RankMemory};
 use crate::return_model;
 
 /// View of the occupancy model for one session.
