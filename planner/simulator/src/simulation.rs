@@ -6,6 +6,7 @@ mod events;
 mod links;
 mod memory_sampler;
 mod prefix_replication;
+mod replication_tracker;
 mod reuse;
 mod session_scheduler;
 mod stage_times;

@@ -4,6 +4,7 @@ mod agents;
 mod azure;
 mod block_ids;
 mod budget;
+mod builder;
 mod error;
 mod generate;
 mod limits;

@@ -3,7 +3,7 @@
 use engine_model::runs::Seconds;
 use vocabulary::Tokens;
 
-use super::prefix_replication::ReplicationTracker;
+use super::replication_tracker::ReplicationTracker;
 use crate::hardware_profile::LinkSpeed;
 
 /// Times at which each worker's link is free again, for sending and receiving.

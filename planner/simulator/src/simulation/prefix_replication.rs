@@ -1,60 +1,14 @@
 //! Replication of prefixes ahead of a step, and whether the step then uses them.
 
-use std::collections::HashMap;
-
-use engine_model::runs::{OutboundTransfer, RunId, Seconds};
+use engine_model::runs::{OutboundTransfer, Seconds};
 use vocabulary::Tokens;
 
+use super::replication_tracker::{ReplicatedPrefix, ReplicationState, ReplicationTransfer};
 use super::{Simulation, WorldEvent};
-use crate::policies::{ReplicationOrder, StepRef};
-use crate::report::ReplicationFigures;
-use crate::trace::TraceStep;
+use crate::policies::ReplicationOrder;
 
 /// Most replications in flight at once.
 const MAX_CONCURRENT: usize = 4;
-
-#[derive(Default)]
-pub(super) struct ReplicationTracker {
-    in_flight: HashMap<usize, ReplicationTransfer>,
-    /// Replications awaiting a session's next step, with their target.
-    expected: HashMap<(usize, u32), ReplicatedPrefix>,
-    pub(super) figures: ReplicationFigures,
-}
-
-struct ReplicationTransfer {
-    from: usize,
-    to: usize,
-    agent: (usize, u32),
-    runs: Vec<RunId>,
-    /// Runs that the source keeps until they are sent.
-    pinned_runs: Vec<RunId>,
-}
-
-struct ReplicatedPrefix {
-    number: usize,
-    to: usize,
-    state: ReplicationState,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ReplicationState {
-    InFlight,
-    Arrived,
-    /// The target had no memory for it.
-    Dropped,
-}
-
-impl ReplicationTracker {
-    /// Records that the next step is placed at a worker.
-    pub(super) fn step_dispatched(&mut self, (at, step): (StepRef, &TraceStep), to: usize) {
-        let Some(awaited) = self.expected.remove(&(at.session, step.agent)) else { return };
-        if awaited.state == ReplicationState::InFlight {
-            self.figures.late += 1;
-        } else if awaited.state == ReplicationState::Arrived && awaited.to == to {
-            self.figures.used += 1;
-        }
-    }
-}
 
 impl Simulation<'_> {
     /// Asks the policy for replications, as long as more events will follow.

@@ -3,7 +3,6 @@
 use engine_model::runs::{PrefillStart, RunId, RunTree};
 use vocabulary::Tokens;
 
-use super::tally::share;
 use crate::report::{RestoreFigures, ReuseFigures};
 use crate::trace::TraceStep;
 
@@ -81,6 +80,11 @@ impl ReuseCounter {
             restores: RestoreFigures::default(),
         }
     }
+}
+
+/// Returns a share; zero of nothing.
+pub(super) fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use vocabulary::Tokens;
 
 use super::Simulation;
 use super::memory_sampler::MemorySampler;
-use super::reuse::ReuseCounter;
+use super::reuse::{ReuseCounter, share};
 use super::stage_times::StageTimes;
 use super::utilization::UtilizationTracker;
 use crate::policies::{Action, StepPrediction, StepRef};
@@ -122,11 +122,6 @@ impl RunTally {
     pub(super) fn is_sample_due(&self) -> bool {
         self.finished_steps.is_multiple_of(SAMPLE_EVERY)
     }
-}
-
-/// Returns a share; zero of nothing.
-pub(super) fn share(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 /// Returns the steps that add few tokens to what their session had.

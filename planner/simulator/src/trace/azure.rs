@@ -2,16 +2,17 @@
 
 use vocabulary::Micros;
 
+use super::builder::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
 use super::record::{lines, parse_time};
-use super::{TraceReader, TraceSession, TraceStep};
+use super::{TraceSession, TraceStep};
 
 const HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
 const ACCEPTED: &str =
     "TIMESTAMP,ContextTokens,GeneratedTokens first, then lines such as 2023-11-16 18:17:03.979,4808,10";
 
 /// Reads a file as one session of independent requests.
-pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let mut steps = Vec::new();
     let mut rows = lines(file, text);
     let header = rows.next().filter(|(_, line)| line.trim_end() == HEADER);
@@ -30,7 +31,7 @@ pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(
         Ok(TraceStep { at, ..step })
     };
     let steps = steps.into_iter().map(since).collect::<Result<_, TraceError>>()?;
-    reader.sessions.push(TraceSession { id: file.into(), steps });
+    builder.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 

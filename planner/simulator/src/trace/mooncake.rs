@@ -4,10 +4,11 @@ use serde::Deserialize;
 use vocabulary::Micros;
 
 use super::block_ids::BlockIds;
+use super::builder::TraceBuilder;
 use super::error::{TraceError, TraceLocation};
 use super::radix::RadixBuilder;
 use super::record::{json, lines};
-use super::{TraceReader, TraceSession, TraceStep};
+use super::{TraceSession, TraceStep};
 
 pub(super) const BLOCK: u32 = 512;
 
@@ -23,7 +24,7 @@ struct MooncakeRow {
 }
 
 /// Reads a file as one session of independent requests, in chronological order.
-pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let mut rows = Vec::new();
     for (place, line) in lines(file, text) {
         let row: MooncakeRow = json(place, line, ACCEPTED)?;
@@ -37,14 +38,14 @@ pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(
     for (step, ids) in rows {
         steps.push((step, radix.insert(ids)));
     }
-    radix.freeze(BLOCK, &mut reader.runs, None);
+    radix.freeze(BLOCK, &mut builder.runs, None);
     let steps = steps.into_iter().map(|(step, list)| {
         let path = radix.path(list, u32::MAX);
-        reader.budget.take(TraceLocation { file, line: 1 }, path.len())?;
+        builder.budget.take(TraceLocation { file, line: 1 }, path.len())?;
         Ok(TraceStep { at: step.at - begin, path: path.into(), ..step })
     });
     let steps = steps.collect::<Result<_, TraceError>>()?;
-    reader.sessions.push(TraceSession { id: file.into(), steps });
+    builder.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 

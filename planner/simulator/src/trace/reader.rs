@@ -1,14 +1,10 @@
 //! Reads files into one trace. The format is recognized by the content.
 
-use std::collections::HashMap;
-
-use engine_model::runs::{RunId, RunTree};
 use vocabulary::Tokens;
 
-use super::agents::DecisionLogSessions;
-use super::budget::TraceBudget;
+use super::builder::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
-use super::{ArrivalProcess, Trace, TraceSession, agents, azure, mooncake, text, transcripts};
+use super::{ArrivalProcess, Trace, agents, azure, mooncake, text, transcripts};
 
 /// Bytes of a file that are examined to recognize its format.
 const SNIFF_BYTES: usize = 4_096;
@@ -16,18 +12,7 @@ const SNIFF_BYTES: usize = 4_096;
 /// Reader that builds a trace file by file.
 #[derive(Default)]
 pub struct TraceReader {
-    pub(super) runs: RunTree,
-    pub(super) sessions: Vec<TraceSession>,
-    /// Runs of the tools at the start of agent sessions, which sessions share.
-    pub(super) tool_prefixes: HashMap<(u64, u32, u32), RunId>,
-    /// Runs of texts, by the previous run and the hash of the text.
-    pub(super) texts: HashMap<(Option<RunId>, u64), RunId>,
-    /// Sessions of decision logs.
-    pub(super) decision_logs: DecisionLogSessions,
-    /// Positions of truncated last lines.
-    pub(super) truncated: Vec<String>,
-    /// Remaining size that prompts may expand to.
-    pub(super) budget: TraceBudget,
+    builder: TraceBuilder,
     kind: Option<(ArrivalProcess, Tokens)>,
 }
 
@@ -99,23 +84,25 @@ impl TraceReader {
             let value = format!("unlike the files before ({other}, blocks of {} tokens)", before.1);
             return Err(place.out_of_range("the form", value, "one form in all files of a trace"));
         }
+        let builder = &mut self.builder;
         match form {
-            TraceFormat::AgentDocument => agents::document(self, file, text),
-            TraceFormat::AgentLines => agents::read_delta_lines(self, file, text),
-            TraceFormat::Mooncake => mooncake::read(self, file, text),
-            TraceFormat::Azure => azure::read(self, file, text),
-            TraceFormat::DecisionLog => agents::decisions(self, file, text),
-            TraceFormat::Lmcache => text::lmcache(self, file, text),
-            TraceFormat::TauBench => text::tau_bench(self, file, text),
-            TraceFormat::Transcript => transcripts::read(self, file, text),
+            TraceFormat::AgentDocument => agents::document(builder, file, text),
+            TraceFormat::AgentLines => agents::read_delta_lines(builder, file, text),
+            TraceFormat::Mooncake => mooncake::read(builder, file, text),
+            TraceFormat::Azure => azure::read(builder, file, text),
+            TraceFormat::DecisionLog => agents::decisions(builder, file, text),
+            TraceFormat::Lmcache => text::lmcache(builder, file, text),
+            TraceFormat::TauBench => text::tau_bench(builder, file, text),
+            TraceFormat::Transcript => transcripts::read(builder, file, text),
         }
     }
 
     /// Returns the trace of all files; none if there were none.
-    pub fn finish(mut self) -> Result<Option<Trace>, TraceError> {
+    pub fn finish(self) -> Result<Option<Trace>, TraceError> {
         let Some((arrivals, block)) = self.kind else { return Ok(None) };
-        let told = std::mem::take(&mut self.decision_logs).finish(&mut self)?;
-        let notes = super::truncation_note(&self.truncated).into_iter().chain(told).collect();
-        Ok(Some(Trace { arrivals, block, runs: self.runs, sessions: self.sessions, notes }))
+        let mut builder = self.builder;
+        let told = std::mem::take(&mut builder.decision_logs).finish(&mut builder)?;
+        let notes = super::truncation_note(&builder.truncated).into_iter().chain(told).collect();
+        Ok(Some(Trace { arrivals, block, runs: builder.runs, sessions: builder.sessions, notes }))
     }
 }

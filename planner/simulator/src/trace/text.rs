@@ -8,10 +8,11 @@ use vocabulary::{Micros, Tokens};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::block_ids::BlockIds;
+use super::builder::TraceBuilder;
 use super::error::{TraceError, TraceLocation};
 use super::radix::RadixBuilder;
 use super::record::{json, lines};
-use super::{TraceReader, TraceSession, TraceStep};
+use super::{TraceSession, TraceStep};
 
 pub(super) const BLOCK: u32 = 16;
 /// Characters per token, according to the usage counters of recorded transcripts.
@@ -40,7 +41,7 @@ struct LmcacheRequest {
 }
 
 /// Reads one session per file; rows without a prompt are left out.
-pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn lmcache(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let (mut radix, mut rows) = (RadixBuilder::default(), Vec::new());
     for (place, line) in lines(file, text) {
         let row: LmcacheRequest = json(place, line, LMCACHE)?;
@@ -59,7 +60,7 @@ pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Resul
     TraceLocation { file, line: 1 }.check_request_count(rows.len())?;
     rows.sort_by_key(|(at, ..)| *at);
     rows.iter().for_each(|(.., input)| _ = radix.insert(blocks(input)));
-    radix.freeze(BLOCK, &mut reader.runs, None);
+    radix.freeze(BLOCK, &mut builder.runs, None);
     let begin = rows[0].0;
     let mut steps: Vec<TraceStep> = Vec::with_capacity(rows.len());
     for (index, (at, (prompt, answer), _)) in rows.into_iter().enumerate() {
@@ -68,9 +69,9 @@ pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Resul
             (at - begin - last.at - answering).min(MAX_PAUSE)
         });
         let (after, path) = (index.checked_sub(1).into_iter().collect(), radix.path(index, u32::MAX));
-        reader.budget.take(TraceLocation { file, line: 1 }, path.len())?;
+        builder.budget.take(TraceLocation { file, line: 1 }, path.len())?;
         // A block has a whole number of characters, so the blocks of a long text can exceed its estimated tokens.
-        let prompt = prompt.max(reader.runs.end_depth(&path) + Tokens(1));
+        let prompt = prompt.max(builder.runs.end_depth(&path) + Tokens(1));
         let path = path.into();
         steps.push(TraceStep {
             agent: 0,
@@ -83,7 +84,7 @@ pub(super) fn lmcache(reader: &mut TraceReader, file: &str, text: &str) -> Resul
             resent_path: None,
         });
     }
-    reader.sessions.push(TraceSession { id: file.into(), steps });
+    builder.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 
@@ -115,28 +116,28 @@ struct TauBenchDialogue {
 }
 
 /// Reads one session per dialogue and one step per assistant message; every message is a run.
-pub(super) fn tau_bench(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn tau_bench(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let place = TraceLocation { file, line: 1 };
     let dialogues: Vec<TauBenchDialogue> = json(place, text, TAU_BENCH)?;
     for dialogue in dialogues {
         let id = format!("task {} trial {}", dialogue.task_id, dialogue.trial);
-        let steps = dialogue_steps(reader, place, &dialogue.traj)?;
+        let steps = dialogue_steps(builder, place, &dialogue.traj)?;
         if !steps.is_empty() {
-            reader.sessions.push(TraceSession { id: id.into(), steps });
+            builder.sessions.push(TraceSession { id: id.into(), steps });
         }
     }
-    place.check_request_count(reader.sessions.len())
+    place.check_request_count(builder.sessions.len())
 }
 
 fn dialogue_steps(
-    reader: &mut TraceReader,
+    builder: &mut TraceBuilder,
     place: TraceLocation<'_>,
     messages: &[Value],
 ) -> Result<Vec<TraceStep>, TraceError> {
     let (mut path, mut steps, mut before): (Vec<RunId>, Vec<TraceStep>, _) = (Vec::new(), Vec::new(), None);
     for message in messages {
         let (text, role) = (message.to_string(), message["role"].as_str());
-        let run = message_run(reader, path.last().copied(), &text);
+        let run = message_run(builder, path.last().copied(), &text);
         if role == Some("assistant") && !path.is_empty() {
             let index = steps.len();
             let think = match (index, before) {
@@ -144,15 +145,15 @@ fn dialogue_steps(
                 (_, Some("tool")) => TOOL_PAUSE,
                 _ => USER_PAUSE,
             };
-            reader.budget.take(place, 2 * path.len() + 1)?;
+            builder.budget.take(place, 2 * path.len() + 1)?;
             let resent = [&path[..], &[run]].concat().into();
             steps.push(TraceStep {
                 agent: 0,
                 after: index.checked_sub(1).into_iter().collect(),
                 pause: think,
                 at: Micros::ZERO,
-                prompt: place.check_prompt("traj", reader.runs.end_depth(&path).0)?,
-                answer: place.check_answer("traj", reader.runs.tokens(run).0)?,
+                prompt: place.check_prompt("traj", builder.runs.end_depth(&path).0)?,
+                answer: place.check_answer("traj", builder.runs.tokens(run).0)?,
                 path: path.as_slice().into(),
                 resent_path: Some(resent),
             });
@@ -163,14 +164,14 @@ fn dialogue_steps(
     Ok(steps)
 }
 
-fn message_run(reader: &mut TraceReader, parent: Option<RunId>, text: &str) -> RunId {
-    run_of(reader, parent, (xxh3_64(text.as_bytes()), estimate_tokens(text).max(1)))
+fn message_run(builder: &mut TraceBuilder, parent: Option<RunId>, text: &str) -> RunId {
+    run_of(builder, parent, (xxh3_64(text.as_bytes()), estimate_tokens(text).max(1)))
 }
 
 /// Returns the run of a text after a parent run, by the text's hash and tokens.
-pub(super) fn run_of(reader: &mut TraceReader, parent: Option<RunId>, (hash, tokens): (u64, u64)) -> RunId {
-    let runs = &mut reader.runs;
-    *reader.texts.entry((parent, hash)).or_insert_with(|| runs.add(parent, u32::try_from(tokens).unwrap_or(u32::MAX)))
+pub(super) fn run_of(builder: &mut TraceBuilder, parent: Option<RunId>, (hash, tokens): (u64, u64)) -> RunId {
+    let runs = &mut builder.runs;
+    *builder.texts.entry((parent, hash)).or_insert_with(|| runs.add(parent, u32::try_from(tokens).unwrap_or(u32::MAX)))
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ use serde_json::Value;
 use vocabulary::Micros;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::builder::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
 use super::record::{json, lines, parse_time};
 use super::text::{estimate_tokens, run_of};
-use super::{TraceReader, TraceSession, TraceStep};
+use super::{TraceSession, TraceStep};
 
 const ACCEPTED: &str = r#"{"type": "user" or "assistant", "uuid", "parentUuid", "timestamp", "message": {"id", "model", "content", "usage"}} on each line, and lines of other types, which are passed over"#;
 /// Smallest assumed length of a system prompt with its tools.
@@ -87,14 +88,14 @@ struct Transcript<'a> {
     by_message: HashMap<(String, bool), usize>,
 }
 
-pub(super) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(super) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let mut transcript = Transcript::default();
     for (place, line) in lines(file, text) {
         transcript.add(place, json(place, line, ACCEPTED)?)?;
     }
-    let steps = transcript.steps(reader)?;
+    let steps = transcript.steps(builder)?;
     TraceLocation { file, line: 1 }.check_request_count(steps.len())?;
-    reader.sessions.push(TraceSession { id: file.into(), steps });
+    builder.sessions.push(TraceSession { id: file.into(), steps });
     Ok(())
 }
 
@@ -152,7 +153,7 @@ impl<'a> Transcript<'a> {
         chain
     }
 
-    fn steps(&self, reader: &mut TraceReader) -> Result<Vec<TraceStep>, TraceError> {
+    fn steps(&self, builder: &mut TraceBuilder) -> Result<Vec<TraceStep>, TraceError> {
         let (mut steps, mut ends): (Vec<TraceStep>, Vec<Micros>) = (Vec::new(), Vec::new());
         let (mut systems, mut agents, mut step_of) = (HashMap::new(), HashMap::new(), HashMap::new());
         let begin = self.records.first().map_or(Micros::ZERO, |record| record.at);
@@ -167,16 +168,16 @@ impl<'a> Transcript<'a> {
             let model = call.model.split(':').next().unwrap_or_default();
             let system =
                 *systems.entry((call.is_sidechain, model)).or_insert_with(|| self.system_prompt_tokens(call, &chain));
-            let mut path = vec![run_of(reader, None, (system_key(call, system), system))];
-            self.extend(reader, &mut path, &chain);
+            let mut path = vec![run_of(builder, None, (system_key(call, system), system))];
+            self.extend(builder, &mut path, &chain);
             let mut resent = path.clone();
-            self.extend(reader, &mut resent, &call.messages);
-            reader.budget.take(call.place, path.len() + resent.len())?;
+            self.extend(builder, &mut resent, &call.messages);
+            builder.budget.take(call.place, path.len() + resent.len())?;
             let at = call.place.check_seconds("timestamp", seconds(self.records[*asked].at - begin))?;
             let answered = call.messages.iter().map(|record| self.records[*record].at).max().unwrap_or_default();
             let own = chain.iter().filter_map(|record| step_of.get(record).copied());
             let before = own.filter(|step: &usize| steps[*step].agent == agent).max().or(steps.len().checked_sub(1));
-            let (prompt, all) = (reader.runs.end_depth(&path), reader.runs.end_depth(&resent));
+            let (prompt, all) = (builder.runs.end_depth(&path), builder.runs.end_depth(&resent));
             step_of.extend(call.messages.iter().map(|record| (*record, steps.len())));
             steps.push(TraceStep {
                 agent,
@@ -193,9 +194,9 @@ impl<'a> Transcript<'a> {
         Ok(steps)
     }
 
-    fn extend(&self, reader: &mut TraceReader, path: &mut Vec<RunId>, messages: &[usize]) {
+    fn extend(&self, builder: &mut TraceBuilder, path: &mut Vec<RunId>, messages: &[usize]) {
         for record in messages.iter().map(|record| &self.records[*record]) {
-            path.push(run_of(reader, path.last().copied(), (record.hash, record.tokens)));
+            path.push(run_of(builder, path.last().copied(), (record.hash, record.tokens)));
         }
     }
 

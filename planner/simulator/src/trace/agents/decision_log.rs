@@ -12,9 +12,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use vocabulary::{Micros, Tokens};
 
+use crate::trace::builder::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
+use crate::trace::is_truncated;
 use crate::trace::record::{MAX_REQUESTS, json, lines};
-use crate::trace::{TraceReader, is_truncated};
 use prompt_tree::PromptTree;
 
 /// Tokens per block, the default unit in which routers count reused tokens.
@@ -97,7 +98,7 @@ pub(crate) struct DecisionLogSessions {
 
 /// Reads a file of the log. Unfinished steps are left out, and so is a truncated last line, which a killed router
 /// leaves behind.
-pub(crate) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(crate) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let mut all = lines(file, text).peekable();
     if let Some((place, line)) = all.next() {
         let head: LoggedHeader = json(place, line, HEAD)?;
@@ -108,14 +109,14 @@ pub(crate) fn read(reader: &mut TraceReader, file: &str, text: &str) -> Result<(
     while let Some((place, line)) = all.next() {
         let read = match json::<DecisionLine>(place, line, LINE) {
             Err(_) if all.peek().is_none() && is_truncated(line) => {
-                reader.truncated.push(format!("{}:{}", place.file, place.line));
+                builder.truncated.push(format!("{}:{}", place.file, place.line));
                 break;
             }
             read => read?,
         };
         match parse_step(place, &read)? {
-            Some(served) => reader.decision_logs.add(place, read.receipt.known.session, served)?,
-            None => reader.decision_logs.skip_unfinished(read.receipt.known.session),
+            Some(served) => builder.decision_logs.add(place, read.receipt.known.session, served)?,
+            None => builder.decision_logs.skip_unfinished(read.receipt.known.session),
         }
     }
     Ok(())
@@ -154,8 +155,8 @@ impl DecisionLogSessions {
         self.unfinished_sessions.insert(session);
     }
 
-    /// Adds all sessions to the reader, and returns notes on them.
-    pub(crate) fn finish(mut self, reader: &mut TraceReader) -> Result<Vec<String>, TraceError> {
+    /// Adds all sessions to the builder, and returns notes on them.
+    pub(crate) fn finish(mut self, builder: &mut TraceBuilder) -> Result<Vec<String>, TraceError> {
         if self.count + self.unfinished == 0 {
             return Ok(Vec::new());
         }
@@ -168,7 +169,7 @@ impl DecisionLogSessions {
         }
         let shared = PromptTree::of(&sessions);
         notes.extend(shared.note());
-        reader.sessions.extend(shared.into_sessions(sessions, (&mut reader.runs, &mut reader.budget))?);
+        builder.sessions.extend(shared.into_sessions(sessions, (&mut builder.runs, &mut builder.budget))?);
         Ok(notes)
     }
 

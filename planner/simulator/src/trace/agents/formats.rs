@@ -7,9 +7,9 @@ use vocabulary::Micros;
 
 use super::BLOCK;
 use super::session_builder::{Agent, RecordedRequest, SessionBuilder};
-use crate::trace::TraceReader;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::budget::TraceBudget;
+use crate::trace::builder::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::record::{self, LineCursor, json};
 
@@ -81,7 +81,7 @@ struct SubAgent<'a> {
     system_tokens: Option<IgnoredAny>,
 }
 
-pub(in crate::trace) fn document(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(in crate::trace) fn document(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let place = TraceLocation { file, line: 1 };
     let document: SessionDocument<'_> = json(place, text, DOCUMENT)?;
     block_size(place, document.block_size)?;
@@ -89,8 +89,8 @@ pub(in crate::trace) fn document(reader: &mut TraceReader, file: &str, text: &st
     woven.add_agent(Agent::main(document.tool_tokens));
     read_agent(&mut woven, &mut LineCursor::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
     place.check_request_count(woven.len())?;
-    let session = woven.build(place, document.id.into(), reader)?;
-    reader.sessions.push(session);
+    let session = woven.build(place, document.id.into(), builder)?;
+    builder.sessions.push(session);
     Ok(())
 }
 
@@ -198,7 +198,7 @@ struct SubAgentStart {
 }
 
 /// Reads one session per line, with each request as the delta to an earlier one.
-pub(in crate::trace) fn read_delta_lines(reader: &mut TraceReader, file: &str, text: &str) -> Result<(), TraceError> {
+pub(in crate::trace) fn read_delta_lines(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     for (place, line) in record::lines(file, text) {
         let session: DeltaSession<'_> = json(place, line, LINE)?;
         block_size(place, session.block_size)?;
@@ -209,12 +209,12 @@ pub(in crate::trace) fn read_delta_lines(reader: &mut TraceReader, file: &str, t
         for raw in session.reqs {
             let delta: RequestDelta = json(place, raw.get(), DELTA)?;
             let agent = resolve_agent(place, &mut woven, &delta)?;
-            let told = apply_delta(place, &prompts, &delta, &mut reader.budget)?;
+            let told = apply_delta(place, &prompts, &delta, &mut builder.budget)?;
             prompts.push(told.ids.clone());
             woven.add(agent, told);
         }
-        let session = woven.build(place, session.id.into(), reader)?;
-        reader.sessions.push(session);
+        let session = woven.build(place, session.id.into(), builder)?;
+        builder.sessions.push(session);
     }
     Ok(())
 }

@@ -9,9 +9,10 @@ use vocabulary::{Micros, Tokens};
 
 use super::BLOCK;
 use crate::trace::block_ids::BlockIds;
+use crate::trace::builder::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::radix::{RadixBuilder, ToolPrefix};
-use crate::trace::{TraceReader, TraceSession, TraceStep};
+use crate::trace::{TraceSession, TraceStep};
 
 /// One request as recorded.
 pub(super) struct RecordedRequest {
@@ -117,7 +118,7 @@ impl SessionBuilder {
         mut self,
         place: TraceLocation<'_>,
         id: Arc<str>,
-        reader: &mut TraceReader,
+        builder: &mut TraceBuilder,
     ) -> Result<TraceSession, TraceError> {
         for (list, blocks, _) in &self.first_requests {
             self.radix.cut(*list, *blocks);
@@ -126,7 +127,7 @@ impl SessionBuilder {
         for (list, blocks) in resent.iter().flatten() {
             self.radix.cut(*list, *blocks);
         }
-        let TraceReader { runs, tool_prefixes: known, budget, .. } = reader;
+        let TraceBuilder { runs, tool_prefixes: known, budget, .. } = builder;
         let preamble = self.first_requests.first().map(|(list, blocks, key)| ToolPrefix {
             key: *key,
             blocks: *blocks,

@@ -1,7 +1,7 @@
 use vocabulary::Tokens;
 
 use super::*;
-use crate::trace::Trace;
+use crate::trace::{Trace, TraceReader};
 
 const SIDECHAIN: &str = r#""isSidechain":true,"#;
 
