@@ -8,6 +8,27 @@ use crate::content_format::ContentFormat;
 use crate::json_value::{JsonValue, entries, has_entries, object};
 use crate::{FallbackReason, PrefixError};
 
+/// Endpoint whose request format a conversation uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ChatEndpoint {
+    /// `/v1/chat/completions`: rendered as it is.
+    #[default]
+    Chat,
+    /// `/v1/messages`.
+    Messages,
+    /// `/v1/responses`.
+    Responses,
+}
+
+impl ChatEndpoint {
+    pub(crate) fn call_order(self) -> CallFieldOrder {
+        match self {
+            Self::Chat | Self::Messages => CallFieldOrder::Declared,
+            Self::Responses => CallFieldOrder::NameFirst,
+        }
+    }
+}
+
 /// Fields of a chat request that determine its prompt.
 #[derive(Debug, Deserialize)]
 pub struct ChatBody {

@@ -12,8 +12,7 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::chat::CallFieldOrder;
-use crate::conversion::ChatEndpoint;
+use crate::chat::{CallFieldOrder, ChatEndpoint};
 
 /// Body fields that the prompt depends on, besides the messages and the fields that are part of the chain's root.
 const PROMPT_FIELDS: [&str; 9] = [

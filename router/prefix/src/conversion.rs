@@ -11,31 +11,9 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::chat::CallFieldOrder;
-use crate::{ChatBody, ChatLayout, FallbackReason, PrefixError, Prompt, PromptInputs, PromptResolver};
-
-pub(crate) use messages::{SystemPlacement, TemplateTraits};
-
-/// Endpoint whose request format a conversation uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ChatEndpoint {
-    /// `/v1/chat/completions`: rendered as it is.
-    #[default]
-    Chat,
-    /// `/v1/messages`.
-    Messages,
-    /// `/v1/responses`.
-    Responses,
-}
-
-impl ChatEndpoint {
-    pub(crate) fn call_order(self) -> CallFieldOrder {
-        match self {
-            Self::Chat | Self::Messages => CallFieldOrder::Declared,
-            Self::Responses => CallFieldOrder::NameFirst,
-        }
-    }
-}
+use crate::chat::{CallFieldOrder, ChatEndpoint};
+use crate::template_traits::TemplateTraits;
+use crate::{ChatBody, ChatLayout, FallbackReason, PrefixError};
 
 /// Chat request that the engine builds from a request of another endpoint.
 #[derive(Debug)]
@@ -61,37 +39,22 @@ impl ConvertedRequest {
         self.form.call_order()
     }
 
-    fn chat(&self) -> Result<ChatBody, PrefixError> {
+    pub(crate) fn chat(&self) -> Result<ChatBody, PrefixError> {
         Ok(ChatBody::parse(&self.body)?.with_call_order(self.call_order()))
     }
 }
 
-impl PromptResolver {
-    /// Resolves a `/v1/messages` request from its whole body.
-    pub fn resolve_messages(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
-        self.resolve_conversation(ChatEndpoint::Messages, body, (asked, None)).prompt
-    }
-
-    /// Resolves a `/v1/responses` request from its whole body.
-    pub fn resolve_responses(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
-        self.resolve_conversation(ChatEndpoint::Responses, body, (asked, None)).prompt
-    }
-
-    /// Converts a request to this model's chat request. Returns `None` if it already is a chat request.
-    pub fn convert(&self, form: ChatEndpoint, body: &[u8]) -> Option<Result<ConvertedRequest, PrefixError>> {
-        match form {
-            ChatEndpoint::Chat => None,
-            ChatEndpoint::Messages => {
-                let habits = self.text().map(|text| text.template_traits()).unwrap_or_default();
-                Some(messages::convert_request(body, habits))
-            }
-            ChatEndpoint::Responses => Some(responses::convert_request(body)),
-        }
-    }
-
-    /// Converts a request to this model's chat request and parses it.
-    pub fn chat_request(&self, form: ChatEndpoint, body: &[u8]) -> Result<ChatBody, PrefixError> {
-        self.convert(form, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
+/// Converts a request to the chat request of a model with these template traits. Returns `None` if it already is a chat
+/// request.
+pub(crate) fn convert(
+    form: ChatEndpoint,
+    body: &[u8],
+    traits: TemplateTraits,
+) -> Option<Result<ConvertedRequest, PrefixError>> {
+    match form {
+        ChatEndpoint::Chat => None,
+        ChatEndpoint::Messages => Some(messages::convert_request(body, traits)),
+        ChatEndpoint::Responses => Some(responses::convert_request(body)),
     }
 }
 

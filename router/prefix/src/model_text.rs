@@ -8,12 +8,12 @@ use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::{CallFieldOrder, TemplateVariables};
-use crate::conversion::{SystemPlacement, TemplateTraits};
 use crate::incremental_rendering::{HistorySummary, IncrementalRendering, PlaceholderMessages};
 use crate::json_value::object;
 use crate::model_files::ModelFiles;
 use crate::python;
 use crate::template::{ChatTemplate, RenderSize, TemplateSource};
+use crate::template_traits::{SystemPlacement, TemplateTraits};
 use crate::token_checkpoint::tokenize;
 use crate::tokenizer::TextTokenizer;
 use crate::{
@@ -83,10 +83,12 @@ impl ModelText {
             digest,
             limits,
         };
-        loaded.kind = TemplateKind::probe(&loaded);
+        let render = |chat: &ChatBody| loaded.render(chat, WallTime::default());
+        let kind = TemplateKind::probe(render);
         let system = loaded.template.as_ref().map_or(SystemPlacement::Head, ChatTemplate::system_placement);
-        loaded.template_traits = TemplateTraits::probe(&loaded, system);
-        loaded.template_fault = TemplateFault::probe(&loaded);
+        let template_traits = TemplateTraits::probe(render, system);
+        let template_fault = loaded.template.as_ref().and_then(|_| TemplateFault::probe(render));
+        loaded = Self { kind, template_traits, template_fault, ..loaded };
         loaded.incremental_rendering = IncrementalRendering::probe(&loaded).filter(|_| loaded.template_fault.is_none());
         Ok(loaded)
     }

@@ -2,36 +2,19 @@
 
 use std::sync::Arc;
 
-use smart_default::SmartDefault;
-use vocabulary::{Bytes, ChainNamespace, HashSeed, PrefixChain, PrefixId, RootKeys, Tokens};
+use vocabulary::{ChainNamespace, HashSeed, PrefixChain, PrefixId, RootKeys, Tokens};
 
 use crate::canonical::canonical_bytes;
 use crate::chat::CallFieldOrder;
 use crate::completion::{CompletionBody, CompletionPrompt};
+use crate::conversion;
 use crate::{
     ChatBody, ChatEndpoint, ConvertedRequest, FallbackReason, ModelText, PrefixError, Prompt, PromptContent,
-    PromptIdentity, SpecialTokens, TokenCheckpoint, TokenizedPrompt, WallTime,
+    PromptIdentity, PromptLimits, SpecialTokens, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
 /// Maximum characters of an error's text kept for the log.
 const MAX_DETAIL_CHARS: usize = 300;
-
-/// Bounds on what one request may cost here.
-#[derive(Clone, Copy, Debug, SmartDefault)]
-pub struct PromptLimits {
-    /// Maximum bytes of a rendered prompt, and of canonical bytes.
-    #[default(Bytes(16 << 20))]
-    pub rendered_bytes: Bytes,
-    /// Maximum template engine instructions per rendering.
-    #[default(20_000_000)]
-    pub template_steps: u64,
-    /// Maximum prompts per completion request.
-    #[default(1024)]
-    pub prompts: usize,
-    /// Memory for token ids of text segments seen before, in bytes; 0 disables the cache.
-    #[default(Bytes(64 << 20))]
-    pub segment_cache: Bytes,
-}
 
 /// Parts of a [`PromptResolver`].
 #[derive(Clone, Debug)]
@@ -117,6 +100,27 @@ impl PromptResolver {
     /// Resolves a chat request from its whole body.
     pub fn resolve_chat(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
         self.resolve_conversation(ChatEndpoint::Chat, body, (asked, None)).prompt
+    }
+
+    /// Resolves a `/v1/messages` request from its whole body.
+    pub fn resolve_messages(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Messages, body, (asked, None)).prompt
+    }
+
+    /// Resolves a `/v1/responses` request from its whole body.
+    pub fn resolve_responses(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Responses, body, (asked, None)).prompt
+    }
+
+    /// Converts a request to this model's chat request. Returns `None` if it already is a chat request.
+    pub fn convert(&self, form: ChatEndpoint, body: &[u8]) -> Option<Result<ConvertedRequest, PrefixError>> {
+        let traits = self.text().map(|text| text.template_traits()).unwrap_or_default();
+        conversion::convert(form, body, traits)
+    }
+
+    /// Converts a request to this model's chat request and parses it.
+    pub fn chat_request(&self, form: ChatEndpoint, body: &[u8]) -> Result<ChatBody, PrefixError> {
+        self.convert(form, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
     }
 
     /// Resolves a conversation's request from its whole body, reusing the checkpoint `known` of an earlier prompt

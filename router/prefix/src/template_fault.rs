@@ -1,7 +1,7 @@
 //! Probes at load whether a chat template renders message contents at all. One that ignores them would give every
 //! conversation the same prompt; one that fails gives none.
 
-use crate::{ChatBody, ModelText, PrefixError, WallTime};
+use crate::{ChatBody, PrefixError};
 
 /// Maximum characters of an error's text kept.
 const MAX_MESSAGE_CHARS: usize = 300;
@@ -27,23 +27,23 @@ pub enum TemplateFault {
 }
 
 impl TemplateFault {
-    /// Probes the model's template. Returns `None` if there is no template or no fault.
-    pub(crate) fn probe(text: &ModelText) -> Option<Self> {
-        if !text.has_template() {
-            return None;
-        }
-        let plain = Self::compare_probes(text, "");
+    /// Probes the model's template, which `render` renders. Returns `None` if there is no fault.
+    pub(crate) fn probe(render: impl Fn(&ChatBody) -> Result<String, PrefixError>) -> Option<Self> {
+        let plain = Self::compare_probes(&render, "");
         let Err(error) = plain else { return plain.ok().flatten() };
-        match Self::compare_probes(text, PROBE_SYSTEM) {
+        match Self::compare_probes(&render, PROBE_SYSTEM) {
             Ok(fault) => fault,
             Err(_) => Some(Self::Fails(error.to_string().chars().take(MAX_MESSAGE_CHARS).collect())),
         }
     }
 
-    fn compare_probes(text: &ModelText, before: &str) -> Result<Option<Self>, PrefixError> {
+    fn compare_probes(
+        render: impl Fn(&ChatBody) -> Result<String, PrefixError>,
+        before: &str,
+    ) -> Result<Option<Self>, PrefixError> {
         let prompt = |said: &str| {
             let body = format!(r#"{{"messages":[{before}{said}]}}"#);
-            text.render(&ChatBody::parse(body.as_bytes())?, WallTime::default())
+            render(&ChatBody::parse(body.as_bytes())?)
         };
         let [one, other] = [prompt(PROBE_MESSAGES[0])?, prompt(PROBE_MESSAGES[1])?];
         Ok(match one == other {
@@ -66,8 +66,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        FallbackReason, ModelFiles, ModelTextSource, PromptIdentity, PromptInputs, PromptLimits, PromptResolver,
-        PromptResolverOptions,
+        FallbackReason, ModelFiles, ModelText, ModelTextSource, PromptIdentity, PromptInputs, PromptLimits,
+        PromptResolver, PromptResolverOptions,
     };
 
     fn files(model: &str) -> ModelFiles<'static> {

@@ -1,6 +1,6 @@
 //! Probes at load how a chat template treats earlier turns, by rendering synthetic conversations.
 
-use crate::{ChatBody, ModelText, WallTime};
+use crate::{ChatBody, PrefixError};
 
 /// Whether the prompt of a longer conversation starts with that of the shorter one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,9 +15,10 @@ pub enum TemplateKind {
 }
 
 impl TemplateKind {
-    /// Returns the worst kind that the probes show; probes that the template rejects are ignored.
-    pub(crate) fn probe(text: &ModelText) -> Self {
-        let shown = PROBES.iter().filter_map(|probe| probe.kind(text));
+    /// Returns the worst kind that the probes show; probes that the template rejects are ignored. `render` renders the
+    /// prompt of a request.
+    pub(crate) fn probe(render: impl Fn(&ChatBody) -> Result<String, PrefixError>) -> Self {
+        let shown = PROBES.iter().filter_map(|probe| probe.kind(&render));
         shown.max().unwrap_or(Self::Unsafe)
     }
 }
@@ -107,19 +108,19 @@ struct ProbePrompt {
 
 impl ProbeConversation {
     /// Compares the prompts of all pairs of steps; `None` if the template rejects the conversation.
-    fn kind(&self, text: &ModelText) -> Option<TemplateKind> {
+    fn kind(&self, render: impl Fn(&ChatBody) -> Result<String, PrefixError>) -> Option<TemplateKind> {
         let ends =
             (1..=self.turns.len()).filter(|n| matches!(self.turns[n - 1].role, ProbeRole::User | ProbeRole::Tool));
-        let steps: Vec<ProbePrompt> = ends.map(|turns| self.step(text, turns)).collect::<Option<_>>()?;
+        let steps: Vec<ProbePrompt> = ends.map(|turns| self.step(&render, turns)).collect::<Option<_>>()?;
         let pairs =
             steps.iter().enumerate().flat_map(|(n, early)| steps[n + 1..].iter().map(move |late| (early, late)));
         pairs.map(|(early, late)| self.compare(early, late)).max()
     }
 
-    fn step(&self, text: &ModelText, turns: usize) -> Option<ProbePrompt> {
+    fn step(&self, render: impl Fn(&ChatBody) -> Result<String, PrefixError>, turns: usize) -> Option<ProbePrompt> {
         let messages: Vec<&str> = self.turns[..turns].iter().map(|turn| turn.json).collect();
         let body = format!("{{{}\"messages\":[{}]}}", self.head, messages.join(","));
-        let prompt = text.render(&ChatBody::parse(body.as_bytes()).ok()?, WallTime::default()).ok()?;
+        let prompt = render(&ChatBody::parse(body.as_bytes()).ok()?).ok()?;
         Some(ProbePrompt { turns, prompt })
     }
 
@@ -144,7 +145,7 @@ impl ProbeConversation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ModelFiles, ModelTextSource};
+    use crate::{ModelFiles, ModelText, ModelTextSource};
     use std::path::Path;
 
     fn folder(path: &str) -> ModelFiles<'static> {

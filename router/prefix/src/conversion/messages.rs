@@ -5,47 +5,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use smart_default::SmartDefault;
 
 use super::{
     CallFunction, ChatEndpoint, ChatRequestHead, ConvertedContent, ConvertedMessage, ConvertedRequest, TextPart,
     ToolCall, ToolDefinition, ToolFunction, malformed, multimodal, raw, unescape, unsupported,
 };
+use crate::PrefixError;
 use crate::chat::BILLING_LINE_PREFIX;
-use crate::{ChatBody, ModelText, PrefixError, WallTime};
-
-/// Where a template accepts system messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SystemPlacement {
-    Anywhere,
-    /// Only at the beginning; the conversion moves all of them there.
-    Head,
-}
-
-/// Template properties that vLLM probes at startup, before it converts. The default is for models without a template:
-/// their prompts are compared as bytes and must only grow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
-pub(crate) struct TemplateTraits {
-    #[default(SystemPlacement::Anywhere)]
-    pub(crate) system_placement: SystemPlacement,
-    /// The `reasoning_effort` that replaces `thinking.type: no_thinking_effort`.
-    #[default("low")]
-    pub(crate) no_thinking_effort: &'static str,
-}
-
-impl TemplateTraits {
-    /// Probes the template. Effort `none` disables thinking only if the template renders it differently from all
-    /// other efforts.
-    pub(crate) fn probe(text: &ModelText, system_placement: SystemPlacement) -> Self {
-        let prompt = |effort: &str| {
-            let body = format!(r#"{{"reasoning_effort":"{effort}","messages":[{{"role":"user","content":"Hi"}}]}}"#);
-            text.render(&ChatBody::parse(body.as_bytes()).ok()?, WallTime::default()).ok()
-        };
-        let none = prompt("none");
-        let told = none.is_some() && ["low", "medium", "high", "xhigh", "max"].into_iter().all(|e| prompt(e) != none);
-        Self { system_placement, no_thinking_effort: if told { "none" } else { "low" } }
-    }
-}
+use crate::template_traits::{SystemPlacement, TemplateTraits};
 
 #[derive(Deserialize)]
 struct MessagesBody<'a> {

@@ -5,7 +5,11 @@ use proptest::prelude::*;
 use vocabulary::{ChainNamespace, HashSeed, Tokens};
 
 use super::*;
-use crate::{ModelFiles, ModelText, ModelTextSource, PromptIdentity, PromptLimits, PromptResolverOptions};
+use crate::template_traits::SystemPlacement;
+use crate::{
+    ModelFiles, ModelText, ModelTextSource, Prompt, PromptIdentity, PromptInputs, PromptLimits, PromptResolver,
+    PromptResolverOptions,
+};
 
 const PERMISSIVE_TRAITS: TemplateTraits =
     TemplateTraits { system_placement: SystemPlacement::Anywhere, no_thinking_effort: "none" };
