@@ -15,6 +15,7 @@ mod reverse_pull;
 mod splice;
 mod sse;
 mod token_transcript;
+mod visibility;
 
 pub use answer::{AnswerError, EngineResponse, HandoffParams, TokenUsage, usage_at_end};
 pub use json::JsonError;
@@ -25,4 +26,5 @@ pub use request::{AnswerContinuation, Api, LegOptions, RequestBody, StrippedFiel
 pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
 pub use splice::{JsonFields, JsonSplice};
 pub use sse::{EventBudget, SseScanner, StreamFacts};
-pub use token_transcript::{NotResumable, ResumableTokenIds, TextDelivery, TokenIdVisibility, TokenTranscript};
+pub use token_transcript::{NotResumable, ResumableTokenIds, TextDelivery, TokenTranscript};
+pub use visibility::TokenIdVisibility;

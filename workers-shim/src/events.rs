@@ -11,6 +11,7 @@ mod status;
 
 pub use discovery::EventSource;
 pub(crate) use discovery::host_of;
+pub use follower::SourceRulesResolver;
 pub(crate) use follower::{FollowerEnvironment, follow};
 pub use shared_index::{ChainBasis, ServedPrompts, SharedIndex};
 pub(crate) use snapshots::SnapshotExporters;

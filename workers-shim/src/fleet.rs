@@ -8,6 +8,8 @@
 //! **Load** without `/metrics` is this router's own requests in flight.
 
 mod config;
+mod endpoint_discovery;
+mod error;
 mod estimate;
 mod in_flight;
 mod kv_connector;
@@ -20,11 +22,14 @@ mod speeds;
 pub(crate) mod worker_handle;
 mod worker_registry;
 
+pub use crate::events::SourceRulesResolver;
 pub use config::{EventSourceSetting, KvExchangeMode, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile};
+pub use error::FleetError;
 pub use estimate::{Confidence, SpeedConfidence};
 pub use in_flight::InFlightRequest;
 pub use peer_in_flight::{InFlightEntry, InFlightTable, MergeOutcome, SILENCE_TIMEOUT};
 pub use probe_round::Adapter;
+pub use worker_handle::LivenessReport;
 pub use worker_registry::FleetDiff;
 
 use std::sync::Arc;
@@ -34,12 +39,10 @@ use arc_swap::ArcSwap;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use residency::{RoutedBlockLimits, SourceRules};
+use residency::RoutedBlockLimits;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use vocabulary::{
-    Bytes, DpRank, Incarnation, KvIndexState, Micros, ModelId, Tokens, WorkerHealth, WorkerId, WorkerView,
-};
+use vocabulary::{Bytes, DpRank, Incarnation, KvIndexState, Micros, Tokens, WorkerHealth, WorkerId, WorkerView};
 
 use crate::engine_api::KvTransfer;
 use crate::events::{
@@ -54,32 +57,6 @@ use worker_registry::{JoinedWorker, WorkerRegistry};
 
 /// Number of probe intervals between attempts to discover event sources of a worker that had none.
 const DISCOVERY_EVERY: u32 = 60;
-
-/// Why a fleet cannot be started or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum FleetError {
-    /// The HTTP client could not be created.
-    #[error("no HTTP client for probes: {0}")]
-    Client(#[from] reqwest::Error),
-    /// An endpoint is listed twice.
-    #[error("the worker {0} is listed twice")]
-    DuplicateWorker(Arc<str>),
-}
-
-/// Reports that a worker answered a probe, so this incarnation is alive.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LivenessReport {
-    /// The worker.
-    pub worker: WorkerId,
-    /// Its incarnation.
-    pub incarnation: Incarnation,
-    /// Its data-parallel ranks.
-    pub ranks: u16,
-}
-
-/// Returns how the events of a worker that serves this model are mapped to chain blocks. None for models whose prompts
-/// are identified by bytes only, because no engine event can match their chains.
-pub type SourceRulesResolver = Arc<dyn Fn(&ModelId) -> Option<SourceRules> + Send + Sync>;
 
 /// Options of a fleet.
 pub struct FleetOptions {

@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Map, Value};
 
 use super::request::Api;
-use super::token_transcript::{EventRewrite, NotResumable, TokenIdVisibility};
+use super::token_transcript::{EventRewrite, NotResumable};
+use super::visibility::TokenIdVisibility;
 use buffer::ReplayBuffer;
 
 /// Whether repeated answers to one request are equal.

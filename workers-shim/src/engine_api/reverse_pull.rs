@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
 use super::splice::{JsonFields, JsonSplice};
-use super::token_transcript::TokenIdVisibility;
+use super::visibility::TokenIdVisibility;
 
 /// Parameters that one decode leg returned, for exactly one prefill leg of the session's next step, whose prompt must
 /// begin with the same tokens.

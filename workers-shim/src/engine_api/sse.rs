@@ -9,9 +9,8 @@ use bytes::{Bytes, BytesMut};
 use super::answer::TokenUsage;
 use super::replay_verifier::ReplayVerifier;
 use super::reverse_pull::redact_event;
-use super::token_transcript::{
-    EventRewrite, NotResumable, ResumableEvent, ResumableTokenIds, TokenIdVisibility, TokenTranscript,
-};
+use super::token_transcript::{EventRewrite, NotResumable, ResumableEvent, ResumableTokenIds, TokenTranscript};
+use super::visibility::{TokenIdVisibility, UsageEventVisibility};
 use budget::BudgetShare;
 pub use budget::EventBudget;
 use chunk::{EngineError, NestedAnswer, StreamChoice, StreamChunk, TypedDelta};
@@ -53,14 +52,6 @@ impl StreamFacts {
     pub fn ended(&self) -> bool {
         self.done || self.error.is_some()
     }
-}
-
-/// Whether usage events are forwarded to the client.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum UsageEventVisibility {
-    #[default]
-    Shown,
-    Hidden,
 }
 
 /// Reads a stream of server-sent events chunk by chunk.

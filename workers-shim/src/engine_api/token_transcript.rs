@@ -18,7 +18,7 @@ use vocabulary::Tokens;
 
 use super::answer::TokenUsage;
 use super::request::Api;
-use super::sse::UsageEventVisibility;
+use super::visibility::{TokenIdVisibility, UsageEventVisibility};
 use event::ResumableChoice;
 pub(super) use event::ResumableEvent;
 use prompt_ids::ExtractedPromptIds;
@@ -29,15 +29,6 @@ const MAX_TOKEN_IDS: usize = 1 << 20;
 const MAX_UNSETTLED_BYTES: usize = 64 << 10;
 /// Maximum number of end positions to try with a tokenizer.
 const MAX_SETTLE_ATTEMPTS: usize = 64;
-
-/// Whether the client sees token ids.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TokenIdVisibility {
-    /// The client requested them.
-    All,
-    /// Only the router requested them.
-    None,
-}
 
 /// When an engine delivers text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,16 +16,20 @@ use residency::{RoutedBlockLimits, SourceRules};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use vocabulary::{Incarnation, Tokens};
+use vocabulary::{Incarnation, ModelId, Tokens};
 
 use super::discovery::EventSource;
 use super::shared_index::SharedIndex;
 use super::snapshots::SnapshotProvider;
 use super::sources::InexactReason;
+use crate::fleet::EventSourceSetting;
 use crate::fleet::probe::get;
 use crate::fleet::worker_handle::WorkerHandle;
-use crate::fleet::{EventSourceSetting, SourceRulesResolver};
 use rank::{FollowEnd, RankFollower};
+
+/// Returns how the events of a worker that serves this model are mapped to chain blocks. None for models whose prompts
+/// are identified by bytes only, because no engine event can match their chains.
+pub type SourceRulesResolver = Arc<dyn Fn(&ModelId) -> Option<SourceRules> + Send + Sync>;
 
 /// What all followers of a fleet share.
 #[derive(Clone)]

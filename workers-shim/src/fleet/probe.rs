@@ -11,9 +11,10 @@ use vocabulary::{Incarnation, ModelId, Tokens};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::config::ProbeSettings;
+use super::endpoint_discovery::discover_endpoint;
+use super::error::FleetError;
 use super::probe_round::{Adapter, ProbeFailure, ProbeReply, ProbeRound, ServedModels};
-use super::worker_handle::WorkerHandle;
-use super::{FleetError, LivenessReport, kv_connector};
+use super::worker_handle::{LivenessReport, WorkerHandle};
 use crate::scrape::{EngineKind, MAX_BYTES, Scrape};
 
 /// Maximum number of models and adapters kept per worker, and the maximum length of a name.
@@ -125,11 +126,9 @@ impl Prober {
         };
         let speech = match &metrics {
             Ok(scrape) if self.member.needs_endpoint(scrape) => {
-                Some(kv_connector::discover_endpoint(&self.client, &self.member, scrape).await)
+                Some(discover_endpoint(&self.client, &self.member, scrape).await)
             }
-            Err(ProbeFailure::Absent) => {
-                Some(kv_connector::discover_endpoint(&self.client, &self.member, &Scrape::default()).await)
-            }
+            Err(ProbeFailure::Absent) => Some(discover_endpoint(&self.client, &self.member, &Scrape::default()).await),
             _ => None,
         };
         let models = models.and_then(|text| read_models(&text));

@@ -10,7 +10,6 @@ use vocabulary::{
     Bytes, Incarnation, KvIndexState, Micros, ModelId, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerView,
 };
 
-use super::LivenessReport;
 use super::config::{ProbeSettings, WorkerDefinition, WorkerProfile};
 use super::estimate::SpeedConfidence;
 use super::in_flight::{CounterSnapshot, InFlightTracker};
@@ -19,6 +18,17 @@ use super::link::{LinkEstimate, fabric};
 use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeRound, ProbeVerdict};
 use crate::events::{SnapshotExporters, WorkerEventStatus};
 use crate::scrape::{EngineKind, Scrape};
+
+/// Reports that a worker answered a probe, so this incarnation is alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LivenessReport {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
+    /// Its data-parallel ranks.
+    pub ranks: u16,
+}
 
 /// The result of the last probes.
 #[derive(Clone, Debug, Default)]

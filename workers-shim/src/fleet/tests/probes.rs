@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use vocabulary::{Bytes, Incarnation, Micros, WorkerHealth};
+use vocabulary::{Bytes, Incarnation, Micros, ModelId, WorkerHealth};
 
 use super::*;
 

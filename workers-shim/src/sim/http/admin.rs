@@ -15,10 +15,8 @@ use vocabulary::WorkerRole;
 use super::SimState;
 use super::errors::ErrorResponse;
 use super::fields::{RequestFields, wrong};
+use super::state::VERSION;
 use crate::engine_api::KvConnector;
-
-/// The vLLM version that is simulated.
-pub(crate) const VERSION: &str = "0.32.0";
 
 /// Returns whether the engine is alive, without a body.
 pub(crate) async fn health(State(app): State<Arc<SimState>>) -> StatusCode {

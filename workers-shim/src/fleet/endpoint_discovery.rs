@@ -1,0 +1,74 @@
+//! Asks a worker for the transfer endpoint of its KV connector.
+
+use std::sync::Arc;
+
+use super::config::WorkerDefinition;
+use super::kv_connector::{ConnectorState, connector_of};
+use super::probe::get_url;
+use super::worker_handle::WorkerHandle;
+use crate::engine_api::{ConnectorUnavailable, TransferEndpoint};
+use crate::scrape::Scrape;
+
+/// Asks the worker for its transfer endpoint.
+pub(super) async fn discover_endpoint(
+    client: &reqwest::Client,
+    member: &WorkerHandle,
+    page: &Scrape,
+) -> ConnectorState {
+    let profile = &member.spec.profile.link;
+    let spoken = connector_of(profile, page);
+    let missing = spoken.dialect().missing_requirement(page).map(Arc::from);
+    if !spoken.dialect().needs_endpoint(member.spec.role) {
+        return ConnectorState { protocol: spoken, endpoint: None, fetch_only: true, missing_requirement: missing };
+    }
+    let Some(url) = spoken.dialect().discovery_url(&member.spec.endpoint, profile.bootstrap.as_deref()) else {
+        return ConnectorState {
+            protocol: spoken,
+            endpoint: Some(Arc::default()),
+            missing_requirement: missing,
+            ..ConnectorState::default()
+        };
+    };
+    let key = member.spec.api_key.as_ref().filter(|_| is_under_endpoint(&url, &member.spec.endpoint));
+    let answer = get_url(client, &url, key).await.map_err(|_| ConnectorUnavailable::NoAnswer);
+    match answer
+        .and_then(|text| spoken.dialect().parse_endpoint(&url, &text))
+        .and_then(|place| check_role(place, &member.spec))
+    {
+        Ok(place) => ConnectorState {
+            protocol: spoken,
+            endpoint: Some(Arc::new(place)),
+            missing_requirement: missing,
+            ..ConnectorState::default()
+        },
+        Err(why) => {
+            let says = format!("it speaks {}, and {url} does not tell where it is met: {why}", spoken.as_str());
+            ConnectorState { protocol: spoken, missing_requirement: Some(says.into()), ..ConnectorState::default() }
+        }
+    }
+}
+
+/// Returns whether the URL lies under this endpoint. A plain prefix test would also match a longer port number.
+fn is_under_endpoint(url: &str, endpoint: &str) -> bool {
+    url.strip_prefix(endpoint).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn check_role(place: TransferEndpoint, spec: &WorkerDefinition) -> Result<TransferEndpoint, ConnectorUnavailable> {
+    match place.role {
+        Some(role) if role != spec.role => {
+            Err(ConnectorUnavailable::Role { actual: role, configured: spec.role, endpoint: spec.endpoint.clone() })
+        }
+        _ => Ok(place),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn api_key_is_sent_to_no_other_port() {
+        assert!(is_under_endpoint("http://h:80/server_info", "http://h:80"));
+        assert!(!is_under_endpoint("http://h:8998/query", "http://h:899"));
+    }
+}
