@@ -8,6 +8,7 @@
 
 mod bodies;
 mod client;
+mod error;
 mod measure;
 mod options;
 mod process;
@@ -17,38 +18,8 @@ mod worker;
 use std::io::Write;
 use std::process::ExitCode;
 
+pub(crate) use error::ProxyBenchError;
 use options::Options;
-
-/// Errors that end the benchmark without a result.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ProxyBenchError {
-    /// The command line is wrong.
-    #[error("{0}; usage: bench [--quick] [--json FILE] [--bin OWNERSERVE]")]
-    Usage(String),
-    /// A system call failed.
-    #[error("{what}: {source}")]
-    System {
-        /// The attempted action.
-        what: String,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// A server sent an unexpected response.
-    #[error("{target} answered {got}")]
-    Answer {
-        /// The server.
-        target: String,
-        /// The response.
-        got: String,
-    },
-}
-
-impl ProxyBenchError {
-    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ProxyBenchError {
-        let what = what.into();
-        move |source| ProxyBenchError::System { what, source }
-    }
-}
 
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -8,6 +8,7 @@
 //! whether it is met; a missed goal is not a failure.
 
 mod disk;
+mod error;
 mod etcd;
 mod ledger_cluster;
 mod load;
@@ -24,60 +25,12 @@ use std::process::{Command, ExitCode};
 use std::str::FromStr;
 use std::time::Duration;
 
+pub(crate) use error::LedgerBenchError;
 use load::LatencySummary;
+use process::say;
 use report::{LedgerBenchResults, WriteResults};
 use rpc::GrpcConnection;
 use scale::ScaleResults;
-
-/// Errors that end the benchmark without a result.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LedgerBenchError {
-    /// Wrong command line, or wrong use of a system.
-    #[error("{0}")]
-    Usage(String),
-    /// A system call failed.
-    #[error("{what}: {source}")]
-    System {
-        /// The attempted action.
-        what: String,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// An HTTP/2 call failed.
-    #[error("{what}: {source}")]
-    Call {
-        /// The call.
-        what: &'static str,
-        /// The cause.
-        source: h2::Error,
-    },
-    /// Our own node failed.
-    #[error(transparent)]
-    Ledger(ownership::OwnershipError),
-    /// A system sent an unexpected response.
-    #[error("{target} answered {got}")]
-    Answer {
-        /// The system.
-        target: String,
-        /// The response.
-        got: String,
-    },
-}
-
-impl LedgerBenchError {
-    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LedgerBenchError {
-        let what = what.into();
-        move |source| LedgerBenchError::System { what, source }
-    }
-
-    pub(crate) fn call(what: &'static str) -> impl FnOnce(h2::Error) -> LedgerBenchError {
-        move |source| LedgerBenchError::Call { what, source }
-    }
-
-    pub(crate) fn ledger(error: ownership::OwnershipError) -> LedgerBenchError {
-        LedgerBenchError::Ledger(error)
-    }
-}
 
 /// Parsed command line.
 struct Options {
@@ -159,12 +112,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Prints a line and flushes.
-pub(crate) fn say(line: &str) -> Result<(), LedgerBenchError> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(LedgerBenchError::system("print"))
 }
 
 /// Folder that is deleted on drop.

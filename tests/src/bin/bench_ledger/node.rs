@@ -14,6 +14,7 @@ use ownership::{Directory, Options, PeerOptions};
 use tokio::net::TcpListener;
 use vocabulary::{DpRank, Incarnation, Micros, ModelId, NodeId, Owner, SessionId, TenantId, WorkerId, WorkerRole};
 
+use crate::process::say;
 use crate::{LedgerBenchError, load, rpc};
 
 /// One write over gRPC; the body has the client and its counter in etcd's key format.
@@ -43,7 +44,7 @@ pub(crate) async fn run(arguments: &[String]) -> Result<(), LedgerBenchError> {
     let directory = Arc::new(directory);
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(LedgerBenchError::system("listen"))?;
     let address = listener.local_addr().map_err(LedgerBenchError::system("listen"))?;
-    crate::say(&format!("ready {address}"))?;
+    say(&format!("ready {address}"))?;
     rpc::serve(listener, move |path, message| answer(directory.clone(), path, message)).await;
     Ok(())
 }

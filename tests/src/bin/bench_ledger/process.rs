@@ -1,5 +1,6 @@
-//! Child processes that end with this one.
+//! Child processes that end with this one, and the lines that they print for it.
 
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command};
 
@@ -28,4 +29,10 @@ pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, LedgerBenc
     let listeners: Result<Vec<TcpListener>, _> = (0..count).map(bind).collect();
     let addresses = listeners.and_then(|all| all.iter().map(TcpListener::local_addr).collect());
     addresses.map_err(LedgerBenchError::system("find free ports"))
+}
+
+/// Prints a line and flushes.
+pub(crate) fn say(line: &str) -> Result<(), LedgerBenchError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(LedgerBenchError::system("print"))
 }

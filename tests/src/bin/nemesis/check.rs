@@ -6,45 +6,18 @@ mod linearizability;
 mod order;
 mod state_hashes;
 mod streams;
+mod violation;
 mod watches;
 
-use std::collections::HashMap;
-
-use vocabulary::SessionId;
-
 use crate::NemesisError;
-use crate::history::{ClientOperation, HistoryRecords, SessionHolder};
+use crate::history::HistoryRecords;
 
 pub(crate) use backup::{check_backup, newest_acknowledged};
 pub(crate) use state_hashes::{NodeStateHash, check_equal_states};
 pub(crate) use streams::{StreamEnd, StreamRecord, check_streams};
+use violation::by_subject;
+pub(crate) use violation::{FinalOwners, GuaranteeViolation};
 pub(crate) use watches::{WatchRecord, WatchedChange};
-
-/// A violated guarantee.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct GuaranteeViolation {
-    /// Name of the guarantee.
-    pub(crate) guarantee: &'static str,
-    /// What happened, with enough to find it in the history.
-    pub(crate) detail: String,
-}
-
-impl GuaranteeViolation {
-    /// Reports a fault that no node observed: it proves nothing.
-    pub(crate) fn unless_observed(fault: &str, times: i64) -> Option<GuaranteeViolation> {
-        let detail = format!("no node called into {fault}");
-        (times == 0).then_some(GuaranteeViolation { guarantee: "a fault is felt", detail })
-    }
-}
-
-impl std::fmt::Display for GuaranteeViolation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.guarantee, self.detail)
-    }
-}
-
-/// Holder of every session at the end, from linearizable reads after all faults have healed.
-pub(crate) type FinalOwners = HashMap<SessionId, SessionHolder>;
 
 /// Runs a check on a blocking thread: this thread carries the traffic between nodes and must not stall.
 pub(crate) async fn run_blocking<T: Send + 'static>(
@@ -79,14 +52,6 @@ pub(crate) fn check_history(kept: &HistoryRecords, finals: &FinalOwners) -> Hist
         }
     }
     HistoryVerdict { broken, undecided }
-}
-
-fn by_subject(operations: &[ClientOperation]) -> HashMap<SessionId, Vec<&ClientOperation>> {
-    let mut subjects: HashMap<SessionId, Vec<&ClientOperation>> = HashMap::new();
-    for operation in operations {
-        subjects.entry(operation.subject).or_default().push(operation);
-    }
-    subjects
 }
 
 #[cfg(test)]

@@ -12,13 +12,14 @@ use tokio::task::JoinHandle;
 
 use crate::api_client::NodeAddresses;
 use crate::check::{GuaranteeViolation, StreamEnd, StreamRecord};
-use crate::faults::MAX_PAUSE;
 use crate::history::{MemberSlot, OperationHistory};
 use crate::http::KeepAliveConnection;
 
 const CLIENTS: usize = 2;
 const PAUSE: Duration = Duration::from_millis(300);
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longer than every timeout between nodes.
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(20);
 /// Maximum time between two pieces of a response: a router may be paused twice in a row, each time for long.
 const MAX_SILENCE: Duration = Duration::from_secs(2 * MAX_PAUSE.as_secs() + 10);
 /// Enough text for several blocks, so that sessions are sealed.

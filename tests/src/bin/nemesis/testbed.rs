@@ -19,6 +19,13 @@ use crate::watch::WatchClients;
 /// Timeout of operator actions.
 pub(crate) const OPERATOR_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Maximum time from the loss of a leader to the next leader's first commit: the longest election timeout plus a
+/// margin.
+pub(crate) const MAX_FAIL_OVER: Duration = Duration::from_secs(4);
+
+/// Interval at which leases are renewed and ended.
+pub(crate) const TICK: Duration = Duration::from_secs(1);
+
 /// Length and thoroughness of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RunLength {

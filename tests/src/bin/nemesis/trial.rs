@@ -8,14 +8,9 @@ use crate::NemesisError;
 use crate::check::{self, GuaranteeViolation, HistoryVerdict};
 use crate::faults::{FaultRecord, Nemesis};
 use crate::history::RunInstant;
-use crate::testbed::{RunLength, TrialEnvironment};
+use crate::testbed::{MAX_FAIL_OVER, RunLength, TICK, TrialEnvironment};
 use crate::throughput::{AttemptTally, longest_silence, per_second};
 
-/// Maximum time from the loss of a leader to the next leader's first commit: the longest election timeout plus a
-/// margin.
-pub(crate) const MAX_FAIL_OVER: Duration = Duration::from_secs(4);
-/// Interval at which leases are renewed and ended.
-pub(crate) const TICK: Duration = Duration::from_secs(1);
 /// Acknowledged writes required in each window without faults, before and after one; with fewer a trial does not
 /// count. A busy machine takes longer for them.
 pub(crate) const MIN_CALM_WRITES: u64 = 1_000;

@@ -1,6 +1,7 @@
 //! Compares a backup with the history: it holds everything decided up to its last entry and nothing decided later.
 
-use super::{FinalOwners, GuaranteeViolation, by_subject, grants};
+use super::grants;
+use super::violation::{FinalOwners, GuaranteeViolation, by_subject};
 use crate::history::{ClientOperation, HistoryRecords, OwnershipReply};
 
 /// Returns the highest index acknowledged to any client.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use vocabulary::{Epoch, Owner, SessionId};
 
-use super::GuaranteeViolation;
 use super::order::describe;
+use super::violation::GuaranteeViolation;
 use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionHolder};
 
 /// A grant that clients saw: from the write that made it, from writes that asked for it again, or from reads.

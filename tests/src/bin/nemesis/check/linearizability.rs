@@ -9,8 +9,8 @@ use std::collections::HashSet;
 
 use vocabulary::{Epoch, Owner, SessionId};
 
-use super::GuaranteeViolation;
 use super::order::describe;
+use super::violation::GuaranteeViolation;
 use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionHolder};
 
 /// Maximum number of positions searched per session.

@@ -2,7 +2,7 @@
 
 use vocabulary::{Epoch, SessionId};
 
-use super::GuaranteeViolation;
+use super::violation::GuaranteeViolation;
 use crate::history::{ClientOperation, OwnershipReply, OwnershipRequest};
 
 /// What a reply says about the session's epoch at that moment.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::GuaranteeViolation;
+use super::violation::GuaranteeViolation;
 use crate::history::MemberSlot;
 
 /// State hash of a node.

@@ -1,6 +1,6 @@
 //! Checks that every response stream ends with a reason that its client can read.
 
-use super::GuaranteeViolation;
+use super::violation::GuaranteeViolation;
 use crate::history::RunInstant;
 
 /// How a response stream ended for its client.

@@ -1,7 +1,10 @@
 use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
 use super::*;
-use crate::history::{HistoryRecords, LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, RunInstant};
+use crate::history::{
+    ClientOperation, HistoryRecords, LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, RunInstant,
+    SessionHolder,
+};
 
 const SUBJECT: SessionId = SessionId(7);
 const A: Owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };

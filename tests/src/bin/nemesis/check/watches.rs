@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::GuaranteeViolation;
+use super::violation::GuaranteeViolation;
 use crate::history::{ClientOperation, OwnershipReply};
 
 /// A change as reported by a watch.

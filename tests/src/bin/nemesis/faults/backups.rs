@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::time::Instant;
 use vocabulary::{Epoch, SessionId};
 
-use super::FaultRecord;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::api_client::{ApiClient, MembershipChange};
 use crate::check::{self, FinalOwners, GuaranteeViolation, NodeStateHash};

@@ -5,13 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::leases::{HeldLease, check_none_lost, held_leases};
-use super::{FaultRecord, NO_SYSCALL_FAULTS};
+use super::record::{FaultRecord, NO_SYSCALL_FAULTS};
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::test_network::SyscallFault;
-use crate::testbed::{OPERATOR_TIMEOUT, RunLength, TrialEnvironment};
+use crate::testbed::{MAX_FAIL_OVER, OPERATOR_TIMEOUT, RunLength, TICK, TrialEnvironment};
 use crate::throughput::longest_silence;
-use crate::trial::{MAX_FAIL_OVER, TICK};
 
 const FAULT_DURATION: Duration = Duration::from_millis(1200);
 const DAY: i64 = 86_400;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::FaultRecord;
 use super::links::links;
 use super::processes::kill;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::test_network::LinkCondition;
 use crate::testbed::TrialEnvironment;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::FaultRecord;
 use super::processes::kill;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{FaultRecord, NO_SYSCALL_FAULTS};
+use super::record::{FaultRecord, NO_SYSCALL_FAULTS};
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::{MemberSlot, RunInstant};
 use crate::test_network::{SyscallFault, SyscallFaults};
-use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
+use crate::testbed::{MAX_FAIL_OVER, OPERATOR_TIMEOUT, TrialEnvironment};
 use crate::throughput::longest_silence;
-use crate::trial::MAX_FAIL_OVER;
 
 const FAULT_DURATION: Duration = Duration::from_millis(2200);
 /// Delay of an fdatasync on a busy disk, and on one about to fail.

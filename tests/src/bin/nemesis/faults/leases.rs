@@ -5,12 +5,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vocabulary::{Epoch, WorkerId};
 
-use super::FaultRecord;
 use super::processes::kill;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
-use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
-use crate::trial::{MAX_FAIL_OVER, TICK};
+use crate::testbed::{MAX_FAIL_OVER, OPERATOR_TIMEOUT, TICK, TrialEnvironment};
 
 /// The leader is killed and restarted at once while a follower is cut off, all within a lease; then a worker dies
 /// together with the leader.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::FaultRecord;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::FaultRecord;
 use super::links::links;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::api_client::MembershipChange;
 use crate::test_network::LinkCondition;

@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use super::FaultRecord;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::history::MemberSlot;
+use crate::streams::MAX_PAUSE;
 use crate::testbed::TrialEnvironment;
 
 const DOWN_DURATION: Duration = Duration::from_secs(2);
 /// From shorter than a heartbeat to longer than an election.
 const PAUSES: [Duration; 3] = [Duration::from_millis(150), Duration::from_millis(1200), Duration::from_millis(4500)];
-/// Longer than every timeout between nodes.
-pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(20);
 
 /// kill -9 of the leader; it restarts once another node leads.
 pub(super) async fn kill_leader(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::FaultRecord;
 use super::processes::kill;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::check::{GuaranteeViolation, StreamEnd};
 use crate::streams::{StreamRequest, StreamResult, run_stream};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{FaultRecord, NO_SYSCALL_FAULTS};
+use super::record::{FaultRecord, NO_SYSCALL_FAULTS};
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;

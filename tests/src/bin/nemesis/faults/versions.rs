@@ -7,7 +7,7 @@
 use tokio::time::Instant;
 use vocabulary::SessionId;
 
-use super::FaultRecord;
+use super::record::FaultRecord;
 use crate::NemesisError;
 use crate::check::{GuaranteeViolation, StreamEnd};
 use crate::cluster::{BootOrigin, NodeBoot};
