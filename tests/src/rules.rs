@@ -2,10 +2,13 @@
 
 mod crates;
 mod files;
+mod import_graph;
 mod measure;
 
 pub use crates::{Crates, Dependency, ExternalCrate};
 pub use files::{SourceFile, root, sources, tracked};
+pub use import_graph::{ImportArrow, ImportGraph};
+use measure::is_test_only;
 pub use measure::{FileMeasures, measure, type_names};
 
 /// Errors of reading the repository.

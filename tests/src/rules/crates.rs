@@ -1,5 +1,6 @@
 //! Crate dependencies as resolved by Cargo.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde::Deserialize;
@@ -10,6 +11,8 @@ use super::{RepositoryError, root};
 pub struct Crates {
     /// Workspace crates by name, with their dependencies of all tables.
     pub workspace: Vec<(String, Vec<Dependency>)>,
+    /// Root files of the libraries and binaries of workspace crates, as paths from the root.
+    pub targets: BTreeMap<String, Vec<String>>,
     /// External crates.
     pub external: Vec<ExternalCrate>,
 }
@@ -47,8 +50,15 @@ struct CargoMetadata {
 struct CargoPackage {
     name: String,
     dependencies: Vec<Dependency>,
+    targets: Vec<CargoTarget>,
     #[serde(flatten)]
     published: PublishedCrate,
+}
+
+#[derive(Deserialize)]
+struct CargoTarget {
+    kind: Vec<String>,
+    src_path: String,
 }
 
 #[derive(Deserialize)]
@@ -75,10 +85,22 @@ impl Crates {
             .map_err(|error| RepositoryError::Form { what: "cargo metadata".into(), why: error.to_string() })?;
         let (own, external): (Vec<CargoPackage>, Vec<CargoPackage>) =
             metadata.packages.into_iter().partition(|package| package.published.source.is_none());
+        let targets = own.iter().map(|package| (package.name.clone(), package.roots())).collect();
         Ok(Crates {
+            targets,
             workspace: own.into_iter().map(|package| (package.name, package.dependencies)).collect(),
             external: external.into_iter().map(ExternalCrate::from).collect(),
         })
+    }
+}
+
+impl CargoPackage {
+    /// Root files of the library and the binaries, without tests, examples and benchmarks.
+    fn roots(&self) -> Vec<String> {
+        let shipped = |kind: &String| kind == "lib" || kind == "bin";
+        let shipped = self.targets.iter().filter(|target| target.kind.iter().any(shipped));
+        let folder = format!("{}/", root().display());
+        shipped.filter_map(|target| target.src_path.strip_prefix(&folder)).map(str::to_owned).collect()
     }
 }
 

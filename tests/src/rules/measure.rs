@@ -100,7 +100,8 @@ fn is_bool(ty: &syn::Type) -> bool {
     matches!(ty, syn::Type::Path(path) if path.path.is_ident("bool"))
 }
 
-fn is_test_only(attributes: &[syn::Attribute]) -> bool {
+/// Returns whether an item is compiled for tests alone.
+pub(super) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
             && matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string() == "test")
