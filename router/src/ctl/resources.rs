@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use vocabulary::{ArtifactId, GroupId, PrefixId, SessionId};
 
-use super::args::{EpochArg, SubjectArg, WorkerArg};
+use super::args::{EpochArg, SubjectArg};
 use super::client::OperatorClient;
 use super::drain;
 use super::error::CtlError;
