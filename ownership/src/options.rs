@@ -109,7 +109,8 @@ impl ElectionTimers {
         let config = raft_config(self.heartbeat, (self.election_min, self.election_max));
         let wrong = |error: openraft::ConfigError| {
             OwnershipError::Options(format!(
-                "the cluster's timers do not fit: {error}; heartbeat < election_min < election_max is needed"
+                "the cluster's timers do not fit: {error}; cluster.heartbeat_interval < cluster.election_timeout_min < \
+                 cluster.election_timeout_max is needed"
             ))
         };
         config.validate().map_err(wrong)
@@ -125,7 +126,7 @@ mod tests {
         assert!(ElectionTimers::default().raft().is_ok());
         let wrong = ElectionTimers { heartbeat: Duration::from_secs(9), ..ElectionTimers::default() };
         let error = wrong.raft().unwrap_err().to_string();
-        assert!(error.contains("heartbeat < election_min"), "{error}");
+        assert!(error.contains("cluster.heartbeat_interval < cluster.election_timeout_min"), "{error}");
     }
 
     #[test]

@@ -166,13 +166,13 @@ async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, Ownersh
             return Err(OwnershipError::Options(format!(
                 "cluster.listen {listen} can be reached from other machines, and without certificates whoever reaches it can \
                  change the ledger and stop it. Set cluster.tls, or listen on the loopback (127.0.0.1, ::1), or, in a network \
-                 that nobody else is in, set cluster.insecure = true"
+                 that nobody else is in, set cluster.allow_plaintext = true"
             )));
         }
         tracing::warn!(
             listen = %listener.address,
             "ANYBODY who reaches this address can read and change the ledger, and have clients' prompts lent by their token \
-             ids: cluster.insecure lets other nodes in without a certificate, and all they say goes over the network as plain \
+             ids: cluster.allow_plaintext lets other nodes in without a certificate, and all they say goes over the network as plain \
              text. Set cluster.tls, or keep the address in a network of its own"
         );
     }

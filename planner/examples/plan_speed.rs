@@ -81,15 +81,15 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
 
 fn hybrid() -> AttentionSpec {
     let layer = |ratio, index| CompressedKv {
-        ratio: Tokens(ratio),
-        entry: Bytes(640),
-        index: Bytes(index),
-        raw: Bytes(640),
-        window: Tokens(128),
+        compression_ratio: Tokens(ratio),
+        entry_size: Bytes(640),
+        index_entry_size: Bytes(index),
+        uncompressed_token_size: Bytes(640),
+        window_tokens: Tokens(128),
     };
     let pair = [LayerState::Csa(layer(4, 132)), LayerState::Hca(layer(128, 0))];
     let spec = AttentionSpec::new(pair.repeat(30), Bytes(1)).expect("a model within its bounds");
-    spec.with_checkpoints(CheckpointInterval::Every(Tokens(4_096))).expect("a multiple of 128")
+    spec.with_checkpoints(CheckpointInterval::EveryTokens(Tokens(4_096))).expect("a multiple of 128")
 }
 
 /// Returns a model after one step of each session, a millisecond apart, each at one worker.

@@ -136,7 +136,7 @@ fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) 
     let block = inputs.request.block;
     let [hbm, host, disk] = raw.depth_by_tier.map(|blocks| blocks.tokens(block).min(inputs.request.prompt));
     let seen = hbm.max(host).max(disk);
-    let trust = &inputs.policy.trust;
+    let trust = &inputs.policy.kv_index_confidence;
     let expected = share(seen, trust.share(view.knowledge));
     let belief = raw.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
         let held = blocks.tokens(block).min(inputs.request.prompt);

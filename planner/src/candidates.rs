@@ -10,15 +10,15 @@ use crate::lcm::lcm;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{
     Action, CandidateRefusal, CostTerms, Handoff, Leg, MoveReason, OwnershipEffect, PlanCandidate, PrefixRestore,
-    RestoreSplit, SelectionRule, SendTiming, StepKind, TransferPermission,
+    ReplicateDispatch, RestoreSplit, SelectionRule, StepKind, TransferPermission,
 };
 
 /// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
 /// first.
 pub(crate) fn candidates(table: &FleetLayout<'_>) -> Vec<PlanCandidate> {
     let prices = CostModel::new(&table.inputs, table.session_lookup);
-    let offers_transfers =
-        table.inputs.policy.rule == SelectionRule::Own && table.inputs.request.transfers == TransferPermission::Allowed;
+    let offers_transfers = table.inputs.policy.policy == SelectionRule::LowestCost
+        && table.inputs.request.transfers == TransferPermission::Allowed;
     let fabrics = offers_transfers.then(|| Fabrics::for_unbarred_targets(table, &prices));
     let maker =
         CandidateBuilder { layout: table, cost_model: prices, fabrics, cached_source_costs: Default::default() };
@@ -141,7 +141,7 @@ impl CandidateBuilder<'_> {
         let allows = |action| self.layout.inputs.allows(action);
         let is_tail = |r: ReplicateOption| cached > Tokens::ZERO && r.prefix_end - cached <= cached;
         let continues = self.layout.inputs.step == StepKind::DecodeContinuation && draft.claim == OwnershipEffect::Keep;
-        let action = if self.fabrics.is_none() && self.layout.inputs.policy.rule != SelectionRule::Own {
+        let action = if self.fabrics.is_none() && self.layout.inputs.policy.policy != SelectionRule::LowestCost {
             Action::ColocatedPrefill
         } else if continues && allows(Action::DecodeContinuation) {
             Action::DecodeContinuation
@@ -179,13 +179,13 @@ impl CandidateBuilder<'_> {
         // The transfer also covers blocks that the target holds in slower tiers, so the target does not load them.
         let served = CostTerms { restore: served.restore - self.cost_model.restore_time(at), ..served };
         let network = self.network_time(target, way.bytes);
-        let terms = match self.layout.inputs.policy.sources {
-            SendTiming::InTurn => {
+        let terms = match self.layout.inputs.policy.replicate_dispatch {
+            ReplicateDispatch::Queued => {
                 let terms = sequential_terms(&self.source_cost(from, way.loaded), &served);
                 CostTerms { network: network + source.speed.step + at.speed.step, ..terms }
             }
             // The transfer overlaps with the target's queue.
-            SendTiming::AtOnce => {
+            ReplicateDispatch::Immediate => {
                 let load = self.cost_model.restore_time(source);
                 CostTerms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
             }

@@ -76,9 +76,9 @@ impl<'a> CostModel<'a> {
             session_lookup,
             request: inputs.request,
             attention: inputs.attention,
-            lambda: valid_or_zero(policy.lambda) / MIB,
-            mu: valid_or_zero(policy.mu),
-            eviction: valid_or_zero(policy.eviction),
+            lambda: valid_or_zero(policy.memory_cost_per_mib) / MIB,
+            mu: valid_or_zero(policy.interference_weight),
+            eviction: valid_or_zero(policy.eviction_weight),
             tiers: policy.tiers,
         }
     }
@@ -94,13 +94,13 @@ impl<'a> CostModel<'a> {
     /// `T_network`: fixed cost of the link + bytes / its rate x (1 + the policy's risk share) + fixed cost of the risk.
     pub(crate) fn network(&self, link: &KvLink, bytes: Bytes) -> Micros {
         let risk = &self.inputs.policy.transfer;
-        let share = 1.0 + valid_or_zero(risk.share);
-        link.fixed + risk.fixed + micros(bytes.0 as f64 * 1e6 * share / link.bytes_per_second)
+        let share = 1.0 + valid_or_zero(risk.proportional_overhead);
+        link.fixed + risk.fixed_overhead + micros(bytes.0 as f64 * 1e6 * share / link.bytes_per_second)
     }
 
     /// Returns the target's own terms: queue, compute, restore, memory, interference and eviction.
     ///
-    /// - `T_compute`: prompt tokens from `start` on; later tokens cost more, as the policy's `attention_doubles_at`
+    /// - `T_compute`: prompt tokens from `start` on; later tokens cost more, as the policy's `attention_cost_doubling_tokens`
     ///   says.
     /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
     /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (with
@@ -178,8 +178,8 @@ impl<'a> CostModel<'a> {
             Bytes(bytes) => bytes as f64 * 1e6 / valid_or_zero(rate),
         };
         let on_host = at.prefix.cached - disk;
-        let host = read(on_host - host, on_host, self.tiers.host_bytes_per_second);
-        micros(host + read(on_host, at.prefix.cached, self.tiers.disk_bytes_per_second))
+        let host = read(on_host - host, on_host, self.tiers.host_bandwidth);
+        micros(host + read(on_host, at.prefix.cached, self.tiers.disk_bandwidth))
     }
 
     fn memory_cost(&self, double: Bytes, displaced: f64) -> Micros {

@@ -25,7 +25,7 @@ impl EvictionCost {
         tiers: &LowerTiers,
         attention: Option<&AttentionSpec>,
     ) -> Self {
-        let bytes_per_second = valid_or_zero(tiers.host_bytes_per_second);
+        let bytes_per_second = valid_or_zero(tiers.host_bandwidth);
         if tiers.host_tokens == Tokens::ZERO || bytes_per_second == 0.0 {
             return Self { rate, host_retention: 0.0, load_per_token: 0.0 };
         }

@@ -112,7 +112,7 @@ impl<'a> FleetLayout<'a> {
 
     fn is_overloaded(&self, standing: &WorkerCandidate<'_>) -> bool {
         let overload = &self.inputs.policy.overload;
-        standing.speed.queue >= overload.queue || standing.speed.usage >= overload.kv_usage
+        standing.speed.queue >= overload.max_queue_time || standing.speed.usage >= overload.max_kv_cache_usage
     }
 
     /// Returns whether this worker, at the candidate's rank, is the session's owner.

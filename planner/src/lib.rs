@@ -51,7 +51,7 @@ pub use plan::{Handoff, Leg, MoveReason, OwnershipEffect, Plan, PlanRationale, R
 pub use plan_check::PlanViolation;
 pub use planning_case::PlanningCase;
 pub use policy::{
-    AdmissionLimits, LowerTiers, OverloadThresholds, Policy, ResidencyConfidence, SelectionRule, SendTiming,
+    AdmissionLimits, LowerTiers, OverloadThresholds, Policy, ReplicateDispatch, ResidencyConfidence, SelectionRule,
     TransferRisk,
 };
 pub use prefix_replication::{

@@ -13,7 +13,7 @@ use crate::{Action, Thresholds};
 pub enum SelectionRule {
     /// The planner: selects the cheapest candidate.
     #[default]
-    Own,
+    LowestCost,
     /// Baseline: one leg, each decode-capable worker in turn.
     RoundRobin,
     /// Baseline and bypass: one leg, always at the same worker for a session as long as that worker is available.
@@ -33,15 +33,17 @@ impl SelectionRule {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdmissionLimits {
-    /// Most displaced compute, in microseconds, that a step may cause and still start at once.
+    /// Most displaced compute that a step may cause and still start at once.
+    #[serde(with = "vocabulary::micros_with_unit")]
     #[default(Micros(3_000_000))]
-    pub tolerated: Micros,
+    pub max_displaced_compute: Micros,
     /// Longest time in the queue, whatever the step costs other sessions; 0 turns queueing off.
+    #[serde(with = "vocabulary::micros_with_unit")]
     #[default(Micros(300_000_000))]
-    pub longest: Micros,
+    pub max_wait: Micros,
     /// Most steps in the queue; a step that arrives when it is full starts at once.
     #[default(1_024)]
-    pub most: usize,
+    pub max_queue: usize,
 }
 
 /// Settings of the planner. Weights that are negative or not finite count as zero.
@@ -49,33 +51,34 @@ pub struct AdmissionLimits {
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     /// Rule that selects a candidate.
-    #[default(SelectionRule::Own)]
-    pub rule: SelectionRule,
+    #[default(SelectionRule::LowestCost)]
+    pub policy: SelectionRule,
     /// Thresholds between the kinds of step.
     pub thresholds: Thresholds,
     /// Disabled actions. Colocated prefill cannot be disabled: every step must be servable.
-    pub disabled: Vec<Action>,
-    /// `lambda`: cost in microseconds for each MiB of device memory taken from other sessions.
+    pub disabled_actions: Vec<Action>,
+    /// `lambda`: cost of each MiB of device memory taken from other sessions, in microseconds.
+    #[serde(with = "vocabulary::micros_f64_with_unit")]
     #[default(200.0)]
-    pub lambda: f64,
+    pub memory_cost_per_mib: f64,
     /// `mu`: cost per microsecond that running answers and later prompts lose at the decode worker. The weight rises
     /// towards one for a prefill that delays them for long. Delay at a handoff's source and the recomputation of
-    /// evicted KV always count in full, even with a `mu` of 0.
+    /// evicted KV always count in full, even with a weight of 0.
     #[default(0.3)]
-    pub mu: f64,
+    pub interference_weight: f64,
     /// Cost per microsecond that other sessions will spend on recomputing the KV that a step evicts from device memory.
     #[default(0.7)]
-    pub eviction: f64,
+    pub eviction_weight: f64,
     /// Upper bound on the expected growth of a session at a worker where it is new, beyond the step itself; the
     /// expectation is learnt.
     #[default(Tokens(35_000))]
-    pub growth: Tokens,
+    pub max_session_growth_tokens: Tokens,
     /// Time that transfers may take beyond that of their link.
     pub transfer: TransferRisk,
     /// When the source of a replicate sends.
-    pub sources: SendTiming,
+    pub replicate_dispatch: ReplicateDispatch,
     /// Share of believed blocks that is expected to be found.
-    pub trust: ResidencyConfidence,
+    pub kv_index_confidence: ResidencyConfidence,
     /// Thresholds above which an owner is overloaded.
     pub overload: OverloadThresholds,
     /// Memory tiers below device memory.
@@ -84,16 +87,16 @@ pub struct Policy {
     pub admission: AdmissionLimits,
     /// Prefill rate of a worker whose rate is unknown, in tokens per second.
     #[default(2_000.0)]
-    pub unknown_prefill_tokens_per_second: f64,
+    pub default_prefill_tokens_per_second: f64,
     /// Context length at which a token costs twice as much to compute as the first one; 0 makes every token cost the
     /// same.
-    pub attention_doubles_at: Tokens,
+    pub attention_cost_doubling_tokens: Tokens,
 }
 
 impl Policy {
     /// Returns whether `action` is enabled.
     pub fn allows(&self, action: Action) -> bool {
-        action == Action::ColocatedPrefill || !self.disabled.contains(&action)
+        action == Action::ColocatedPrefill || !self.disabled_actions.contains(&action)
     }
 }
 
@@ -102,22 +105,23 @@ impl Policy {
 #[serde(default, deny_unknown_fields)]
 pub struct TransferRisk {
     /// Fixed extra time of any transfer.
+    #[serde(with = "vocabulary::micros_with_unit")]
     #[default(Micros(100_000))]
-    pub fixed: Micros,
+    pub fixed_overhead: Micros,
     /// Extra time as a share of the time that the bytes take.
     #[default(0.5)]
-    pub share: f64,
+    pub proportional_overhead: f64,
 }
 
 /// When the source of a replicate sends the KV.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum SendTiming {
+pub enum ReplicateDispatch {
     /// In a request of its own, which queues at the source.
     #[default]
-    InTurn,
+    Queued,
     /// At once, whatever the source is doing.
-    AtOnce,
+    Immediate,
 }
 
 /// Share of believed blocks that is expected to be found, 0 to 1, by what is known of the worker.
@@ -129,7 +133,7 @@ pub struct ResidencyConfidence {
     pub degraded: f64,
     /// Residency was guessed from routing, ownership or another router's intent.
     #[default(0.8)]
-    pub fallback: f64,
+    pub approximate: f64,
 }
 
 impl ResidencyConfidence {
@@ -138,7 +142,7 @@ impl ResidencyConfidence {
         let share = match knowledge {
             KvIndexState::Exact => return 1.0,
             KvIndexState::Degraded => self.degraded,
-            KvIndexState::Fallback => self.fallback,
+            KvIndexState::Fallback => self.approximate,
         };
         if (0.0..=1.0).contains(&share) { share } else { 0.0 }
     }
@@ -149,11 +153,12 @@ impl ResidencyConfidence {
 #[serde(default, deny_unknown_fields)]
 pub struct OverloadThresholds {
     /// Expected queueing time at the owner.
+    #[serde(with = "vocabulary::micros_with_unit")]
     #[default(Micros(2_000_000))]
-    pub queue: Micros,
+    pub max_queue_time: Micros,
     /// Share of KV blocks in use, 0 to 1.
     #[default(0.95)]
-    pub kv_usage: f64,
+    pub max_kv_cache_usage: f64,
 }
 
 /// Memory tiers below device memory, and how fast blocks are loaded from them.
@@ -163,11 +168,13 @@ pub struct LowerTiers {
     /// Evicted tokens that a worker's host memory holds; 0 when there is no host tier.
     pub host_tokens: Tokens,
     /// Bytes per second from host memory.
+    #[serde(with = "vocabulary::bandwidth_with_unit")]
     #[default(20e9)]
-    pub host_bytes_per_second: f64,
+    pub host_bandwidth: f64,
     /// Bytes per second from disk or a shared store.
+    #[serde(with = "vocabulary::bandwidth_with_unit")]
     #[default(3e9)]
-    pub disk_bytes_per_second: f64,
+    pub disk_bandwidth: f64,
 }
 
 #[cfg(test)]
@@ -176,16 +183,22 @@ mod tests {
 
     #[test]
     fn colocated_prefill_cannot_be_disabled() {
-        let policy = Policy { disabled: Action::ALL.to_vec(), ..Policy::default() };
+        let policy = Policy { disabled_actions: Action::ALL.to_vec(), ..Policy::default() };
         assert!(policy.allows(Action::ColocatedPrefill));
         assert!(Action::ALL[1..].iter().all(|action| !policy.allows(*action)));
     }
 
     #[test]
     fn unknown_policy_field_is_rejected_and_missing_ones_use_defaults() {
-        let partial: Policy = serde_json::from_str(r#"{"mu": 2.0, "disabled": ["artifact_fetch"]}"#).unwrap();
-        assert_eq!(partial, Policy { mu: 2.0, disabled: vec![Action::ArtifactFetch], ..Policy::default() });
-        for bad in [r#"{"lamda": 1.0}"#, r#"{"disabled": ["fetch"]}"#, r#"{"trust": {"exact": 1.0}}"#] {
+        let partial: Policy =
+            serde_json::from_str(r#"{"interference_weight": 2.0, "disabled_actions": ["artifact_fetch"]}"#).unwrap();
+        assert_eq!(
+            partial,
+            Policy { interference_weight: 2.0, disabled_actions: vec![Action::ArtifactFetch], ..Policy::default() }
+        );
+        for bad in
+            [r#"{"lambda": 1.0}"#, r#"{"disabled_actions": ["fetch"]}"#, r#"{"kv_index_confidence": {"exact": 1.0}}"#]
+        {
             assert!(serde_json::from_str::<Policy>(bad).is_err(), "{bad}");
         }
     }
@@ -193,7 +206,7 @@ mod tests {
     #[test]
     fn out_of_range_residency_confidence_counts_as_zero() {
         for odd in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
-            let trust = ResidencyConfidence { degraded: odd, fallback: odd };
+            let trust = ResidencyConfidence { degraded: odd, approximate: odd };
             assert_eq!(trust.share(KvIndexState::Degraded), 0.0);
             assert_eq!(trust.share(KvIndexState::Fallback), 0.0);
             assert_eq!(trust.share(KvIndexState::Exact), 1.0);

@@ -13,7 +13,7 @@ use crate::fleet_layout::FleetLayout;
 use crate::micros::{micros, valid_or_zero};
 use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerSpeed;
-use crate::{Handoff, OwnershipEffect, PlanCandidate, PlanningInputs, SelectionRule, SendTiming, plan};
+use crate::{Handoff, OwnershipEffect, PlanCandidate, PlanningInputs, ReplicateDispatch, SelectionRule, plan};
 
 /// Limits on replication: what a move has to save, and which workers it leaves alone.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
@@ -27,7 +27,7 @@ pub struct ReplicationLimits {
     /// Longest queue of a target.
     #[default(Micros(500_000))]
     pub queue: Micros,
-    /// Longest queue of a source that sends in turn (`SendTiming::InTurn`): sending computes nothing there, but the KV
+    /// Longest queue of a source that sends in turn (`ReplicateDispatch::Queued`): sending computes nothing there, but the KV
     /// arrives late.
     #[default(Micros(5_000_000))]
     pub source_queue: Micros,
@@ -119,7 +119,7 @@ pub fn plan_prefix_replication(
     inputs: &PlanningInputs<'_>,
     bounds: &ReplicationLimits,
 ) -> Result<PrefixReplication, ReplicationSkipReason> {
-    if inputs.policy.rule != SelectionRule::Own {
+    if inputs.policy.policy != SelectionRule::LowestCost {
         return Err(ReplicationSkipReason::Baseline);
     }
     inputs.session.owner.ok_or(ReplicationSkipReason::NoOwner)?;
@@ -172,9 +172,9 @@ fn cheapest_replicate<'a>(
         if target.health != WorkerHealth::Ready || target.knowledge != KvIndexState::Exact {
             continue;
         }
-        let sends_in_turn = inputs.policy.sources == SendTiming::InTurn;
+        let sends_in_turn = inputs.policy.replicate_dispatch == ReplicateDispatch::Queued;
         let waits = |view| WorkerSpeed::of(view, inputs.policy).queue;
-        let is_full = WorkerSpeed::of(target, inputs.policy).usage >= inputs.policy.overload.kv_usage;
+        let is_full = WorkerSpeed::of(target, inputs.policy).usage >= inputs.policy.overload.max_kv_cache_usage;
         if is_full || waits(target) > bounds.queue || (sends_in_turn && waits(source) > bounds.source_queue) {
             why = why.max(ReplicationSkipReason::Busy);
             continue;
@@ -214,7 +214,7 @@ fn replication_cost(
     let brought = sending.blocks.tokens(inputs.request.block) - at.prefix.on_device();
     let copy = match candidate.claim {
         OwnershipEffect::Move { .. } => Micros::ZERO,
-        _ => micros(valid_or_zero(inputs.policy.lambda) / MIB * sending.bytes.0 as f64),
+        _ => micros(valid_or_zero(inputs.policy.memory_cost_per_mib) / MIB * sending.bytes.0 as f64),
     };
     Some(network + copy + prices.eviction_cost(at, brought, CopyKind::Passes))
 }

@@ -15,8 +15,8 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
     let table = FleetLayout::build(inputs)?;
     let candidates = candidates(&table);
     let allowed = || candidates.iter().filter(|candidate| candidate.refused.is_none());
-    let chosen = match inputs.policy.rule {
-        SelectionRule::Own => allowed().min_by(|a, b| cheaper(inputs, a, b)),
+    let chosen = match inputs.policy.policy {
+        SelectionRule::LowestCost => allowed().min_by(|a, b| cheaper(inputs, a, b)),
         SelectionRule::RoundRobin => round_robin(inputs, allowed()),
         SelectionRule::SessionPinning => allowed().min_by_key(|candidate| affinity_key(inputs, candidate)),
         SelectionRule::MatchRateMinusLoad => {
@@ -34,7 +34,7 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
         worker: next.decode.worker,
         total: next.total,
     });
-    let because = PlanRationale { rule: inputs.policy.rule, terms: chosen.terms, total: chosen.total, runner_up };
+    let because = PlanRationale { rule: inputs.policy.policy, terms: chosen.terms, total: chosen.total, runner_up };
     let PlanCandidate { action, prefill, decode, handoff, claim, .. } = chosen;
     Ok(Decision { step: inputs.step, plan: Plan { action, prefill, decode, handoff, claim, because }, candidates })
 }

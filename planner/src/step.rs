@@ -23,7 +23,7 @@ use vocabulary::{Blocks, Micros, Tokens};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum StepKind {
-    /// Many new tokens; less than half of the prompt is reused (`Thresholds::reused_percent`).
+    /// Many new tokens; less than half of the prompt is reused (`Thresholds::tool_output_min_reused_percent`).
     NewLongPrefix,
     /// Many new tokens; at least half of the prompt is reused.
     LongToolOutput,
@@ -106,13 +106,14 @@ impl StepFacts {
 pub struct Thresholds {
     /// A step with more new tokens than this is long.
     #[default(Tokens(4_096))]
-    pub long: Tokens,
+    pub long_step_tokens: Tokens,
     /// Percent of the prompt that must be reused for a long step to be a tool output and not a new prefix.
     #[default(50)]
-    pub reused_percent: u8,
+    pub tool_output_min_reused_percent: u8,
     /// A longer pause makes the step a cold resume.
+    #[serde(with = "vocabulary::micros_with_unit")]
     #[default(Micros(60_000_000))]
-    pub cold: Micros,
+    pub cold_resume_after: Micros,
 }
 
 /// Returns the kind of a step. The most specific wins: continuation, then fork, then cold resume, then by size.
@@ -122,14 +123,14 @@ pub fn classify(facts: &StepFacts, thresholds: &Thresholds) -> StepKind {
         HeadRelation::LeavesMidPath => return StepKind::ForkedRollout,
         HeadRelation::Unknown | HeadRelation::Extends => {}
     }
-    if facts.idle.is_some_and(|idle| idle > thresholds.cold) {
+    if facts.idle.is_some_and(|idle| idle > thresholds.cold_resume_after) {
         return StepKind::ColdResume;
     }
-    if facts.new_tokens() <= thresholds.long {
+    if facts.new_tokens() <= thresholds.long_step_tokens {
         return StepKind::SmallIncrement;
     }
     let reused = u128::from(facts.reused.0) * 100;
-    let wanted = u128::from(facts.prompt.0) * u128::from(thresholds.reused_percent);
+    let wanted = u128::from(facts.prompt.0) * u128::from(thresholds.tool_output_min_reused_percent);
     if reused < wanted { StepKind::NewLongPrefix } else { StepKind::LongToolOutput }
 }
 
@@ -187,9 +188,10 @@ mod tests {
     #[test]
     fn step_kind_thresholds_are_configurable() {
         let facts = StepFacts { prompt: Tokens(100), reused: Tokens(30), ..StepFacts::default() };
-        let mut thresholds = Thresholds { long: Tokens(10), reused_percent: 31, ..Thresholds::default() };
+        let mut thresholds =
+            Thresholds { long_step_tokens: Tokens(10), tool_output_min_reused_percent: 31, ..Thresholds::default() };
         assert_eq!(classify(&facts, &thresholds), StepKind::NewLongPrefix);
-        thresholds.reused_percent = 30;
+        thresholds.tool_output_min_reused_percent = 30;
         assert_eq!(classify(&facts, &thresholds), StepKind::LongToolOutput);
     }
 

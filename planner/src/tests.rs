@@ -105,9 +105,9 @@ impl PlanningScene {
             overlaps: Vec::new(),
             excluded: Vec::new(),
             policy: Policy {
-                lambda: 50.0,
-                mu: 0.25,
-                transfer: TransferRisk { fixed: Micros(0), share: 0.0 },
+                memory_cost_per_mib: 50.0,
+                interference_weight: 0.25,
+                transfer: TransferRisk { fixed_overhead: Micros(0), proportional_overhead: 0.0 },
                 ..Policy::default()
             },
             disabled: ActionSet::NONE,
@@ -169,7 +169,7 @@ impl PlanningScene {
             ("of", "hybrid") => crate::attention::tests::hybrid(),
             ("of", name) => crate::attention::tests::read(name),
             ("checkpoints", policy) => {
-                let every = |tokens| CheckpointInterval::Every(Tokens(tokens));
+                let every = |tokens| CheckpointInterval::EveryTokens(Tokens(tokens));
                 let policy = policy.parse().map_or(CheckpointInterval::None, every);
                 self.attention.take().unwrap().with_checkpoints(policy).unwrap()
             }
@@ -182,15 +182,15 @@ impl PlanningScene {
     fn policy_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         match key {
-            "rule" => self.policy.rule = serde_json::from_value(value.into()).unwrap(),
-            "lambda" => self.policy.lambda = number(value),
-            "mu" => self.policy.mu = number(value),
-            "off" => self.policy.disabled.push(serde_json::from_value(value.into()).unwrap()),
+            "rule" => self.policy.policy = serde_json::from_value(value.into()).unwrap(),
+            "lambda" => self.policy.memory_cost_per_mib = number(value),
+            "mu" => self.policy.interference_weight = number(value),
+            "off" => self.policy.disabled_actions.push(serde_json::from_value(value.into()).unwrap()),
             "barred" => {
                 let (from, to) = value.split_once('>').unwrap();
                 self.barred.push(BarredLink { from: id(from), to: id(to) });
             }
-            "doubles" => self.policy.attention_doubles_at = Tokens(number(value)),
+            "doubles" => self.policy.attention_cost_doubling_tokens = Tokens(number(value)),
             other => panic!("no such word: {other}"),
         }
     }

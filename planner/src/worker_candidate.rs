@@ -87,7 +87,11 @@ impl<'a> WorkerCandidate<'a> {
     /// most.
     pub(crate) fn expected_growth(&self, inputs: &PlanningInputs<'_>) -> Tokens {
         match self.headroom.own {
-            Tokens::ZERO => inputs.request.growth.min(inputs.policy.growth).min(Tokens(self.view.capacity.kv.0 / 8)),
+            Tokens::ZERO => inputs
+                .request
+                .growth
+                .min(inputs.policy.max_session_growth_tokens)
+                .min(Tokens(self.view.capacity.kv.0 / 8)),
             _ => Tokens::ZERO,
         }
     }
@@ -101,13 +105,13 @@ impl WorkerSpeed {
     pub(crate) fn of(view: &WorkerView, policy: &Policy) -> Self {
         const MIN_RATE: f64 = 1.0;
         let known = |rate: f64| rate.is_finite() && rate > 0.0;
-        let rate = [view.speeds.prefill_tokens_per_second, policy.unknown_prefill_tokens_per_second];
+        let rate = [view.speeds.prefill_tokens_per_second, policy.default_prefill_tokens_per_second];
         let token = 1e6 / rate.into_iter().find(|rate| known(*rate)).unwrap_or(MIN_RATE);
         let load = &view.load;
         let step = view.speeds.decode_step + view.speeds.decode_slowdown * u64::from(load.running);
         let in_flight = u64::from(load.running > 0);
         Self {
-            rate: ComputeRate::new(token, policy.attention_doubles_at),
+            rate: ComputeRate::new(token, policy.attention_cost_doubling_tokens),
             step,
             queue: micros(load.backlog.0 as f64 * token) + Micros(step.0 * in_flight / 2),
             running_answers: if view.role.decodes() { f64::from(load.running) } else { 0.0 },

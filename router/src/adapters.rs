@@ -1,4 +1,4 @@
-//! LoRA adapters: compares the engines' lists with `models.NAME.adapters`. Steps for an adapter that only engines list
+//! LoRA adapters: compares the engines' lists with `models.NAME.lora_adapters`. Steps for an adapter that only engines list
 //! are identified by their bytes, even if all else is known; one that only the configuration lists is probably a typo.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ impl Display for AdapterMismatch {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let (shown, setting) = (shown.join(", "), format!("models.{:?}.adapters", &*base.0));
+        let (shown, setting) = (shown.join(", "), format!("models.{:?}.lora_adapters", &*base.0));
         match told {
             AdapterSource::Engines => write!(
                 f,
@@ -115,13 +115,13 @@ mod tests {
     #[tokio::test]
     async fn mismatched_adapters_are_reported_with_the_setting_to_change() {
         let worker = sim(&["--speed-up=50", "--lora-adapter=sql", "--lora-adapter=poet", "--lora-adapter=bard"]).await;
-        let settings = ["models.tiny.text=builtin", "models.tiny.adapters=[\"sql\", \"peot\"]"];
+        let settings = ["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"sql\", \"peot\"]"];
         let front = start_router_at(&[url(&worker)], &settings).await;
         let told = causes(&front).await;
         let [(unnamed, add), (unserved, rename)] = &told[..] else { panic!("{told:?}") };
         assert_eq!((unnamed, unserved), (&json!("adapter_not_configured"), &json!("adapter_not_served")));
-        assert!(add.contains("add \"bard\", \"poet\" to models.\"tiny\".adapters"), "{add}");
-        assert!(rename.contains("models.\"tiny\".adapters names \"peot\", which no engine lists"), "{rename}");
+        assert!(add.contains("add \"bard\", \"poet\" to models.\"tiny\".lora_adapters"), "{add}");
+        assert!(rename.contains("models.\"tiny\".lora_adapters names \"peot\", which no engine lists"), "{rename}");
         wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
             .await;
         let fallback = async |model: &str| {
@@ -135,13 +135,17 @@ mod tests {
     #[tokio::test]
     async fn matching_adapters_and_models_without_a_tokenizer_report_no_mismatch() {
         let worker = sim(&["--lora-adapter=sql"]).await;
-        let front =
-            start_router_at(&[url(&worker)], &["models.tiny.text=builtin", "models.tiny.adapters=[\"sql\"]"]).await;
+        let front = start_router_at(
+            &[url(&worker)],
+            &["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"sql\"]"],
+        )
+        .await;
         assert_eq!(causes(&front).await, []);
         let unread = start_router_at(&[url(&worker)], &[]).await;
         assert_eq!(causes(&unread).await, []);
         // It is unknown what a worker serves that was never reached.
-        let elsewhere = start_router_at(&[], &["models.tiny.text=builtin", "models.tiny.adapters=[\"peot\"]"]).await;
+        let elsewhere =
+            start_router_at(&[], &["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"peot\"]"]).await;
         assert_eq!(mismatches(&elsewhere.gateway), []);
     }
 
@@ -149,6 +153,6 @@ mod tests {
     fn mismatch_report_names_the_first_adapters_and_counts_the_rest() {
         let names = (0..20).map(|n| ModelId::from(format!("a{n:02}").as_str())).collect();
         let said = AdapterMismatch { base: "m".into(), adapters: names, source: AdapterSource::Engines }.to_string();
-        assert!(said.contains("\"a15\" and 4 more to models.\"m\".adapters") && !said.contains("a16"), "{said}");
+        assert!(said.contains("\"a15\" and 4 more to models.\"m\".lora_adapters") && !said.contains("a16"), "{said}");
     }
 }

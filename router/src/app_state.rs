@@ -105,15 +105,15 @@ impl AppState {
         let keys = Arc::new(ApiKeys::open(&config.auth)?);
         keys.warn_tenants_without_key(config.tenants.keys().map(String::as_str));
         let metrics = Metrics::default();
-        SharedCache::check(&config.soft_state)?;
+        SharedCache::check(&config.shared_cache)?;
         let rooms = Subsystems::open(&config, &metrics).await?;
         let salts = match &config.auth.keys_file {
-            Some(_) => Salts::per_tenant(config.auth.salt_secret.as_ref()),
+            Some(_) => Salts::per_tenant(config.auth.cache_salt_secret.as_ref()),
             None => Salts::none(),
         };
         let is_shared = keys.required();
         let isolation = TenantIsolation::new(keys, salts);
-        let total = config.proxy.memory.0;
+        let total = config.proxy.request_memory_limit.0;
         let tenant = if is_shared { total / 2 } else { total };
         let memory = MemoryBudget::new(MemoryLimits { total, tenant }, &metrics.memory);
         let operators = MemoryLimits { total: OPERATOR_MEMORY, tenant: OPERATOR_MEMORY };
@@ -141,13 +141,14 @@ impl AppState {
             },
             metrics: &metrics.decisions,
         };
-        let decisions = Arc::new(DecisionHistory::open(ReceiptBuffer::new(RECEIPT_CAPACITY), config.decisions, log)?);
+        let decisions =
+            Arc::new(DecisionHistory::open(ReceiptBuffer::new(RECEIPT_CAPACITY), config.decision_log, log)?);
         let stored_prompts = remembered.prompts.clone();
         let checker = TransferChecker::new(
             (decisions.transfer_checks.clone(), metrics.decisions.checks.clone()),
             workers.clone(),
             stored_prompts.clone(),
-            config.correctness,
+            config.transfer_check,
         );
         let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts.clone(), checker.clone());
         let routing = Arc::new(LiveRouting::new(config.initial_routing()));
@@ -157,7 +158,7 @@ impl AppState {
             workers: workers.clone(),
             isolation: isolation.clone(),
             policies: &policies,
-            bypass: config.steering.bypass,
+            bypass: config.routing.fallback_policy,
             resume: config.resume,
             catalog: rooms.catalog.clone(),
             index: rooms.index.clone(),

@@ -39,11 +39,11 @@ pub struct AuthConfig {
     /// ```
     pub keys_file: Option<PathBuf>,
     /// Secret from which each tenant's cache salt is derived.
-    pub salt_secret: Option<Secret>,
+    pub cache_salt_secret: Option<Secret>,
     /// Whether each worker must prove once, with two requests of the router's own, that it isolates prompts of
     /// different salts. A worker that does not serves no requests while keys name more than one tenant.
     #[default(true)]
-    pub prove_salts: bool,
+    pub verify_cache_salt: bool,
 }
 
 /// A text that must not be printed.

@@ -39,10 +39,10 @@ impl RouterCaches {
     ) -> Result<Self, SharedCacheError> {
         let identity_metrics = metrics.prefix_cache.clone();
         let metrics = &metrics.shared_cache;
-        let state = Arc::new(SharedCache::start(&config.soft_state, (cluster, tasks), metrics.clone())?);
+        let state = Arc::new(SharedCache::start(&config.shared_cache, (cluster, tasks), metrics.clone())?);
         let quotas = Quotas::new(&config.tenants, &state, metrics);
         let checkpoints = Arc::new(CheckpointStore::new(state.clone()));
-        let identity = PrefixCache::start(&config.identity, checkpoints.clone(), (identity_metrics, tasks));
+        let identity = PrefixCache::start(&config.prefix_cache, checkpoints.clone(), (identity_metrics, tasks));
         let tenancy = if config.auth.keys_file.is_some() { TenantMode::Several } else { TenantMode::Single };
         let responses = Arc::new(StoredResponses::new(state.clone(), tenancy));
         Ok(Self {

@@ -26,7 +26,7 @@ use crate::config::ModelConfig;
 pub const DEFAULT_BLOCK_TOKENS: Tokens = Tokens(16);
 /// KV bytes per token where there is no `config.json`: an 8B model with grouped-query attention, in 16 bits.
 const DEFAULT_KV_BYTES: Bytes = Bytes(128 << 10);
-/// Value of `models.NAME.text` for the small model of the simulated workers.
+/// Value of `models.NAME.tokenizer_dir` for the small model of the simulated workers.
 const BUILT_IN: &str = "builtin";
 
 /// One model as known to the router.
@@ -54,7 +54,7 @@ pub struct Model {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "the chat template of model {model}, from {}, {fault} on a probe conversation: its conversations are known by their \
-     bytes only (fallback); put the template that the engines use there, or point models.{name:?}.text at the folder that \
+     bytes only (fallback); put the template that the engines use there, or point models.{name:?}.tokenizer_dir at the folder that \
      they load, and start the router again", file.display(), name = &*model.0
 )]
 pub struct BadTemplate {
@@ -103,7 +103,7 @@ impl Model {
 
     fn new(name: &ModelId, config: &ModelConfig, known: LoadedModelFiles) -> Self {
         let LoadedModelFiles { text, attention } = known;
-        let block = config.block.map_or(DEFAULT_BLOCK_TOKENS, |block| Tokens(block.into()));
+        let block = config.block_size.map_or(DEFAULT_BLOCK_TOKENS, |block| Tokens(block.into()));
         let revision: Arc<str> = config.revision.as_deref().unwrap_or_default().into();
         let namespace = ChainNamespace { model: name.clone(), revision, tokenizer: "".into() };
         let options = PromptResolverOptions {
@@ -115,7 +115,7 @@ impl Model {
         };
         let bytes = match &attention {
             Some(spec) => spec.bytes_per_token(),
-            None => config.text.as_deref().and_then(built_in_kv_bytes).unwrap_or(DEFAULT_KV_BYTES),
+            None => config.tokenizer_dir.as_deref().and_then(built_in_kv_bytes).unwrap_or(DEFAULT_KV_BYTES),
         };
         let kinds = attention.as_deref().map_or_else(KvKinds::default, attention::ledger_kinds);
         let shape = KvShape { format: format_of(name, bytes), kinds, block, block_bytes: bytes * block.0 };
@@ -126,7 +126,7 @@ impl Model {
             attention,
             adapter: None,
             disabled_by_spot_check: Arc::default(),
-            folder: config.text.clone(),
+            folder: config.tokenizer_dir.clone(),
         }
     }
 }
@@ -142,7 +142,7 @@ struct LoadedModelFiles {
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
     /// The tokenizer or the template is invalid.
-    #[error("models.{name}.text: {source}")]
+    #[error("models.{name}.tokenizer_dir: {source}")]
     Text {
         /// The model.
         name: String,
@@ -150,7 +150,7 @@ pub enum CatalogError {
         source: PrefixError,
     },
     /// The description of its KV is invalid.
-    #[error("models.{name}.attention: {source}")]
+    #[error("models.{name}.attention_file: {source}")]
     Attention {
         /// The model.
         name: String,
@@ -170,13 +170,13 @@ impl Catalog {
     pub fn load(configs: &BTreeMap<String, ModelConfig>) -> Result<Self, CatalogError> {
         let mut models = BTreeMap::new();
         for (name, config) in configs {
-            let text = config.text.as_deref().map(load_text).transpose();
+            let text = config.tokenizer_dir.as_deref().map(load_text).transpose();
             let text = text.map_err(|source| CatalogError::Text { name: name.clone(), source })?.map(Arc::new);
             let id = ModelId::from(name.as_str());
             let attention = attention::load(&id, config);
             let attention = attention.map_err(|source| CatalogError::Attention { name: name.clone(), source })?;
             let model = Model::new(&id, config, LoadedModelFiles { text, attention });
-            for name in &config.adapters {
+            for name in &config.lora_adapters {
                 let name = ModelId::from(name.as_str());
                 models.insert(name.clone(), Arc::new(model.with_adapter(&name)));
             }
@@ -260,7 +260,7 @@ fn load_text(folder: &Path) -> Result<ModelText, PrefixError> {
 /// Returns the KV size of the simulated engines: the built-in model's text is small, but they hold blocks like a large
 /// model's.
 fn built_in_kv_bytes(folder: &Path) -> Option<Bytes> {
-    (folder.to_str() == Some(BUILT_IN)).then(|| EngineProfile::default().kv_bytes_per_token)
+    (folder.to_str() == Some(BUILT_IN)).then(|| EngineProfile::default().kv_size_per_token)
 }
 
 #[cfg(test)]
@@ -285,8 +285,8 @@ pub(crate) mod tests {
         let (empty, fails) = (folder_with_template(""), folder_with_template("{{ raise_exception('no such luck') }}"));
         let fine = folder_with_template("{% for m in messages %}{{ m.content | upper }}{% endfor %}");
         let of = |folder: &tempfile::TempDir| ModelConfig {
-            text: Some(folder.path().into()),
-            adapters: vec![format!("adapter of {}", folder.path().display())],
+            tokenizer_dir: Some(folder.path().into()),
+            lora_adapters: vec![format!("adapter of {}", folder.path().display())],
             ..ModelConfig::default()
         };
         let configs = [("a/b", of(&empty)), ("c", of(&fails)), ("d", of(&fine))];
@@ -295,14 +295,17 @@ pub(crate) mod tests {
         let [empty_told, fails_told] = &told[..] else { panic!("{told:?}") };
         let file = empty.path().join("chat_template.jinja").display().to_string();
         let begins = format!("the chat template of model a/b, from {file}, renders nothing on a probe conversation");
-        assert!(empty_told.starts_with(&begins) && empty_told.contains("models.\"a/b\".text"), "{empty_told}");
+        assert!(empty_told.starts_with(&begins) && empty_told.contains("models.\"a/b\".tokenizer_dir"), "{empty_told}");
         assert!(fails_told.contains("fails with") && fails_told.contains("no such luck"), "{fails_told}");
     }
 
     #[test]
     fn an_adapter_shares_its_models_tokens_under_a_different_root() {
-        let config =
-            ModelConfig { text: Some(BUILT_IN.into()), adapters: vec!["sql".into()], ..ModelConfig::default() };
+        let config = ModelConfig {
+            tokenizer_dir: Some(BUILT_IN.into()),
+            lora_adapters: vec!["sql".into()],
+            ..ModelConfig::default()
+        };
         let catalog = Catalog::load(&BTreeMap::from([("tiny".to_owned(), config)])).unwrap();
         let of = |name: &str| catalog.model(&name.into());
         let prompt = |name: &str, salt| {

@@ -160,14 +160,14 @@ mod tests {
             "--cluster-listen=127.0.0.1:3",
             "--join=a:1,b:2",
             "--set",
-            "steering.mode=shadow",
+            "routing.mode=shadow",
         ]);
         assert_eq!((config.proxy.listen.port(), config.operator.listen.to_string().as_str()), (1, "[::1]:2"));
         assert_eq!(config.ledger.data_dir, PathBuf::from("/tmp/with space"));
         assert_eq!(config.workers.len(), 2);
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
-        assert_eq!(config.steering.mode, crate::pipeline::routing::RoutingMode::Shadow);
+        assert_eq!(config.routing.mode, crate::pipeline::routing::RoutingMode::Shadow);
     }
 
     /// Parses a command line of the fixture up to `--help`, which is shown only if all words before it are accepted.

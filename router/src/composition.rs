@@ -152,10 +152,10 @@ impl Subsystems {
 async fn open_directory(config: &Config) -> Result<Directory, SubsystemsError> {
     let folder = config.ledger.data_dir.clone();
     let options = Options {
-        lease: config.ledger.lease.0,
-        desired_limits: DesiredLimits { artifacts: config.ledger.artifacts, sessions: config.ledger.sessions },
+        lease: config.ledger.lease_duration.0,
+        desired_limits: DesiredLimits { artifacts: config.ledger.max_artifacts, sessions: config.ledger.max_sessions },
         peering: config.cluster.peering(),
-        max_level: config.cluster.max_level,
+        max_level: config.cluster.max_feature_level,
         ..Options::new(folder.clone())
     };
     Directory::open(options).await.map_err(|source| SubsystemsError::Ledger { folder, source })
@@ -166,7 +166,7 @@ fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
     Arc::new(move |name| {
         let model = catalog.configured_model(name).filter(|model| model.identifier.text().is_some());
         if model.is_none() {
-            tracing::warn!(model = %name, "no tokenizer is configured (models.NAME.text): prompts are known by their bytes");
+            tracing::warn!(model = %name, "no tokenizer is configured (models.NAME.tokenizer_dir): prompts are known by their bytes");
         }
         let model = model?;
         let identifier = &model.identifier;

@@ -3,8 +3,8 @@
 
 mod cluster;
 mod discovery;
+pub(crate) mod renamed_keys;
 mod resume;
-pub mod units;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 
 use planner::{Action, ActionSet, Policy, SelectionRule};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use smart_default::SmartDefault;
 use toml::{Table, Value};
-use vocabulary::Micros;
+use vocabulary::{ByteCount, Micros, TimeSpan};
 
 use crate::auth::AuthConfig;
-use crate::decisions::DecisionsConfig;
+use crate::decisions::DecisionLogConfig;
 use crate::host_check::ServerConfig;
 use crate::operator::OperatorConfig;
 use crate::outliers::OutlierConfig;
@@ -33,8 +34,8 @@ use crate::transfer_check::TransferCheckConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
 pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig, KubernetesConfig, PortSelector};
+use renamed_keys::RenamedKeys;
 pub use resume::ResumeConfig;
-use units::ByteCount;
 pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
@@ -57,7 +58,7 @@ pub struct Config {
     /// When a worker whose requests fail takes none.
     pub outliers: OutlierConfig,
     /// Prefixes that are sent before a step asks for them.
-    pub ahead: PrefixReplicationConfig,
+    pub prefix_replication: PrefixReplicationConfig,
     /// Broken streams that go on elsewhere.
     pub resume: ResumeConfig,
     /// The engines.
@@ -69,11 +70,11 @@ pub struct Config {
     /// What is known of models, by served name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
-    pub steering: RoutingConfig,
+    pub routing: RoutingConfig,
     /// The control group that actions are held against.
     pub guardrail: GuardrailConfig,
     /// Which transfers are checked.
-    pub correctness: TransferCheckConfig,
+    pub transfer_check: TransferCheckConfig,
     /// Prices and switches of the planner.
     pub planner: Policy,
     /// The ledger of owners and sessions.
@@ -83,32 +84,32 @@ pub struct Config {
     /// What tenants may use, by their names in the keys file; without one, everybody is `default`.
     pub tenants: BTreeMap<String, TenantConfig>,
     /// What is remembered beside it, and where routers share that.
-    pub soft_state: SharedCacheConfig,
+    pub shared_cache: SharedCacheConfig,
     /// What conversations leave for their next step.
-    pub identity: PrefixCacheConfig,
+    pub prefix_cache: PrefixCacheConfig,
     /// What is kept of decisions.
-    pub decisions: DecisionsConfig,
+    pub decision_log: DecisionLogConfig,
 }
 
-/// Section `[steering]`.
+/// Section `[routing]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoutingConfig {
-    /// Who decides: `own`, `shadow` or `sticky`.
+    /// Who decides: `active`, `shadow` or `bypass`.
     pub mode: RoutingMode,
-    /// In mode `own`, the share of sessions that it applies to, 0 to 100.
+    /// In mode `active`, the share of sessions that it applies to, 0 to 100.
     #[default(Percent::ALL)]
     pub rollout_percent: Percent,
     /// What routes where the planner does not: `session_pinning`, `round_robin` or `match_rate_minus_load`.
     #[default(SelectionRule::SessionPinning)]
-    pub bypass: SelectionRule,
+    pub fallback_policy: SelectionRule,
 }
 
 /// Section `[guardrail]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct GuardrailConfig {
-    /// In mode `own`, the share of sessions that are planned and served by the bypass all the same, so that actions which
+    /// In mode `active`, the share of sessions that are planned and served by the bypass all the same, so that actions which
     /// make the others slower are found and switched off; 0 to 50, and 0 compares nothing.
     #[default(Percent::NONE)]
     pub control_percent: Percent,
@@ -119,17 +120,17 @@ pub struct GuardrailConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
     /// Folder with `tokenizer.json`, chat template and `config.json`. Without it prompts are identified by their bytes.
-    pub text: Option<PathBuf>,
+    pub tokenizer_dir: Option<PathBuf>,
     /// File that describes what its layers keep, in place of `config.json`; see `planner`'s `AttentionSpec`.
-    pub attention: Option<PathBuf>,
+    pub attention_file: Option<PathBuf>,
     /// Bits of a number in the engines' KV cache, where that is not the weights' width: `--kv-cache-dtype fp8` is 8.
-    pub kv_bits: Option<u32>,
+    pub kv_cache_bits: Option<u32>,
     /// Tokens a chain block; must divide the block size of every engine that serves the model.
-    pub block: Option<u32>,
+    pub block_size: Option<u32>,
     /// Revision of the weights, where several are in use.
     pub revision: Option<String>,
     /// LoRA adapters of it, by the names that the engines serve them under.
-    pub adapters: Vec<String>,
+    pub lora_adapters: Vec<String>,
 }
 
 /// Section `[ledger]`.
@@ -140,12 +141,12 @@ pub struct LedgerConfig {
     #[default(PathBuf::from("ownerserve-data"))]
     pub data_dir: PathBuf,
     /// How long a worker stays an owner without being reached.
-    #[default(units::TimeSpan::seconds(15))]
-    pub lease: units::TimeSpan,
+    #[default(TimeSpan::seconds(15))]
+    pub lease_duration: TimeSpan,
     /// Artifacts that the ledger shall hold, where that is more than it does; it never holds fewer than before.
-    pub artifacts: Option<u32>,
+    pub max_artifacts: Option<u32>,
     /// Sessions, likewise.
-    pub sessions: Option<u32>,
+    pub max_sessions: Option<u32>,
     /// What happens when the log can no longer be written: `serve` goes on with the last view, `stop` ends the process.
     pub on_failure: FailurePolicy,
 }
@@ -170,7 +171,7 @@ pub enum ConfigError {
         problem: String,
     },
     /// A setting on the command line has not the form it needs.
-    #[error("--set {text}: expected PATH=VALUE, for example --set steering.mode=shadow")]
+    #[error("--set {text}: expected PATH=VALUE, for example --set routing.mode=shadow")]
     NotASetting {
         /// What was given.
         text: String,
@@ -191,6 +192,12 @@ pub enum ConfigError {
         /// The part that is a value already.
         inner: String,
     },
+    /// The configuration has keys or values of before.
+    #[error("the configuration has settings that were renamed:\n  {lines}")]
+    Renamed {
+        /// Each with its new name.
+        lines: String,
+    },
     /// A value is unknown, of the wrong type or out of range.
     #[error("configuration: {path}: {problem}")]
     Invalid {
@@ -199,12 +206,6 @@ pub enum ConfigError {
         /// What is wrong, and what is accepted.
         problem: String,
     },
-}
-
-/// Whether a setting of the planner is a span of time: those are prices as well, in the planner's own unit.
-fn is_duration(path: &str) -> bool {
-    let spans = ["admission.tolerated", "admission.longest", "transfer.fixed", "overload.queue", "thresholds.cold"];
-    spans.iter().any(|span| path.ends_with(span))
 }
 
 /// What the command line adds to the file.
@@ -229,7 +230,7 @@ impl Config {
 
     /// What steers from the start.
     pub fn initial_routing(&self) -> RoutingSettings {
-        let RoutingConfig { mode, rollout_percent, .. } = self.steering;
+        let RoutingConfig { mode, rollout_percent, .. } = self.routing;
         let control_percent = self.guardrail.control_percent;
         RoutingSettings { mode, rollout_percent, control_percent, disabled: ActionSet::NONE }
     }
@@ -266,20 +267,21 @@ impl Config {
         for setting in settings {
             apply_setting(table, setting)?;
         }
+        let renamed = renamed_keys::SETTINGS.find(table);
+        if !renamed.is_empty() {
+            return Err(ConfigError::Renamed { lines: renamed.join("\n  ") });
+        }
         serde_path_to_error::deserialize(Value::Table(std::mem::take(table))).map_err(|error| {
             let path = error.path().to_string();
             let (path, mut problem) = redact_unknown_name(path, &without_text(error.into_inner().message().trim()));
             if problem.contains("socket address") {
                 problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
             }
-            if path.starts_with("server.") && problem.ends_with("expected a sequence") {
+            if path.starts_with("server.") && problem.ends_with("expected a list") {
                 problem.push_str("; a list is written '[\"router.internal\"]'");
             }
-            if path.ends_with(".concurrent_requests") && problem.ends_with("u32") {
+            if path.ends_with(".concurrent_requests") && problem.ends_with(U32_RANGE) {
                 problem.push_str("; accepted is 1 to 4294967295");
-            }
-            if path.starts_with("planner.") && problem.ends_with("u64") && is_duration(&path) {
-                problem.push_str("; accepted are whole microseconds, for example 2000000");
             }
             ConfigError::Invalid { path, problem }
         })
@@ -289,26 +291,26 @@ impl Config {
     fn problem(&self) -> Option<(&'static str, &'static str)> {
         self.cluster
             .problem()
-            .or_else(|| self.soft_state.problem())
-            .or_else(|| self.decisions.problem())
-            .or_else(|| self.correctness.problem())
+            .or_else(|| self.shared_cache.problem())
+            .or_else(|| self.decision_log.problem())
+            .or_else(|| self.transfer_check.problem())
             .or_else(|| self.discovery.problem())
             .or_else(|| self.drain.problem())
             .or_else(|| self.outliers.problem())
-            .or_else(|| self.ahead.problem())
+            .or_else(|| self.prefix_replication.problem())
             .or_else(|| self.planner_problem())
     }
 
     fn planner_problem(&self) -> Option<(&'static str, &'static str)> {
-        let Policy { disabled, admission, .. } = &self.planner;
-        if disabled.contains(&Action::ColocatedPrefill) {
+        let Policy { disabled_actions, admission, .. } = &self.planner;
+        if disabled_actions.contains(&Action::ColocatedPrefill) {
             return Some((
-                "planner.disabled",
+                "planner.disabled_actions",
                 "accepted is every action but colocated_prefill: a step must be servable",
             ));
         }
-        let is_too_long = admission.longest > Micros(3_600_000_000);
-        is_too_long.then_some(("planner.admission.longest", "accepted is 0 to 3600000000 microseconds, an hour"))
+        let is_too_long = admission.max_wait > Micros(3_600_000_000);
+        is_too_long.then_some(("planner.admission.max_wait", "accepted is 0s to 1h"))
     }
 
     /// What no single field can say.
@@ -317,9 +319,9 @@ impl Config {
         if let Some((path, problem)) = workers_problem(&self.workers) {
             return invalid(&path, problem);
         }
-        if self.steering.bypass == SelectionRule::Own {
+        if self.routing.fallback_policy == SelectionRule::LowestCost {
             let accepted = "accepted is session_pinning, round_robin or match_rate_minus_load";
-            return invalid("steering.bypass", accepted.into());
+            return invalid("routing.fallback_policy", accepted.into());
         }
         if u8::from(self.guardrail.control_percent) > 50 {
             return invalid("guardrail.control_percent", "accepted is 0 to 50".into());
@@ -327,27 +329,32 @@ impl Config {
         if let Some((path, accepted)) = self.proxy.problem() {
             return invalid(path, accepted.into());
         }
-        let (memory, body_limit) = (self.proxy.memory, self.proxy.body_limit);
+        let (memory, body_limit) = (self.proxy.request_memory_limit, self.proxy.body_limit);
         if memory.0 / 8 < body_limit.0 {
             let problem = format!("{memory} is less than eight times proxy.body_limit, which is {body_limit}");
             return invalid(
-                "proxy.memory",
+                "proxy.request_memory_limit",
                 format!("{problem}; accepted is at least {}", ByteCount(body_limit.0.saturating_mul(8))),
             );
         }
-        if !(units::TimeSpan::seconds(1)..=units::TimeSpan::seconds(3600)).contains(&self.ledger.lease) {
-            return invalid("ledger.lease", "accepted is 1s to 1h".into());
+        if !(TimeSpan::seconds(1)..=TimeSpan::seconds(3600)).contains(&self.ledger.lease_duration) {
+            return invalid("ledger.lease_duration", "accepted is 1s to 1h".into());
         }
-        if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
-            return invalid(&format!("models.{name}.block"), "accepted is 1 to 4096".into());
+        if let Some((name, _)) =
+            self.models.iter().find(|(_, model)| model.block_size.is_some_and(|b| b == 0 || b > 4096))
+        {
+            return invalid(&format!("models.{name}.block_size"), "accepted is 1 to 4096".into());
         }
         let mut names: BTreeSet<&str> = self.models.keys().map(String::as_str).collect();
         for (name, model) in &self.models {
-            if model.adapters.iter().any(String::is_empty) {
-                return invalid(&format!("models.{name}.adapters"), "an adapter has a name".into());
+            if model.lora_adapters.iter().any(String::is_empty) {
+                return invalid(&format!("models.{name}.lora_adapters"), "an adapter has a name".into());
             }
-            if let Some(taken) = model.adapters.iter().find(|adapter| !names.insert(adapter)) {
-                return invalid(&format!("models.{name}.adapters"), format!("{taken} is another model or adapter"));
+            if let Some(taken) = model.lora_adapters.iter().find(|adapter| !names.insert(adapter)) {
+                return invalid(
+                    &format!("models.{name}.lora_adapters"),
+                    format!("{taken} is another model or adapter"),
+                );
             }
         }
         for (name, tenant) in &self.tenants {
@@ -392,14 +399,64 @@ fn is_setting_char(c: char) -> bool {
     c.is_ascii_lowercase() || c == '_' || c == '.'
 }
 
-/// A message of serde without the text that was given, which may hold a secret: where it stands is told beside it.
+/// Returns serde's message without the given text, which may hold a secret, and with TOML's words in place of Rust's.
 pub(crate) fn without_text(message: &str) -> String {
-    let kinds = ["invalid type: string \"", "invalid value: string \""];
-    let cut = kinds.iter().find(|kind| message.starts_with(**kind)).and_then(|kind| {
-        let (_, expected) = message.rsplit_once("\", expected ")?;
-        Some(format!("{} text, expected {expected}", kind.trim_end_matches(" string \"")))
+    let told = ["invalid type: ", "invalid value: ", "invalid length: "].iter().find_map(|kind| {
+        let (found, expected) = message.strip_prefix(kind)?.rsplit_once(", expected ")?;
+        let found = match found {
+            "map" => "table",
+            "sequence" => "list",
+            text if text.starts_with("string \"") => "text",
+            other => other,
+        };
+        // JSON tells the position behind it.
+        let (expected, position) = expected.split_at(expected.find(" at line ").unwrap_or(expected.len()));
+        Some(format!("{kind}{found}, expected {}{position}", expected_in_words(expected)))
     });
-    cut.unwrap_or_else(|| message.to_owned())
+    told.unwrap_or_else(|| message.to_owned())
+}
+
+/// What serde says of a `u32`, in the words of [`expected_in_words`].
+const U32_RANGE: &str = "a whole number from 0 to 4294967295";
+
+/// Names a type as TOML does, not as Rust does.
+fn expected_in_words(expected: &str) -> &str {
+    match expected {
+        "a boolean" => "true or false",
+        "a string" | "str" | "string" | "a borrowed string" | "path string" => "a text in quotes",
+        "a sequence" => "a list",
+        "a map" | "map" => "a table",
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => U32_RANGE,
+        "u64" | "usize" | "a nonzero u64" => "a whole number, not negative",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "variant identifier" | "string or map" => "a word in quotes",
+        table if table.starts_with("struct ") || table.starts_with("internally tagged enum ") => "a table",
+        word if word.starts_with("enum ") => "a word in quotes",
+        other => other,
+    }
+}
+
+/// What is wrong in a file of its own format, such as a profile.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct FileProblem(String);
+
+/// Reads a TOML file of its own format, in which keys may have been renamed.
+pub(crate) fn read_toml<T: DeserializeOwned>(text: &str, keys: RenamedKeys) -> Result<T, FileProblem> {
+    let table: Table = text.parse().map_err(|error| FileProblem(describe_toml_error(text, &error)))?;
+    let renamed = keys.find(&table);
+    if !renamed.is_empty() {
+        return Err(FileProblem(format!("it has keys that were renamed:\n  {}", renamed.join("\n  "))));
+    }
+    serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
+        let path = error.path().to_string();
+        let problem = without_text(error.into_inner().message().trim());
+        // "." is the path of the whole file.
+        FileProblem(if path == "." { problem } else { format!("{path}: {problem}") })
+    })
 }
 
 /// Path and message without the name of an unknown field that cannot be a misspelt setting: clients' keys are put there by mistake.

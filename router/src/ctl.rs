@@ -42,7 +42,6 @@ use self::resources::{
     TenantCommand, WorkerCommand,
 };
 use crate::auth::Secret;
-use crate::config::units::TimeSpan;
 use crate::flags;
 
 /// Reads and changes a cluster over the operator API, and reads its snapshots.

@@ -18,10 +18,9 @@ use planner::{AttentionSpec, ParallelShape, PlanningCase, Policy};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use smart_default::SmartDefault;
-use vocabulary::{ModelId, RequestId, WorkerId};
+use vocabulary::{ByteCount, ModelId, RequestId, WorkerId};
 
 use crate::calibration::PredictionCalibration;
-use crate::config::units::ByteCount;
 use crate::guardrail::Guardrail;
 use crate::pipeline::receipt::{Receipt, ReceiptBuffer};
 use crate::telemetry::decisions::DecisionMetrics;
@@ -32,24 +31,24 @@ use reader::DecisionSearch;
 pub(crate) use reader::{DecisionRecords, DecisionRecordsError, ReplayAttempt, ReplayRecord};
 use writer::DecisionLogWriter;
 
-/// Section `[decisions]`.
+/// Section `[decision_log]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct DecisionsConfig {
+pub struct DecisionLogConfig {
     /// Most bytes of the decision log in the data directory, 1 MiB or more; 0 keeps none.
     #[default(ByteCount::mebibytes(256))]
-    pub log: ByteCount,
+    pub max_size: ByteCount,
 }
 
-impl DecisionsConfig {
+impl DecisionLogConfig {
     /// Minimum log size: room for a few files, so that the oldest can be deleted.
     const MIN_BYTES: ByteCount = ByteCount::mebibytes(1);
 
     /// Returns the invalid value and what is accepted instead.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
-        let is_none = self.log == ByteCount(0);
-        (!is_none && self.log < Self::MIN_BYTES)
-            .then_some(("decisions.log", "accepted is 0, which keeps none, or 1MiB and more"))
+        let is_none = self.max_size == ByteCount(0);
+        (!is_none && self.max_size < Self::MIN_BYTES)
+            .then_some(("decision_log.max_size", "accepted is 0B, which keeps none, or 1MiB and more"))
     }
 }
 
@@ -104,7 +103,7 @@ impl DecisionRecord {
 
 /// The decision log cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot keep the decision log in {}: {source}; with decisions.log = 0 none is kept", .folder.display())]
+#[error("cannot keep the decision log in {}: {source}; with decision_log.max_size = \"0B\" none is kept", .folder.display())]
 pub struct OpenDecisionLogError {
     folder: PathBuf,
     source: io::Error,
@@ -150,13 +149,13 @@ impl DecisionHistory {
     /// Opens the history and continues the log on disk. `receipts` is the buffer in memory.
     pub fn open(
         receipts: ReceiptBuffer,
-        config: DecisionsConfig,
+        config: DecisionLogConfig,
         log: DecisionLogOptions<'_>,
     ) -> Result<Self, OpenDecisionLogError> {
         let DecisionLogOptions { folder, policy, static_inputs: configured, metrics } = log;
         let head = DecisionLogHeader::new(policy.clone(), configured);
         let open = |bound| DecisionLogWriter::open(folder, bound, (&head, metrics));
-        let log = LogSizeLimit::of(config.log.0 as u64).map(open).transpose();
+        let log = LogSizeLimit::of(config.max_size.0 as u64).map(open).transpose();
         let log = log.map_err(|source| OpenDecisionLogError { folder: folder.to_owned(), source })?;
         let (foretelling, guardrail, correctness) = Default::default();
         Ok(Self {

@@ -213,7 +213,7 @@ impl PolicyRun<'_> {
         let tally = tally.lock();
         let moment = RunSnapshot { run: &stage, elapsed: began.elapsed(), progress: &tally, router: &router };
         view.print_lines(&[vec![moment.line()], failures(&tally)].concat());
-        let kv_bytes_per_token = local_cluster::profile().kv_bytes_per_token.0;
+        let kv_bytes_per_token = local_cluster::profile().kv_size_per_token.0;
         Ok(RunMeasurements { steps: &tally.steps, workers: &workers, router: &router, kv_bytes_per_token }.figures())
     }
 }

@@ -87,7 +87,7 @@ impl WorkerDiscovery {
         directory: Arc<Directory>,
         (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {
-        let registered = Mutex::new(RegistrationTable::new(config.registrations));
+        let registered = Mutex::new(RegistrationTable::new(config.max_registrations));
         let (lists, failures) = Default::default();
         Self { lists, registered, failures, changed: Notify::new(), fleet, roster, directory, metrics }
     }
@@ -227,8 +227,10 @@ pub(crate) fn fleet_spec(worker: &WorkerConfig) -> WorkerDefinition {
     WorkerDefinition {
         models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
         api_key: worker.api_key.as_ref().map(|key| key.expose().into()),
-        events: match &worker.events {
-            Some(live) => EventSourceSetting::Configured { live: live.clone(), replay: worker.replay.clone() },
+        events: match &worker.kv_events_endpoint {
+            Some(live) => {
+                EventSourceSetting::Configured { live: live.clone(), replay: worker.kv_events_replay_endpoint.clone() }
+            }
             None => EventSourceSetting::Discovered,
         },
         profile: worker.profile.clone(),

@@ -128,7 +128,7 @@ pub enum ApiError {
     },
     /// The body needs more memory than all requests of its tenant together may have.
     #[error(
-        "The body, and what has to be derived from it, takes more than the {most} bytes that one tenant's requests may. Send less, or raise proxy.memory."
+        "The body, and what has to be derived from it, takes more than the {most} bytes that one tenant's requests may. Send less, or raise proxy.request_memory_limit."
     )]
     TooMuchMemory {
         /// The limit, in bytes.
@@ -170,7 +170,7 @@ pub enum ApiError {
     },
     /// Every worker that could serve this ignores cache salts, while tenants must be isolated.
     #[error(
-        "No worker for the model '{model}' may serve requests: none that could has proved that it honours cache_salt, which keeps tenants' caches apart. The operator of this endpoint finds the cause with `ctl alarms list`; see auth.prove_salts."
+        "No worker for the model '{model}' may serve requests: none that could has proved that it honours cache_salt, which keeps tenants' caches apart. The operator of this endpoint finds the cause with `ctl alarms list`; see auth.verify_cache_salt."
     )]
     SaltsIgnored {
         /// The requested model.

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!((over.status().as_u16(), over.retry_after().is_some()), (429, true));
         let never = a.sibling().grow(1).unwrap_err();
         assert_eq!((never.status().as_u16(), never.retry_after()), (413, None), "it would never fit");
-        assert!(never.to_string().contains("proxy.memory"), "{never}");
+        assert!(never.to_string().contains("proxy.request_memory_limit"), "{never}");
         b.grow(40).unwrap();
         let mut c = budget.reservation(&tenant("c"));
         c.grow(11).unwrap_err();

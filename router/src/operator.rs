@@ -47,8 +47,8 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use vocabulary::ByteCount;
 
-use crate::config::units::ByteCount;
 use crate::server::ListenerTlsConfig;
 pub use access::TokensFileError;
 pub use problem::{Problem, ProblemKind};
@@ -73,7 +73,7 @@ pub struct OperatorConfig {
     pub tls: Option<ListenerTlsConfig>,
     /// Most bytes of the audit log, older files included.
     #[default(ByteCount::mebibytes(64))]
-    pub audit_size: ByteCount,
+    pub max_audit_log_size: ByteCount,
 }
 
 /// Builds the operator routes.

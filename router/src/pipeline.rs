@@ -188,7 +188,7 @@ impl Pipeline {
         });
         let plan = Arc::new(PlanStage {
             planner: policies.planner_policy().clone(),
-            bypass: Policy { rule: parts.bypass, ..Policy::clone(policies.planner_policy()) },
+            bypass: Policy { policy: parts.bypass, ..Policy::clone(policies.planner_policy()) },
             round_robin: AtomicU64::new(0),
             occupancy: policies.occupancy().clone(),
             outliers: policies.outliers.clone(),

@@ -16,25 +16,24 @@ use ownership::Supervision;
 use prefix::{ConversationCache, LookupTier};
 use serde::Deserialize;
 use smart_default::SmartDefault;
-use vocabulary::{Bytes, Tokens};
+use vocabulary::{ByteCount, Bytes, Tokens};
 
 use crate::checkpoints::CheckpointStore;
-use crate::config::units::ByteCount;
 use crate::pipeline::identify::IdentifiedRequest;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 use spot_check::{SpotCheck, SpotCheckQueue};
 use tokenizer_drift::TokenizerDrift;
 
-/// Section `[identity]`.
+/// Section `[prefix_cache]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixCacheConfig {
     /// Memory for what conversations leave for their next step; with 0 every prompt is computed as a whole.
     #[default(ByteCount::mebibytes(256))]
-    pub memory: ByteCount,
+    pub memory_limit: ByteCount,
     /// One in this many steps is encoded again as a whole and compared; 0 disables these checks.
     #[default(256)]
-    pub look_every: u64,
+    pub verify_every: u64,
 }
 
 /// The cached conversations, and the checks of their correctness.
@@ -58,12 +57,12 @@ impl PrefixCache {
         checkpoints: Arc<CheckpointStore>,
         (metrics, tasks): (PrefixCacheMetrics, &Arc<Supervision>),
     ) -> Self {
-        let conversations = Arc::new(ConversationCache::new(Bytes(config.memory.0 as u64)));
+        let conversations = Arc::new(ConversationCache::new(Bytes(config.memory_limit.0 as u64)));
         Self {
             spot_checks: SpotCheckQueue::spawn((conversations.clone(), checkpoints.clone()), metrics.clone(), tasks),
             tokenizer_drift: Arc::new(TokenizerDrift::new(metrics.clone())),
             conversations,
-            verify_every: NonZeroU64::new(config.look_every),
+            verify_every: NonZeroU64::new(config.verify_every),
             steps: AtomicU64::new(0),
             checkpoints,
             metrics,

@@ -16,7 +16,7 @@ use planner::{
     Action, DisabledFeatures, Footprint, OccupancyView, PlanningInputs, PrefixReplication, ReplicationLimits,
     ReplicationSkipReason, SessionView, plan_prefix_replication,
 };
-use vocabulary::{Blocks, Owner, SessionId, Tokens, WorkerId, WorkerView};
+use vocabulary::{Blocks, Owner, SessionId, Tokens, WorkerId, WorkerView, transfer_time};
 use workers_shim::engine_api::TokenUsage;
 
 pub use config::PrefixReplicationConfig;
@@ -24,7 +24,6 @@ pub use idle_sessions::PredictedStep;
 use idle_sessions::ReplicationProgress;
 
 use crate::app_state::AppState;
-use crate::config::units::transfer_time;
 use crate::pipeline::plan::ClassifiedStep;
 use crate::pipeline::prompts::StoredPrompt;
 use crate::pipeline::receipt::AttemptEvent;
@@ -65,7 +64,7 @@ impl PrefixReplicator {
         (step, kept): (&ClassifiedStep, &Arc<StoredPrompt>),
         (server, usage): (WorkerId, Option<TokenUsage>),
     ) {
-        let Some(gaps) = self.0.as_ref().filter(|_| step.mode == RoutingMode::Own) else { return };
+        let Some(gaps) = self.0.as_ref().filter(|_| step.mode == RoutingMode::Active) else { return };
         let mut ask = step.ask.clone();
         ask.prompt += usage.map_or(Tokens::ZERO, |usage| usage.completion);
         let expected = PredictedStep { step: step.kind, ask, prompt: kept.clone() };
@@ -78,11 +77,11 @@ impl PrefixReplicator {
 /// Runs worthwhile copies, as long as the router runs.
 pub(crate) async fn run(gateway: Arc<AppState>) {
     let Some(gaps) = &gateway.policies.prefix_replication.0 else { return };
-    let bandwidth = gateway.config.ahead.bandwidth.0 as u64;
+    let bandwidth = gateway.config.prefix_replication.bandwidth.0 as u64;
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         // An operator may have changed the mode meanwhile.
-        if gateway.routing.get().mode != RoutingMode::Own {
+        if gateway.routing.get().mode != RoutingMode::Active {
             continue;
         }
         let due = gaps.lock().due(MAX_SESSIONS_PER_CHECK, Instant::now());

@@ -24,7 +24,7 @@ const PARTS_PER_TOKEN: u64 = 100;
 pub struct RetryConfig {
     /// Retries as a percentage of all requests.
     #[default(Percent::try_from(20).expect("20 is one"))]
-    pub percent: Percent,
+    pub budget_percent: Percent,
     /// Retries beyond that, as a burst. When a worker dies, up to this many of its running answers resume at other
     /// workers.
     #[default(256)]
@@ -93,7 +93,7 @@ impl RetryBudget {
 
     /// Adds a request's fraction of a token.
     pub fn earn(&self, tenant: &TenantId) {
-        let parts = u64::from(u8::from(self.config.percent));
+        let parts = u64::from(u8::from(self.config.budget_percent));
         let mut buckets = self.buckets.lock();
         buckets.all.earn(parts);
         if let Some(bucket) = buckets.tenants.get_mut(tenant) {
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn budget(percent: u8, burst: u32) -> (RetryBudget, Instant) {
-        let config = RetryConfig { percent: Percent::try_from(i64::from(percent)).unwrap(), burst };
+        let config = RetryConfig { budget_percent: Percent::try_from(i64::from(percent)).unwrap(), burst };
         let budget = RetryBudget::new(config, TenantShare::All);
         let begun = budget.buckets.lock().all.filled;
         (budget, begun)
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn one_tenants_failures_leave_half_of_the_budget_to_others() {
-        let config = RetryConfig { percent: Percent::try_from(0).unwrap(), burst: 8 };
+        let config = RetryConfig { budget_percent: Percent::try_from(0).unwrap(), burst: 8 };
         let budget = RetryBudget::new(config, TenantShare::Half);
         let begun = budget.buckets.lock().all.filled;
         let spent = |name: &str, now| (0..100).take_while(|_| budget.spend(&TenantId(name.into()), now)).count();

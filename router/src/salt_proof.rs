@@ -88,7 +88,7 @@ fn record_verdict(gateway: &AppState, view: &WorkerView, verdict: SaltVerdict) {
         SaltVerdict::NotIsolated => tracing::warn!(
             %worker,
             "the engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests; update \
-             the engine, or set auth.prove_salts = false where tenants may share caches"
+             the engine, or set auth.verify_cache_salt = false where tenants may share caches"
         ),
         SaltVerdict::Unknown => tracing::warn!(
             %worker,
@@ -288,7 +288,7 @@ mod tests {
         }
         let ready = get(front.operator_address(), "/readyz").await;
         assert_eq!(ready.status, 503);
-        assert!(ready.json()["detail"].as_str().unwrap().contains("auth.prove_salts"));
+        assert!(ready.json()["detail"].as_str().unwrap().contains("auth.verify_cache_salt"));
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n").unwrap();
         wait_until("there is one tenant", || !front.gateway.isolation.keys().has_several_tenants()).await;
         assert_eq!(ask("/v1/completions", "prompt").await.status, 200);

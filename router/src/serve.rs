@@ -92,7 +92,7 @@ impl RunningServer {
         let settings = &gateway.config.proxy;
         let found = if gateway.config.discovery.is_enabled() { FOUND_WORKERS } else { 0 };
         let needs = descriptors::Needs {
-            clients: settings.connections,
+            clients: settings.max_connections,
             workers: gateway.config.workers.len().max(found),
             is_in_cluster: gateway.config.cluster.listen.is_some(),
         };
@@ -102,8 +102,8 @@ impl RunningServer {
             write_timeout: settings.write_timeout.0,
             unauthenticated: Some(UnauthenticatedLimits {
                 // Otherwise strangers could take all connections, and none of theirs would be evicted for a new one.
-                connections: settings.unauthenticated_connections.min(half(shares.clients)),
-                per_address: settings.unauthenticated_per_address,
+                connections: settings.max_unauthenticated_connections.min(half(shares.clients)),
+                per_address: settings.max_unauthenticated_connections_per_address,
                 timeout: settings.authentication_timeout.0,
             }),
             connections: shares.clients,
@@ -154,7 +154,7 @@ impl RunningServer {
         background.push(on("adapters", |gateway| adapters::watch_mismatches(gateway).boxed()));
         background.push(on("tokenizer_drift", |gateway| tokenizer_drift::follow(gateway).boxed()));
         background.push(on("prefix_replication", |gateway| prefix_replication::run(gateway).boxed()));
-        if gateway.isolation.keys().required() && gateway.config.auth.prove_salts {
+        if gateway.isolation.keys().required() && gateway.config.auth.verify_cache_salt {
             background.push(on("cache_salt_checks", |gateway| salt_proof::follow(gateway).boxed()));
         }
         for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
@@ -214,7 +214,7 @@ impl RunningServer {
         tracing::info!(mode = steering.mode.as_ref(), rollout_percent = percent, "mode");
         gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
         for (model, folder) in gateway.catalog().models_without_template() {
-            tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.text: its conversations are \
+            tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.tokenizer_dir: its conversations are \
                 known by their bytes only (fallback), completions exactly; put the engines' chat_template.jinja there");
         }
         for worker in gateway.fleet().snapshot().iter() {

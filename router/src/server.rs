@@ -28,8 +28,8 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
+use vocabulary::{ByteCount, TimeSpan};
 
-use crate::config::units::{ByteCount, TimeSpan};
 pub(crate) use body::{BodyLimits, drain_rejected, read_body};
 use connection::{ClientConnection, Protocol};
 pub use tls::{ListenerTls, ListenerTlsConfig, TlsError};
@@ -62,14 +62,14 @@ pub struct ProxyConfig {
     /// Memory for all requests in progress: bodies, what they inflate to and what is derived from them. With API keys
     /// one tenant gets half of it.
     #[default(ByteCount::mebibytes(2048))]
-    pub memory: ByteCount,
+    pub request_memory_limit: ByteCount,
     /// Timeout for a request's headers, from the opened connection or the end of the previous answer; also how long an
     /// idle connection is kept.
     #[default(TimeSpan::seconds(60))]
     pub header_timeout: TimeSpan,
     /// Maximum pause inside a request's body.
     #[default(TimeSpan::seconds(30))]
-    pub body_pause: TimeSpan,
+    pub body_idle_timeout: TimeSpan,
     /// Timeout for a whole body.
     #[default(TimeSpan::seconds(300))]
     pub body_timeout: TimeSpan,
@@ -79,13 +79,13 @@ pub struct ProxyConfig {
     /// Maximum number of open connections; more wait in the kernel's queue. Lowered if the process may not open that
     /// many files.
     #[default(16_384)]
-    pub connections: usize,
+    pub max_connections: usize,
     /// Maximum number of unauthenticated connections; beyond it the oldest is closed for a new one.
     #[default(1_024)]
-    pub unauthenticated_connections: usize,
+    pub max_unauthenticated_connections: usize,
     /// Maximum number of unauthenticated connections per address (IPv6: per /64).
     #[default(256)]
-    pub unauthenticated_per_address: usize,
+    pub max_unauthenticated_connections_per_address: usize,
     /// How long a connection may stay unauthenticated: TLS handshake and the first request's headers together.
     #[default(TimeSpan::seconds(5))]
     pub authentication_timeout: TimeSpan,
@@ -101,9 +101,9 @@ impl ProxyConfig {
     pub(crate) fn problem(&self) -> Option<(&'static str, &'static str)> {
         const ACCEPTED: &str = "accepted is 1 to 1000000";
         let counts = [
-            ("proxy.connections", self.connections),
-            ("proxy.unauthenticated_connections", self.unauthenticated_connections),
-            ("proxy.unauthenticated_per_address", self.unauthenticated_per_address),
+            ("proxy.max_connections", self.max_connections),
+            ("proxy.max_unauthenticated_connections", self.max_unauthenticated_connections),
+            ("proxy.max_unauthenticated_connections_per_address", self.max_unauthenticated_connections_per_address),
         ];
         if let Some((path, _)) = counts.into_iter().find(|(_, count)| !(1..=1_000_000).contains(count)) {
             return Some((path, ACCEPTED));
@@ -122,7 +122,7 @@ pub struct ServerLimits {
     pub unauthenticated: Option<UnauthenticatedLimits>,
     /// See [`ProxyConfig::header_timeout`].
     pub header_timeout: Duration,
-    /// See [`ProxyConfig::connections`].
+    /// See [`ProxyConfig::max_connections`].
     pub connections: usize,
     /// See [`ProxyConfig::drain_timeout`].
     pub drain_timeout: Duration,

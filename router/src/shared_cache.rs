@@ -72,7 +72,7 @@ struct RedisBackend {
 
 /// The address of Redis cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("soft_state.redis: {place} cannot be used: {reason}")]
+#[error("shared_cache.redis_url: {place} cannot be used: {reason}")]
 pub struct SharedCacheError {
     place: String,
     reason: String,
@@ -87,7 +87,7 @@ impl SharedCacheError {
 impl SharedCache {
     /// Checks whether the address of Redis can be used, before the ledger is opened. Does not connect.
     pub fn check(config: &SharedCacheConfig) -> Result<(), SharedCacheError> {
-        let Some(url) = &config.redis else { return Ok(()) };
+        let Some(url) = &config.redis_url else { return Ok(()) };
         redis_client::check(url).map_err(|error| SharedCacheError::of(url, &error))
     }
 
@@ -100,12 +100,12 @@ impl SharedCache {
     ) -> Result<Self, SharedCacheError> {
         metrics.set_health(None);
         let (writes, waiting) = RedisWriteQueue::new();
-        let shared = match &config.redis {
+        let shared = match &config.redis_url {
             None => None,
             Some(url) => {
                 let link = RedisClient::new(url, config, metrics.clone())
                     .map_err(|error| SharedCacheError::of(url, &error))?;
-                let namespace = config.namespace.clone().unwrap_or_else(|| cluster.to_owned());
+                let namespace = config.key_prefix.clone().unwrap_or_else(|| cluster.to_owned());
                 if url.is_exposed() {
                     let redis = url.address();
                     tracing::warn!(
@@ -113,13 +113,13 @@ impl SharedCache {
                         "Redis is reached over the network without TLS: whoever is on the way can read its password and change what lies there. Use rediss://"
                     );
                 }
-                if config.plaintext {
+                if config.allow_plaintext {
                     tracing::warn!(
                         redis = url.address(),
-                        "soft_state.plaintext: people's words lie in Redis as they are, readable for whoever reaches it. Set soft_state.secret"
+                        "shared_cache.allow_plaintext: people's words lie in Redis as they are, readable for whoever reaches it. Set shared_cache.encryption_secret"
                     );
                 }
-                let sealer = ValueCipher::new(config.secret.as_ref());
+                let sealer = ValueCipher::new(config.encryption_secret.as_ref());
                 Some(RedisBackend {
                     client: link,
                     cipher: sealer,
@@ -131,11 +131,11 @@ impl SharedCache {
             }
         };
         let inner = Arc::new(SharedCacheState {
-            local: Mutex::new(LocalCache::new(config.memory.0)),
+            local: Mutex::new(LocalCache::new(config.memory_limit.0)),
             redis: shared,
             ttl: config.ttl.0,
             timeout: config.timeout.0,
-            transcript_limit: config.transcript.0,
+            transcript_limit: config.max_transcript_size.0,
             routers_seen: AtomicU32::new(1),
             metrics,
         });

@@ -9,13 +9,12 @@ use clap::{Args, ValueEnum};
 use prefix::PrefixError;
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error as ValueError, StringDeserializer};
-use vocabulary::WorkerRole;
+use vocabulary::{TimeSpan, WorkerRole};
 use workers_shim::engine_api::KvConnector;
 use workers_shim::sim::{
     EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
 };
 
-use crate::config::units::TimeSpan;
 use crate::flags;
 use crate::serve::wait_for_signal;
 
@@ -127,7 +126,7 @@ pub enum SimCommandError {
     Unreadable(PathBuf, #[source] std::io::Error),
     /// The profile is not what it should be.
     #[error("the profile {0}: {1}")]
-    Profile(PathBuf, #[source] Box<toml::de::Error>),
+    Profile(PathBuf, #[source] FileProblem),
     /// The model's text files cannot be used.
     #[error(transparent)]
     Text(#[from] PrefixError),
@@ -158,7 +157,7 @@ fn engine_options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimC
         Some(path) => {
             let text =
                 std::fs::read_to_string(path).map_err(|source| SimCommandError::Unreadable(path.clone(), source))?;
-            toml::from_str(&text).map_err(|source| SimCommandError::Profile(path.clone(), Box::new(source)))?
+            read_toml(&text, renamed_keys::PROFILE).map_err(|source| SimCommandError::Profile(path.clone(), source))?
         }
     };
     // Beside HTTP, on the same interface.

@@ -15,22 +15,23 @@ use strum::{AsRefStr, VariantArray};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::Tokens;
 
-/// Section `[correctness]`.
+/// Section `[transfer_check]`.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferCheckConfig {
     /// One in this many transfers over a link is checked, including the first; 0 checks none.
     #[default(16)]
-    pub one_in: u32,
+    pub sample_every: u32,
     /// Log-probability margin between an engine's two likeliest next tokens up to which either counts as correct.
     #[default(1e-4)]
-    pub noise: f64,
+    pub logprob_tolerance: f64,
 }
 
 impl TransferCheckConfig {
     /// Returns the setting that is out of range, and what is accepted.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
-        (!(0.0..=1.0).contains(&self.noise)).then_some(("correctness.noise", "accepted is 0.0 to 1.0"))
+        (!(0.0..=1.0).contains(&self.logprob_tolerance))
+            .then_some(("transfer_check.logprob_tolerance", "accepted is 0.0 to 1.0"))
     }
 }
 

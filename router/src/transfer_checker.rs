@@ -73,7 +73,7 @@ impl TransferChecker {
         let CompletedTransfer { link, action, .. } = transfer;
         let prompt = kept.chain.tokens;
         let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
-        let place = match self.checks.decide(link, self.config.one_in, (moved, prompt)) {
+        let place = match self.checks.decide(link, self.config.sample_every, (moved, prompt)) {
             CheckDecision::NotDue => return,
             CheckDecision::Busy => return self.count(TransferCheckOutcome::Skipped),
             CheckDecision::Check(place) => place,
@@ -135,7 +135,7 @@ impl TransferCheck<'_> {
         if found.is_some_and(|found| found + self.block_size() < self.transferred_tokens(&ids)) {
             return Err(TransferCheckOutcome::NotComparable);
         }
-        let noise = self.checker.config.noise;
+        let noise = self.checker.config.logprob_tolerance;
         let prompt = Tokens(ids.len() as u64);
         let mut computed: Option<GreedySample> = None;
         // The target computes last and decides: its own rounding is the same as when it read the KV.

@@ -21,9 +21,8 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
+use vocabulary::{ByteCount, TimeSpan};
 use workers_shim::engine_api::EventBudget;
-
-use crate::config::units::{ByteCount, TimeSpan};
 
 /// Section `[upstream]`: how workers are reached.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -34,21 +33,21 @@ pub struct UpstreamConfig {
     pub connect_timeout: TimeSpan,
     /// Timeout until a worker begins its answer. An answer that is not streamed begins when it is complete.
     #[default(TimeSpan::seconds(3600))]
-    pub answer_timeout: TimeSpan,
+    pub first_byte_timeout: TimeSpan,
     /// Maximum pause inside an answer.
     #[default(TimeSpan::seconds(600))]
-    pub pause_timeout: TimeSpan,
+    pub stream_idle_timeout: TimeSpan,
     /// How long an idle connection is kept. Must be below the engines' own limit (uvicorn: 5 s), or requests hit closed
     /// connections.
     #[default(TimeSpan::seconds(4))]
-    pub idle_timeout: TimeSpan,
+    pub connection_idle_timeout: TimeSpan,
     /// Memory for incomplete events in the streams of all workers. An event without room is passed on unread, and its
     /// answer cannot resume at another worker.
     #[default(ByteCount::mebibytes(256))]
-    pub unfinished_events: ByteCount,
+    pub stream_buffer_limit: ByteCount,
     /// Maximum number of idle connections to one worker.
     #[default(512)]
-    pub idle_connections: usize,
+    pub max_idle_connections_per_worker: usize,
 }
 
 /// A complete request for a worker.
@@ -137,10 +136,10 @@ impl Upstream {
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(config.idle_timeout.0)
-            .pool_max_idle_per_host(config.idle_connections)
+            .pool_idle_timeout(config.connection_idle_timeout.0)
+            .pool_max_idle_per_host(config.max_idle_connections_per_worker)
             .build(connector);
-        let events = EventBudget::of(config.unfinished_events.0);
+        let events = EventBudget::of(config.stream_buffer_limit.0);
         Self { client, config, events }
     }
 
@@ -160,13 +159,13 @@ impl Upstream {
         *outgoing.method_mut() = request.method;
         *outgoing.uri_mut() = uri;
         *outgoing.headers_mut() = request.headers;
-        let limit = self.config.answer_timeout.0;
+        let limit = self.config.first_byte_timeout.0;
         let answer = tokio::time::timeout(limit, self.client.request(outgoing)).await;
         let answer = answer.map_err(|_| UpstreamError::Timeout(limit))?.map_err(|error| {
             let detail = error_chain(&error);
             if error.is_connect() { UpstreamError::Connect(detail) } else { UpstreamError::Broken(detail) }
         })?;
-        Ok(answer.map(|body| WorkerBody::new(body, self.config.pause_timeout.0)))
+        Ok(answer.map(|body| WorkerBody::new(body, self.config.stream_idle_timeout.0)))
     }
 }
 

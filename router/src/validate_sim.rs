@@ -212,7 +212,7 @@ impl ValidateSimArgs {
             roles: vec![WorkerRole::Hybrid; self.workers.into()],
             profile: PROFILE,
             policy: ComparedPolicy::Ownerserve,
-            settings: &["correctness.one_in=0"],
+            settings: &["transfer_check.sample_every=0"],
             speed_up: 1.0 / f64::from(self.slowdown),
         }
     }

@@ -34,7 +34,7 @@ pub(crate) struct WhatIfArgs {
     /// Takes the policy from section [planner] of this file in place of the recorded one.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Changes one value of the policy, for example planner.mu=1. Goes over the file; may be repeated.
+    /// Changes one value of the policy, for example planner.interference_weight=1. Goes over the file; may be repeated.
     #[arg(long = "set", value_name = "PATH=VALUE")]
     settings: Vec<String>,
     /// A fleet without this worker, by id or URL; may be repeated.

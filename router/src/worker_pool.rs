@@ -132,7 +132,7 @@ impl ListedWorkers {
 
 impl PoolSnapshot {
     fn of(members: HashMap<WorkerId, Arc<WorkerEntry>>) -> Self {
-        let shape = |member: &Arc<WorkerEntry>| Some((member.id, member.config.shape?));
+        let shape = |member: &Arc<WorkerEntry>| Some((member.id, member.config.parallelism?));
         let mut shapes: Vec<_> = members.values().filter_map(shape).collect();
         shapes.sort_unstable_by_key(|(worker, _)| *worker);
         Self { members, shapes: shapes.into() }

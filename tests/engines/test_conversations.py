@@ -32,12 +32,12 @@ class Cell:
 
 
 CELLS = {
-    "at_home": Cell(110, 400, ("hybrid", "hybrid"), ("planner.mu=1",)),
-    "handed_over": Cell(30, 700, ("prefill", "decode"), ("planner.mu=50",)),
-    "fetched": Cell(32, 700, ("hybrid", "hybrid"), ("planner.mu=10", 'planner.disabled=["remote_prefill","state_migration"]')),
+    "at_home": Cell(110, 400, ("hybrid", "hybrid"), ("planner.interference_weight=1",)),
+    "handed_over": Cell(30, 700, ("prefill", "decode"), ("planner.interference_weight=50",)),
+    "fetched": Cell(32, 700, ("hybrid", "hybrid"), ("planner.interference_weight=10", 'planner.disabled_actions=["remote_prefill","state_migration"]')),
     "moved": Cell(32, 700, ("hybrid", "hybrid"),
-                  ("planner.mu=10", 'planner.disabled=["remote_prefill"]', f"planner.overload.kv_usage={FULL}")),
-    "together": Cell(24, 700, ("hybrid", "prefill", "decode"), ("planner.mu=10",)),
+                  ("planner.interference_weight=10", 'planner.disabled_actions=["remote_prefill"]', f"planner.overload.max_kv_cache_usage={FULL}")),
+    "together": Cell(24, 700, ("hybrid", "prefill", "decode"), ("planner.interference_weight=10",)),
 }
 ACTIONS = ("colocated_prefill", "decode_continuation", "remote_prefill", "artifact_fetch", "state_migration", "tail_recompute")
 

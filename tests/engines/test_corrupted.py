@@ -10,7 +10,7 @@ import pytest
 
 # Answers that the decode engine gives to others, so that prompts had better be computed elsewhere.
 BUSY = 6
-SETTINGS = (TEXT, "planner.mu=1000")
+SETTINGS = (TEXT, "planner.interference_weight=1000")
 # Sound transfers before the link breaks; so many after that it has to be found.
 SOUND, WITHIN = 3, 20
 

@@ -12,7 +12,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def serve(engines):
-    serve = Serve([f"{engines[0].url}#hybrid"], settings=(TEXT, "identity.look_every=1")).wait()
+    serve = Serve([f"{engines[0].url}#hybrid"], settings=(TEXT, "prefix_cache.verify_every=1")).wait()
     try:
         known_exactly(serve)
         yield serve

@@ -12,7 +12,7 @@ from harness.talk import TEXT, busy, prose
 from streams import Stream, differences
 
 # Who serves a step is to think much of those whose answers it would slow down: prompts are computed by the prefill engine.
-SETTINGS = (TEXT, "planner.mu=1000")
+SETTINGS = (TEXT, "planner.interference_weight=1000")
 # Answers that the consumer gives to others meanwhile.
 BUSY = 6
 
@@ -27,8 +27,8 @@ def pair():
 @pytest.fixture
 def serve(pair, tmp_path):
     workers = "".join(
-        f'[[workers]]\nurl = "{engine.url}"\nrole = "{role}"\n[workers.profile.link]\ndialect = "mooncake"\n'
-        f'bootstrap = "http://127.0.0.1:{engine.side_channel}"\n'
+        f'[[workers]]\nurl = "{engine.url}"\nrole = "{role}"\n[workers.profile.link]\nconnector = "mooncake"\n'
+        f'bootstrap_url = "http://127.0.0.1:{engine.side_channel}"\n'
         for engine, role in zip(pair, ("prefill", "decode")))
     (tmp_path / "mooncake.toml").write_text(workers)
     front = Serve([], "--config", str(tmp_path / "mooncake.toml"), settings=SETTINGS)

@@ -14,7 +14,7 @@ CLIENTS = 12
 def serving(engines, roles: tuple[str, str], *disabled: str):
     """Who would be slowed down by a step counts much, so that a step leaves an engine that answers others."""
     without = ",".join(f'"{action}"' for action in disabled)
-    settings = (TEXT, f"planner.disabled=[{without}]", "planner.mu=10")
+    settings = (TEXT, f"planner.disabled_actions=[{without}]", "planner.interference_weight=10")
     serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=settings).wait()
     try:
         known_exactly(serve)

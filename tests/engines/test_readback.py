@@ -21,9 +21,9 @@ def pair():
 def serve(pair, tmp_path):
     config = tmp_path / "ownerserve.toml"
     config.write_text("".join(
-        f'[[workers]]\nurl = "{engine.url}#{engine.name}"\n[workers.profile.link]\ndialect = "bidirectional"\n'
+        f'[[workers]]\nurl = "{engine.url}#{engine.name}"\n[workers.profile.link]\nconnector = "nixl_bidirectional"\n'
         for engine in pair))
-    front = Serve([], "--config", str(config), settings=(TEXT, "planner.mu=50"))
+    front = Serve([], "--config", str(config), settings=(TEXT, "planner.interference_weight=50"))
     front.workers = [engine.url for engine in pair]
     try:
         front.wait()

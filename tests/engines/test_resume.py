@@ -36,7 +36,7 @@ def stream_of(url: str, phase: str, number: int) -> Stream:
 def serving(engines, phase: str):
     roles = ("prefill", "decode") if phase == "transfer" else ("hybrid", "hybrid")
     # Who would be slowed down counts much where a prompt is to be computed away from who answers.
-    settings = (TEXT, "planner.mu=50") if phase == "transfer" else (TEXT,)
+    settings = (TEXT, "planner.interference_weight=50") if phase == "transfer" else (TEXT,)
     serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=settings).wait()
     try:
         yield serve

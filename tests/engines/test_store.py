@@ -11,7 +11,7 @@ from streams import Stream, differences
 
 # Answers that the decode engine gives to others meanwhile, so that prompts had better be computed elsewhere.
 BUSY = 6
-SETTINGS = (TEXT, "planner.mu=1000")
+SETTINGS = (TEXT, "planner.interference_weight=1000")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def pair(tmp_path):
 def serve(pair, tmp_path):
     config = tmp_path / "ownerserve.toml"
     config.write_text("".join(
-        f'[[workers]]\nurl = "{engine.url}#{engine.name}"\n[workers.profile.link]\ndialect = "store"\n' for engine in pair))
+        f'[[workers]]\nurl = "{engine.url}#{engine.name}"\n[workers.profile.link]\nconnector = "shared_store"\n' for engine in pair))
     front = Serve([], "--config", str(config), settings=SETTINGS)
     front.workers = [engine.url for engine in pair]
     try:

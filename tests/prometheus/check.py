@@ -23,7 +23,7 @@ SECONDS_OF_TRAFFIC = 12
 # What Grafana puts in for a range that is scraped every second.
 VARIABLES = {"$__rate_interval": "30s", "$__interval": "1s", "$__range": "60s"}
 ROLES = ("prefill", "decode", "decode", "hybrid", "hybrid")
-SETTINGS = (f"models.{MODEL}.text=builtin",)
+SETTINGS = (f"models.{MODEL}.tokenizer_dir=builtin",)
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from harness.talk import TEXT, Talk, asked_alone, busy, decisions, owner_of, pro
 
 # Prompts take long, so that who owns a session may have seconds of others' to compute, and what it is asked to send waits for that.
 PROFILE = "prefill_tokens_per_second = 5000.0\n"
-SETTINGS = (TEXT, 'planner.disabled=["remote_prefill","state_migration"]')
+SETTINGS = (TEXT, 'planner.disabled_actions=["remote_prefill","state_migration"]')
 
 
 def sent(serve: Serve, outcome: str) -> float:
@@ -17,7 +17,7 @@ def sent(serve: Serve, outcome: str) -> float:
 def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
     (tmp_path / "slow.toml").write_text(PROFILE)
     sim = ("--profile", str(tmp_path / "slow.toml"))
-    with Cluster("hybrid", "hybrid", settings=(*SETTINGS, "ahead.enabled=true"), sim=sim) as cluster:
+    with Cluster("hybrid", "hybrid", settings=(*SETTINGS, "prefix_replication.enabled=true"), sim=sim) as cluster:
         talk = Talk(cluster.url, "ahead", prose(3000, 41))
         talk.say(prose(2500, 42), tokens=1)
         owner = owner_of(cluster, "ahead")
@@ -40,7 +40,7 @@ def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
 
 
 @pytest.mark.parametrize("setting, problem", [
-    ("ahead.bandwidth=0", "ahead.bandwidth: accepted is 1MiB and more, a second"),
+    ("prefix_replication.bandwidth=0B", "prefix_replication.bandwidth: accepted is 1MiB or more, in bytes per second"),
     ("ahead.fast=true", "unknown field `fast`, expected `enabled` or `bandwidth`"),
 ])
 def test_what_cannot_be_says_what_is_accepted(tmp_path, setting, problem):

@@ -17,7 +17,7 @@ SMALL_LIMIT = 256 * 1024
 def strict():
     """A serve with short waits and a small limit, so that the tests are short too."""
     recorder = Recorder()
-    settings = (f"proxy.body_limit={SMALL_LIMIT}", 'proxy.header_timeout="1s"', 'proxy.body_pause="1s"')
+    settings = (f"proxy.body_limit={SMALL_LIMIT}B", 'proxy.header_timeout="1s"', 'proxy.body_idle_timeout="1s"')
     serve = Serve([recorder.url], settings=settings).wait()
     yield recorder, serve
     serve.stop()

@@ -196,13 +196,13 @@ def test_nodes_without_certificates_listen_on_the_loopback_only_unless_that_is_a
     (port,) = free_ports(1)
     done = started_and_refused(tmp_path, f'cluster.listen="0.0.0.0:{port}"', f'cluster.advertise="127.0.0.1:{port}"')
     assert done.returncode == 1, done.stderr
-    for told in "cluster.listen", "cluster.tls", "cluster.insecure = true":
+    for told in "cluster.listen", "cluster.tls", "cluster.allow_plaintext = true":
         assert told in done.stderr, done.stderr
 
 
 def test_who_listens_for_nodes_without_certificates_is_told_what_that_gives_away():
     (port,) = free_ports(1)
-    settings = (f'cluster.advertise="127.0.0.1:{port}"', "cluster.insecure=true")
+    settings = (f'cluster.advertise="127.0.0.1:{port}"', "cluster.allow_plaintext=true")
     serve = Serve([], "--cluster-listen", f"0.0.0.0:{port}", settings=settings)
     try:
         serve.process.wait_for_port(serve.operator_port)

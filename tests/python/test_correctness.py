@@ -11,7 +11,7 @@ from harness.talk import TEXT, Talk, busy, decisions, prose, sealed_session
 
 SIM = ("--speed-up", "4")
 # Who serves a step is to think much of those whose answers it would slow down: long prompts are computed elsewhere.
-SETTINGS = (TEXT, "planner.mu=20")
+SETTINGS = (TEXT, "planner.interference_weight=20")
 OUTCOMES = ["match", "mismatch", "inconclusive", "not_comparable", "failed", "skipped"]
 
 
@@ -55,7 +55,7 @@ def fleet(request):
     fleet.stop()
 
 
-@pytest.mark.parametrize("fleet", [("corrupt=1",), ("corrupt=3", "correctness.one_in=1")], indirect=True)
+@pytest.mark.parametrize("fleet", [("corrupt=1",), ("corrupt=3", "transfer_check.sample_every=1")], indirect=True)
 def test_a_corrupting_link_is_barred_within_20_transfers_and_a_sound_one_never(fleet):
     bad, good, decoder = (fleet.ids[worker] for worker in fleet.workers)
     always = fleet.operator.get("correctness").ok()["one_in"] == 1

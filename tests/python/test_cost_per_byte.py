@@ -220,7 +220,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench():
-    worker, text = SimWorker("hybrid", "--speed-up", "50"), "models.tiny.text=builtin"
+    worker, text = SimWorker("hybrid", "--speed-up", "50"), "models.tiny.tokenizer_dir=builtin"
     serve, idle = Serve([worker.url], settings=(text,)), Serve([], settings=(text,))
     for process, port in ((worker.process, worker.port), (serve.process, serve.operator_port), (idle.process, idle.operator_port)):
         process.wait_for_port(port, 120)

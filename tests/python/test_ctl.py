@@ -249,7 +249,7 @@ def test_a_decision_is_explained_to_a_person_and_to_the_client_that_asks(fleet, 
     assert "x-ownerserve-decision" not in said()
     answer = said(**{"x-ownerserve-explain": "1"})
     told = dict(part.split("=") for part in answer["x-ownerserve-decision"].split("; "))
-    assert (told["mode"], told["known_by"], told["knowledge"]) == ("own", "token_ids", "exact"), told
+    assert (told["mode"], told["known_by"], told["knowledge"]) == ("active", "token_ids", "exact"), told
     request = answer["x-request-id"]
     until("the receipt is filed", lambda: run("decision", "get", request).returncode == 0)
     one = run("decision", "explain", request)
@@ -288,7 +288,7 @@ def test_decisions_are_found_by_what_they_are(fleet, run):
 
 
 def test_a_log_is_asked_again_what_it_was_decided_on(tmp_path):
-    with Cluster("hybrid", "hybrid", settings=(TEXT, "steering.mode=shadow"), sim=("--speed-up", "20")) as cluster:
+    with Cluster("hybrid", "hybrid", settings=(TEXT, "routing.mode=shadow"), sim=("--speed-up", "20")) as cluster:
         for n in range(6):
             talk = Talk(cluster.url, f"s{n}", prose(600, n))
             talk.say("hello")
@@ -324,7 +324,7 @@ def test_the_mode_is_shown_and_turned_at_every_endpoint(fleet, run):
     finally:
         back = run("routing", "set", "--mode", "active", "--rollout-percent", "100", "--disabled-actions", "none", "-o", "json")
         answer = json.loads(back.stdout)[0]["answer"]
-        assert (answer["mode"], answer["disabled"]) == ("own", []), back
+        assert (answer["mode"], answer["disabled"]) == ("active", []), back
 
 
 def test_a_mode_that_is_not_turned_everywhere_says_where_it_was(fleet, run):

@@ -13,7 +13,7 @@ from harness.talk import TEXT, Talk, asked_alone, busy, decisions, post, prose
 
 SPEED = ("--speed-up", "4")
 # Who serves a step is to think much of those whose answers it would slow down: long prompts are computed elsewhere.
-SETTINGS = (TEXT, "planner.mu=20")
+SETTINGS = (TEXT, "planner.interference_weight=20")
 
 
 class Fleet:
@@ -114,7 +114,7 @@ def test_mooncake_is_declared_and_its_engines_are_asked_for_their_names(fleet, t
     config = tmp_path / "ownerserve.toml"
     config.write_text("".join(
         f'[[workers]]\nurl = "{worker.url}#{worker.role}"\n'
-        f'[workers.profile.link]\ndialect = "mooncake"\nbootstrap = "http://127.0.0.1:{worker.bootstrap}"\n'
+        f'[workers.profile.link]\nconnector = "mooncake"\nbootstrap_url = "http://127.0.0.1:{worker.bootstrap}"\n'
         for worker in pair.workers))
     serve, (_, target) = pair.serve("--config", str(config)), pair.workers
     with busy(target, clients=8, words=20):

@@ -196,7 +196,7 @@ def test_a_worker_registers_stays_as_long_as_it_says_so_and_withdraws(started, t
 
 def test_the_addresses_of_a_name_are_workers_and_a_name_that_nobody_knows_is_an_alarm(started):
     (one,) = sims(started, 1, *FAST)
-    names = f'[{{name="localhost:{one.port}", every="1s"}}, {{name="no-such-host.invalid:80", every="1s"}}]'
+    names = f'[{{address="localhost:{one.port}", refresh_interval="1s"}}, {{address="no-such-host.invalid:80", refresh_interval="1s"}}]'
     serve = serve_with(started, f"discovery.dns={names}")
     until("it was found", lambda: ready(serve) == {one.url})
     until("the other name fails", lambda: serve.metric("discovery_failing", source="dns") == 1)
@@ -208,9 +208,9 @@ def test_the_addresses_of_a_name_are_workers_and_a_name_that_nobody_knows_is_an_
 
 
 @pytest.mark.parametrize(("setting", "told"), [
-    ('discovery.dns=[{name="engines.internal"}]', "accepted is HOST:PORT"),
-    ('discovery.dns=[{name="engines.internal:8000", every="1ms"}]', "accepted is 1s to 1h"),
-    ("discovery.registrations=5000", "accepted is 0 to 1024"),
+    ('discovery.dns=[{address="engines.internal"}]', "accepted is HOST:PORT"),
+    ('discovery.dns=[{address="engines.internal:8000", refresh_interval="1ms"}]', "accepted is 1s to 1h"),
+    ("discovery.max_registrations=5000", "accepted is 0 to 1024"),
 ])
 def test_settings_out_of_bounds_are_refused_with_what_is_accepted(started, setting, told):
     serve = Serve([], settings=(setting,))

@@ -14,7 +14,7 @@ ACTIONS = ["colocated_prefill", "decode_continuation", "remote_prefill", "artifa
 @contextmanager
 def cluster_without(roles: tuple[str, ...], *disabled: str, settings: tuple[str, ...] = ()):
     listed = ",".join(f'"{action}"' for action in disabled)
-    with Cluster(*roles, settings=(TEXT, f"planner.disabled=[{listed}]", *settings), sim=SIM) as cluster:
+    with Cluster(*roles, settings=(TEXT, f"planner.disabled_actions=[{listed}]", *settings), sim=SIM) as cluster:
         yield cluster
 
 
@@ -69,7 +69,7 @@ def test_decode_continuation():
 
 def test_remote_prefill():
     """The decode worker answers others: computing a long prompt there would hold all of them up."""
-    with cluster_without(("prefill", "decode"), settings=("planner.mu=20",)) as cluster:
+    with cluster_without(("prefill", "decode"), settings=("planner.interference_weight=20",)) as cluster:
         talk = Talk(cluster.url, "remote", prose(3000, 5))
         with busy(cluster.workers[1], clients=8, words=20):
             known_to_be_busy(cluster, cluster.workers[1])
@@ -81,7 +81,7 @@ def test_remote_prefill():
 
 
 # Who serves a step is to think much of those whose answers it would slow down.
-CONSIDERATE = ("planner.mu=10",)
+CONSIDERATE = ("planner.interference_weight=10",)
 
 
 def moved(action: str, first_answer: int, *disabled: str, settings: tuple[str, ...] = ()) -> None:
@@ -110,7 +110,7 @@ def test_artifact_fetch():
 
 
 def test_state_migration():
-    moved("state_migration", 24, settings=("planner.overload.kv_usage=0.01",))
+    moved("state_migration", 24, settings=("planner.overload.max_kv_cache_usage=0.01",))
 
 
 def test_tail_recompute_after_a_fetch():

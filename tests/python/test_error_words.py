@@ -75,7 +75,7 @@ def test_keys_quotas_and_sizes_are_told_in_anthropics_words(tmp_path):
     recorder = Recorder()
     keys = tmp_path / "keys.toml"
     keys.write_text('[keys]\n"sk-right" = "team-a"\n')
-    settings = (f'auth.keys_file="{keys}"', "tenants.team-a.requests_per_minute=1", "proxy.body_limit=10000")
+    settings = (f'auth.keys_file="{keys}"', "tenants.team-a.requests_per_minute=1", "proxy.body_limit=10KB")
     serve = Serve([recorder.url], settings=settings).wait()
     try:
         with claude(serve.url, "sk-wrong") as client:

@@ -8,9 +8,9 @@ from harness.operator import Operator, ctl
 from harness.talk import TEXT, Talk, busy, decisions, prose
 
 # KV comes in at a twelfth of what it usually does.
-SLOW = "link_bytes_per_second = 4e8\nblocks = 16384\n"
+SLOW = "link_bandwidth = \"400MB\"\nnum_gpu_blocks = 16384\n"
 # Prompts are to be computed elsewhere however slow the way is; half of the sessions are the control group.
-SETTINGS = (TEXT, "planner.mu=20", "guardrail.control_percent=50")
+SETTINGS = (TEXT, "planner.interference_weight=20", "guardrail.control_percent=50")
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ class Engine:
 def pair(request):
     """The proxy before an engine, by each of uvicorn's parsers."""
     engine = Engine(request.param)
-    serve = Serve([engine.url], settings=('proxy.header_timeout="1s"', 'proxy.body_pause="1s"')).wait()
+    serve = Serve([engine.url], settings=('proxy.header_timeout="1s"', 'proxy.body_idle_timeout="1s"')).wait()
     yield serve, engine
     serve.stop()
     engine.stop()

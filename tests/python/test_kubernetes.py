@@ -183,7 +183,7 @@ def stage(tmp_path):
     token.write_text("first-token\n")
 
     def serving(**more: str) -> Serve:
-        settings = {"service": "engines", "namespace": "inference", "port": "http", "api": api.url,
+        settings = {"service": "engines", "namespace": "inference", "port": "http", "api_server": api.url,
                     "token_file": str(token), "ca_file": str(api.ca), **more}
         table = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         serve = Serve([], settings=(TEXT, f"discovery.kubernetes=[{{{table}}}]"))
@@ -273,7 +273,7 @@ def test_a_certificate_of_somebody_else_is_not_trusted(stage, tmp_path):
 @pytest.mark.parametrize(("setting", "told"), [
     ({"service": "Engines"}, "discovery.kubernetes.service"),
     ({"namespace": "a/b"}, "discovery.kubernetes.namespace"),
-    ({"api": "10.0.0.1:6443"}, "accepted is https://HOST:PORT"),
+    ({"api_server": "10.0.0.1:6443"}, "accepted is https://HOST:PORT"),
 ])
 def test_settings_that_kubernetes_would_not_accept_are_refused(setting, told):
     settings = {"service": "engines", "namespace": "inference", **setting}

@@ -16,7 +16,7 @@ from harness.talk import TEXT, prose
 # Words that nobody says otherwise: a part of every prompt and of the key that its client shows.
 WORD = "Zwyxquil-Övergård"
 KEY = "sk-zwyxquilsecretkey"
-SETTINGS = ("soft_state.namespace=words", 'soft_state.timeout="200ms"', "identity.look_every=1", "correctness.one_in=1")
+SETTINGS = ("shared_cache.key_prefix=words", 'shared_cache.timeout="200ms"', "prefix_cache.verify_every=1", "transfer_check.sample_every=1")
 
 
 def spellings(text: str) -> list[bytes]:
@@ -56,8 +56,8 @@ def workers():
 def router_of(redis, workers, folder, *settings: str) -> Serve:
     keys = folder / "keys.toml"
     keys.write_text(f'[keys]\n"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}" = "team"\n')
-    secret = () if "soft_state.plaintext=true" in settings else ("soft_state.secret=0123456789abcdef",)
-    shared = (*secret, TEXT, f'soft_state.redis="{redis.url}"', f'auth.keys_file="{keys}"', *SETTINGS, *settings)
+    secret = () if "shared_cache.allow_plaintext=true" in settings else ("shared_cache.encryption_secret=0123456789abcdef",)
+    shared = (*secret, TEXT, f'shared_cache.redis_url="{redis.url}"', f'auth.keys_file="{keys}"', *SETTINGS, *settings)
     router = Serve([worker.url for worker in workers], settings=shared).wait()
     until("Redis is up", lambda: router.metric("soft_state_standing", standing="up") == 1)
     return router
@@ -151,7 +151,7 @@ def test_the_search_finds_what_lies_there_as_it_is(redis, workers, tmp_path):
         if not worker.process.alive():
             worker.start()
             worker.wait()
-    router = router_of(redis, workers, tmp_path, "soft_state.plaintext=true", "soft_state.namespace=plain")
+    router = router_of(redis, workers, tmp_path, "shared_cache.allow_plaintext=true", "shared_cache.key_prefix=plain")
     try:
         traffic(router)
         until("transcripts are shared", lambda: any("plain:transcript:" in key for key in redis.keys()))
@@ -166,7 +166,7 @@ def test_the_search_finds_what_lies_there_as_it_is(redis, workers, tmp_path):
 
 
 def test_what_is_kept_of_a_tenant_is_deleted_in_redis(redis, workers, tmp_path):
-    router = router_of(redis, workers, tmp_path, "soft_state.namespace=deleted")
+    router = router_of(redis, workers, tmp_path, "shared_cache.key_prefix=deleted")
 
     def lengths(kind: str) -> list[int]:
         return [int(redis.ask("STRLEN", key)) for key in redis.keys(f"*:deleted:{kind}:*")]

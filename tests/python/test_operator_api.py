@@ -221,7 +221,7 @@ def test_bad_input_is_a_problem_that_says_what_to_do_and_changes_nothing(fleet, 
     ("GET", "workers?role=x", None, "role: unknown variant `x`, expected one of `prefill`, `decode`, `hybrid`"),
     ("PUT", "cluster/level", {"level": "2"}, "level: invalid type: string \"2\", expected u32"),
     ("PUT", "cluster/level", {}, "missing field `level`"),
-    ("PUT", "mode", {"mode": "fast"}, "mode: unknown variant `fast`, expected one of `shadow`, `sticky`, `own`"),
+    ("PUT", "mode", {"mode": "fast"}, "mode: unknown variant `fast`, expected one of `shadow`, `bypass`, `active`"),
 ])
 def test_a_refusal_names_the_field_and_what_is_expected(fleet, operator, method, path, body, told):
     got = operator.get(path) if method == "GET" else operator.write(method, path, body)
@@ -229,9 +229,9 @@ def test_a_refusal_names_the_field_and_what_is_expected(fleet, operator, method,
 
 
 def test_a_form_of_a_web_page_changes_nothing(fleet, operator):
-    got = operator.write("PUT", "mode", {"mode": "sticky"}, **{"content-type": "text/plain"})
+    got = operator.write("PUT", "mode", {"mode": "bypass"}, **{"content-type": "text/plain"})
     assert (got.status, got.json["type"]) == (415, PROBLEM + "not_json")
-    assert operator.get("mode").json["mode"] == "own"
+    assert operator.get("mode").json["mode"] == "active"
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_roles_come_from_a_file_and_follow_it(guarded):
     serve, tokens = guarded
     nobody, reader, alice = (Operator(serve.operator, token) for token in (None, "looks-at-everything", "works-on-everything"))
     assert [who.get("sessions").status for who in (nobody, reader, alice)] == [401, 200, 200]
-    assert [who.write("PUT", "mode", {"mode": "own"}).status for who in (nobody, reader, alice)] == [401, 403, 200]
+    assert [who.write("PUT", "mode", {"mode": "active"}).status for who in (nobody, reader, alice)] == [401, 403, 200]
     assert [who.get("cluster/snapshot").status for who in (nobody, reader, alice)] == [401, 403, 200]
     with Watched(serve, "kind=quota", authorization="Bearer looks-at-everything") as watch:
         tokens.write_text('[tokens]\n"new-one-of-letters" = "read"\n')
@@ -441,7 +441,7 @@ def test_a_write_under_a_key_is_done_once_and_another_one_under_it_is_refused(fl
 
 
 def test_an_artifact_is_as_large_as_its_tokens_are_at_the_workers(fleet, operator):
-    with Cluster("hybrid", settings=('models.tiny.text="builtin"',), sim=("--speed-up", "20")) as builtin:
+    with Cluster("hybrid", settings=('models.tiny.tokenizer_dir="builtin"',), sim=("--speed-up", "20")) as builtin:
         line = talked(builtin, "sized", 91)
         asked = Operator(builtin.serve.operator)
         artifact = asked.get(f"artifacts/{line['heads'][-1]['artifact']}").json["artifact"]

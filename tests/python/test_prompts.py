@@ -19,7 +19,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://localhost/ship.png"}}
 @pytest.fixture(scope="module", params=["qwen_like", "llama_like", "mistral_v7"])
 def serve(request):
     folder = ROOT / "router/prefix/testdata/models" / request.param
-    settings = (f'models.{MODEL}.text="{folder}"', f'models.{MODEL}.adapters=["{ADAPTER}"]', "identity.look_every=1")
+    settings = (f'models.{MODEL}.tokenizer_dir="{folder}"', f'models.{MODEL}.lora_adapters=["{ADAPTER}"]', "prefix_cache.verify_every=1")
     sim = ("--tokenizer-dir", str(folder), "--lora-adapter", ADAPTER, "--speed-up", "20")
     with Cluster("hybrid", "hybrid", sim=sim, settings=settings) as cluster:
         known_exactly(cluster.serve)

@@ -33,7 +33,7 @@ def router_of(worker, *settings: str) -> Serve:
 
 @pytest.fixture
 def pair(redis, worker):
-    shared = (f'soft_state.redis="{redis.url}"', "soft_state.namespace=q", "soft_state.secret=0123456789abcdef", 'soft_state.timeout="200ms"', *QUOTAS)
+    shared = (f'shared_cache.redis_url="{redis.url}"', "shared_cache.key_prefix=q", "shared_cache.encryption_secret=0123456789abcdef", 'shared_cache.timeout="200ms"', *QUOTAS)
     routers = [router_of(worker, *shared) for _ in range(2)]
     for router in routers:
         until("both are counted", lambda router=router: router.metric("shared_cache_routers") == 2)
@@ -146,7 +146,7 @@ def test_without_redis_each_router_keeps_to_its_share(redis, pair):
 
 @pytest.mark.parametrize("how", ["pause", "kill"])
 def test_the_first_request_of_an_outage_is_served_within_its_share(redis, worker, how):
-    shared = (f'soft_state.redis="{redis.url}"', "soft_state.namespace=o", "soft_state.secret=0123456789abcdef", "tenants.default.requests_per_minute=20")
+    shared = (f'shared_cache.redis_url="{redis.url}"', "shared_cache.key_prefix=o", "shared_cache.encryption_secret=0123456789abcdef", "tenants.default.requests_per_minute=20")
     router = router_of(worker, *shared)
     try:
         until("Redis is up", lambda: router.metric("soft_state_standing", standing="up") == 1)

@@ -29,14 +29,14 @@ class Long(Talk):
 class Pair:
     """A prefill and a decode worker, which declare the mode unless told otherwise, with a serve in front."""
 
-    def __init__(self, folder, declared: str = "bidirectional"):
+    def __init__(self, folder, declared: str = "nixl_bidirectional"):
         self.source, self.target = [SimWorker(role, "--kv-connector", "nixl_bidirectional", *SPEED).wait() for role in ("prefill", "decode")]
         config = folder / "ownerserve.toml"
         config.write_text("".join(
-            f'[[workers]]\nurl = "{worker.url}#{worker.role}"\n[workers.profile.link]\ndialect = "{declared}"\n'
+            f'[[workers]]\nurl = "{worker.url}#{worker.role}"\n[workers.profile.link]\nconnector = "{declared}"\n'
             for worker in (self.source, self.target)))
         # Who serves a step is to think much of those whose answers it would slow down: prompts are computed elsewhere.
-        self.serve = Serve([], "--config", str(config), settings=(TEXT, "planner.mu=50"))
+        self.serve = Serve([], "--config", str(config), settings=(TEXT, "planner.interference_weight=50"))
         self.serve.workers = [self.source.url, self.target.url]
         self.serve.wait()
 

@@ -19,7 +19,7 @@ FAILURES, CLIENTS = 3, 6
 # Responses that a simulated worker remembers.
 KEPT = 256
 # Generous: the suite shares its machine with others.
-BUDGET = "soft_state.timeout=\"200ms\""
+BUDGET = "shared_cache.timeout=\"200ms\""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def workers():
 
 
 def routers_of(redis, workers, *settings: str, count: int = 2) -> list[Serve]:
-    shared = (f'soft_state.redis="{redis.url}"', "soft_state.namespace=test", "soft_state.secret=0123456789abcdef", BUDGET, *settings)
+    shared = (f'shared_cache.redis_url="{redis.url}"', "shared_cache.key_prefix=test", "shared_cache.encryption_secret=0123456789abcdef", BUDGET, *settings)
     routers = [Serve([worker.url for worker in workers], settings=shared) for _ in range(count)]
     for router in routers:
         router.wait()
@@ -379,8 +379,8 @@ def test_every_key_has_an_end_and_names_its_tenant(redis, routers):
 
 
 def test_another_secret_is_told_by_who_came_with_it_until_there_is_one_secret(redis, workers):
-    (one,) = routers_of(redis, workers, "soft_state.namespace=rotated", count=1)
-    (other,) = routers_of(redis, workers, "soft_state.namespace=rotated", "soft_state.secret=fedcba9876543210", count=1)
+    (one,) = routers_of(redis, workers, "shared_cache.key_prefix=rotated", count=1)
+    (other,) = routers_of(redis, workers, "shared_cache.key_prefix=rotated", "shared_cache.encryption_secret=fedcba9876543210", count=1)
     told = lambda router: [(line["what"], line["cause"]) for line in get_json(f"{router.operator}/readyz")["degraded"]]
     try:
         until("it is told", lambda: ("soft_state", "other_secret") in told(other))
@@ -397,7 +397,7 @@ def test_another_secret_is_told_by_who_came_with_it_until_there_is_one_secret(re
 def test_a_router_without_redis_starts_and_says_so(workers):
     nobody = Redis()
     nobody.kill()
-    (router,) = [Serve([worker.url for worker in workers], settings=(f'soft_state.redis="redis://:hunter2@127.0.0.1:{nobody.port}"', "soft_state.secret=0123456789abcdef", BUDGET))]
+    (router,) = [Serve([worker.url for worker in workers], settings=(f'shared_cache.redis_url="redis://:hunter2@127.0.0.1:{nobody.port}"', "shared_cache.encryption_secret=0123456789abcdef", BUDGET))]
     try:
         router.wait()
         first, _ = respond(router, prose(20, 400))

@@ -12,9 +12,9 @@ from harness.wire import connect, exchange, head
 
 # Two sessions of 1,300 tokens do not fit beside each other: some 800 tokens would be pushed out, 80 ms of computing. What is in use costs
 # 20 times that, what was left a moment ago about once.
-PROFILE = "blocks = 128\ncontext_tokens = 2048\nprefill_tokens_per_second = 10000.0\ndecode_step_us = 20000\n"
+PROFILE = "num_gpu_blocks = 128\nmax_model_len = 2048\nprefill_tokens_per_second = 10000.0\ndecode_step = \"20ms\"\n"
 TOLERATED = 450_000
-SETTINGS = ("models.tiny.text=builtin", f"planner.admission.tolerated={TOLERATED}")
+SETTINGS = ("models.tiny.tokenizer_dir=builtin", f"planner.admission.max_displaced_compute={TOLERATED}us")
 PATH = "/v1/completions"
 
 

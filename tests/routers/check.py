@@ -209,20 +209,20 @@ def without_quorum() -> None:
         doors = Doors([serve.port for serve in left])
         seen = {}
         # Sticky sessions before and after, so that a machine that gets busier does not speak for one of them.
-        for turn, (mode, seconds) in enumerate([("sticky", SECONDS / 2), ("own", SECONDS), ("sticky", SECONDS / 2)]):
+        for turn, (mode, seconds) in enumerate([("bypass", SECONDS / 2), ("active", SECONDS), ("bypass", SECONDS / 2)]):
             routers.set_mode(mode, left)
             plan = {**HOUR, "until": time.monotonic() + seconds}
             steps = run(agents(doors, f"{mode}-{turn}", 24, plan))
             assert not failed(steps), failed(steps)[:3]
             seen.setdefault(mode, []).extend(steps)
-            if mode == "own":
+            if mode == "active":
                 views = {decision["known"]["grounds"]["view"] for serve in left for decision in decisions(serve, 200)}
                 assert views == {"stale"}, views
                 assert sum(serve.metric("ledger_pending_commit_sessions") for serve in left) >= 24
-        say("steps served without a quorum", len(seen["own"]), "")
-        for mode in ("own", "sticky"):
+        say("steps served without a quorum", len(seen["active"]), "")
+        for mode in ("active", "bypass"):
             say(f"first-token p99, {mode}", 1e3 * percentile(seen[mode], 0.99), "ms")
-        ratio = percentile(seen["own"], 0.99) / percentile(seen["sticky"], 0.99)
+        ratio = percentile(seen["active"], 0.99) / percentile(seen["bypass"], 0.99)
         say("without quorum / sticky sessions, first-token p99", ratio, "", "at most 1.1")
         without_a_folder(left[0], doors)
 

@@ -14,19 +14,19 @@ from harness.talk import TEXT
 # Slow enough that a step's prefill is what its first token waits for.
 PROFILE = """
 prefill_tokens_per_second = {prefill}
-step_overhead_us = 1_000
-decode_step_us = 8_000
-decode_slowdown_us = 250
-block_tokens = 16
-blocks = 4_096
-max_running = 32
-max_waiting = 1_024
-step_tokens = 2_048
-context_tokens = 32_768
-answer_tokens = 96
-kv_bytes_per_token = 131_072
-link_bytes_per_second = 1.25e10
-link_latency_us = 3_000
+step_overhead = "1ms"
+decode_step = "8ms"
+decode_step_per_request = "250us"
+block_size = 16
+num_gpu_blocks = 4_096
+max_num_seqs = 32
+max_queue = 1_024
+max_num_batched_tokens = 2_048
+max_model_len = 32_768
+default_max_tokens = 96
+kv_size_per_token = "128KiB"
+link_bandwidth = "12.5GB"
+link_latency = "3ms"
 """
 
 

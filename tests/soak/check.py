@@ -27,7 +27,7 @@ CHANGE_EVERY = (6.0, 20.0)
 REGISTERED_FOR = 15.0
 SPEED = ("--speed-up", "10")
 # Whatever is kept on purpose is full well before the last quarter: the bounds of the caches are small here.
-SETTINGS = ('identity.memory="8MiB"', 'soft_state.memory="4MiB"', 'decisions.log="1MiB"', "discovery.registrations=32")
+SETTINGS = ('prefix_cache.memory_limit="8MiB"', 'shared_cache.memory_limit="4MiB"', 'decision_log.max_size="1MiB"', "discovery.max_registrations=32")
 
 
 class Guests:
@@ -120,7 +120,7 @@ def soak(seconds: float, csv: Path) -> list[str]:
     redis, steady = Redis(), Steady()
     samples: list[Sample] = []
     try:
-        settings = (*SETTINGS, f'soft_state.redis="{redis.url}"', "soft_state.namespace=soak", 'soft_state.timeout="200ms"')
+        settings = (*SETTINGS, f'shared_cache.redis_url="{redis.url}"', "shared_cache.key_prefix=soak", 'shared_cache.timeout="200ms"')
         with Routers(steady, 3, voters=3, settings=settings) as routers:
             guests = Guests([Operator(serve.operator) for serve in routers.all])
             mixture = Mixture([serve.port for serve in routers.all], CLIENTS)

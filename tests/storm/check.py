@@ -27,19 +27,19 @@ from storm import Storm
 # Room for everybody's streams and for none of their time: what engines share is not what is looked at.
 PROFILE = """
 prefill_tokens_per_second = 20_000
-step_overhead_us = 1_000
-decode_step_us = 20_000
-decode_slowdown_us = 0
-block_tokens = 16
-blocks = 65_536
-max_running = 1_024
-max_waiting = 4_096
-step_tokens = 8_192
-context_tokens = 32_768
-answer_tokens = 96
-kv_bytes_per_token = 131_072
-link_bytes_per_second = 1.25e10
-link_latency_us = 3_000
+step_overhead = "1ms"
+decode_step = "20ms"
+decode_step_per_request = "0s"
+block_size = 16
+num_gpu_blocks = 65_536
+max_num_seqs = 1_024
+max_queue = 4_096
+max_num_batched_tokens = 8_192
+max_model_len = 32_768
+default_max_tokens = 96
+kv_size_per_token = "128KiB"
+link_bandwidth = "12.5GB"
+link_latency = "3ms"
 """
 KEYS = '[keys]\n"sk-a" = "team-a"\n"sk-b" = "team-b"\n'
 # What the plain shell and systemd give a process.

@@ -187,7 +187,7 @@ async fn without_tls_a_node_listens_on_loopback_unless_insecure_is_set() {
     open.peering.advertise = Some("router-1:7400".into());
     let error = Directory::open(open.clone()).await.unwrap_err();
     assert!(matches!(error, OwnershipError::Options(_)), "{error}");
-    for setting in ["cluster.listen", "cluster.tls", "cluster.insecure"] {
+    for setting in ["cluster.listen", "cluster.tls", "cluster.allow_plaintext"] {
         assert!(error.to_string().contains(setting), "{error}");
     }
     assert!(!folder.path().join("log").exists(), "nothing was founded");

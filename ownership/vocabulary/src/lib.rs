@@ -7,6 +7,7 @@ mod epoch;
 mod hex;
 mod ids;
 mod namespace;
+mod settings_units;
 mod units;
 mod worker_view;
 
@@ -17,6 +18,10 @@ pub use ids::{
     SessionId, TenantId, WorkerId,
 };
 pub use namespace::{ChainNamespace, RootKeys};
+pub use settings_units::{
+    ByteCount, ByteCountError, TimeSpan, TimeSpanError, bandwidth_with_unit, bytes_with_unit, micros_f64_with_unit,
+    micros_with_unit, transfer_time,
+};
 pub use units::{Blocks, Bytes, LedgerTime, Micros, Tokens};
 pub use worker_view::{
     EngineSpeed, KvIndexState, KvLink, KvLinkMode, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad, WorkerRole,

@@ -125,7 +125,7 @@ impl KvModel {
     fn stored_window_bytes(&self, from: Tokens, to: Tokens) -> Bytes {
         match self.stored_spec.checkpoints() {
             CheckpointInterval::Full => self.stored_spec.window_bytes_per_token() * (to - from).0,
-            CheckpointInterval::Every(Tokens(period)) => {
+            CheckpointInterval::EveryTokens(Tokens(period)) => {
                 self.stored_spec.window_bytes(Tokens(u64::MAX)) * (to.0 / period - from.0 / period)
             }
             CheckpointInterval::None => Bytes::ZERO,

@@ -38,7 +38,7 @@ impl TierPolicy {
         match self {
             Self::DeviceOnly | Self::Lru | Self::LowestCost => None,
             Self::Full => Some(CheckpointInterval::Full),
-            Self::Periodic(period) => Some(CheckpointInterval::Every(period)),
+            Self::Periodic(period) => Some(CheckpointInterval::EveryTokens(period)),
             Self::NoWindows => Some(CheckpointInterval::None),
         }
     }

@@ -49,12 +49,12 @@ impl<K: Copy + Eq> StepQueue<K> {
     /// time starts, and so does a new one when the queue is full. A step that has to wait is added to the queue.
     pub fn admit(&mut self, step: K, asking: AdmissionRequest) -> AdmissionDecision {
         let AdmissionRequest { prompt, displaced_compute: costs_others, now } = asking;
-        let AdmissionLimits { tolerated, longest, most } = self.limits;
+        let AdmissionLimits { max_displaced_compute, max_wait, max_queue } = self.limits;
         let place = self.steps.iter().position(|waiting| waiting.step == step);
-        let is_full = self.steps.len() >= most;
+        let is_full = self.steps.len() >= max_queue;
         let starts = match place {
-            _ if costs_others <= tolerated || longest == Micros::ZERO => Some(AdmissionReason::Tolerated),
-            Some(place) if now - self.steps[place].since >= longest => Some(AdmissionReason::Longest),
+            _ if costs_others <= max_displaced_compute || max_wait == Micros::ZERO => Some(AdmissionReason::Tolerated),
+            Some(place) if now - self.steps[place].since >= max_wait => Some(AdmissionReason::Longest),
             None if is_full => Some(AdmissionReason::NoPlace),
             _ => None,
         };

@@ -17,7 +17,7 @@ pub enum CheckpointInterval {
     #[default]
     Full,
     /// At every multiple of this many tokens.
-    Every(Tokens),
+    EveryTokens(Tokens),
     /// Never: a restore recomputes the last n_win x L tokens.
     None,
 }
@@ -40,7 +40,7 @@ impl CheckpointInterval {
     pub fn last_stored(self, tokens: Tokens, unit: Tokens) -> Tokens {
         let unit = match self {
             Self::Full => unit,
-            Self::Every(period) => Tokens(lcm(period.0, unit.0)),
+            Self::EveryTokens(period) => Tokens(lcm(period.0, unit.0)),
             Self::None => return Tokens::ZERO,
         };
         tokens.whole_blocks(unit).tokens(unit)
@@ -55,8 +55,8 @@ impl CheckpointInterval {
     pub fn choose(spec: &AttentionSpec, unit: Tokens, costs: &CheckpointCosts) -> (Self, f64) {
         let unit = Tokens(lcm(unit.0, spec.block().0));
         let p = costs.best_period(spec) / unit.0 as f64;
-        let periods =
-            [p.floor(), p.ceil()].map(|n| Self::Every(unit * (n as u64).clamp(1, (MAX_PERIOD / unit.0.max(1)).max(1))));
+        let periods = [p.floor(), p.ceil()]
+            .map(|n| Self::EveryTokens(unit * (n as u64).clamp(1, (MAX_PERIOD / unit.0.max(1)).max(1))));
         let all = [Self::Full, periods[0], periods[1], Self::None];
         let priced = all.map(|policy| (policy, costs.cost_per_token(spec, unit, policy)));
         priced.into_iter().reduce(|best, next| if next.1 < best.1 { next } else { best }).unwrap_or_default()
@@ -65,9 +65,9 @@ impl CheckpointInterval {
     /// Checks that the interval is valid for a model.
     pub(super) fn check(self, spec: &AttentionSpec) -> Result<(), SpecError> {
         match self {
-            Self::Every(Tokens(period)) if period == 0 || period > MAX_PERIOD || period % spec.block().0 != 0 => {
+            Self::EveryTokens(Tokens(period)) if period == 0 || period > MAX_PERIOD || period % spec.block().0 != 0 => {
                 let accepted = format!("a multiple of {} tokens, up to {MAX_PERIOD}", spec.block());
-                Err(SpecError::field("checkpoints.every", period, accepted))
+                Err(SpecError::field("window_checkpoints.every_tokens", period, accepted))
             }
             _ => Ok(()),
         }
@@ -89,7 +89,7 @@ impl CheckpointCosts {
         let windows = full_window_bytes(spec);
         match policy {
             CheckpointInterval::Full => write * spec.window_bytes_per_token().0 as f64 + restores * load * windows,
-            CheckpointInterval::Every(period) => {
+            CheckpointInterval::EveryTokens(period) => {
                 let again = (period - unit).0 as f64 / 2.0;
                 write * windows / period.0.max(1) as f64 + restores * (load * windows + compute * again)
             }

@@ -15,7 +15,9 @@ pub enum SpecError {
         accepted: usize,
     },
     /// A model family whose KV state is unknown.
-    #[error("model_type is {found}; accepted: {accepted}; describe any other model in a file (models.NAME.attention)")]
+    #[error(
+        "model_type is {found}; accepted: {accepted}; describe any other model in a file (models.NAME.attention_file)"
+    )]
     UnknownFamily {
         /// Value in the file.
         found: String,

@@ -8,7 +8,7 @@ use vocabulary::{Bytes, Tokens};
 
 use super::error::shortened;
 use super::fields::ConfigObject;
-use super::layer::{DenseKv, LatentKv, LayerState, MAX_HEADS, MAX_WIDTH, MAX_WINDOW, WindowKv};
+use super::layer::{DenseKv, LatentKv, LayerState, MAX_HEADS, MAX_WIDTH, MAX_WINDOW, WindowKv, check_bits};
 use super::spec::MAX_LAYERS;
 use super::{AttentionSpec, SpecError};
 
@@ -80,10 +80,11 @@ impl AttentionSpec {
 
     /// Returns the same model with KV numbers of `bits` bits, as set on the engine (`--kv-cache-dtype fp8`: 8).
     pub fn with_kv_bits(&self, bits: u32) -> Result<Self, SpecError> {
+        check_bits("kv_cache_bits", bits)?;
         let narrowed = |layer: &LayerState| match *layer {
-            LayerState::Dense(heads) => LayerState::Dense(DenseKv { bits, ..heads }),
-            LayerState::Latent(latent) => LayerState::Latent(LatentKv { bits, ..latent }),
-            LayerState::Window(layer) => LayerState::Window(WindowKv { bits, ..layer }),
+            LayerState::Dense(heads) => LayerState::Dense(DenseKv { element_bits: bits, ..heads }),
+            LayerState::Mla(latent) => LayerState::Mla(LatentKv { element_bits: bits, ..latent }),
+            LayerState::SlidingWindow(layer) => LayerState::SlidingWindow(WindowKv { element_bits: bits, ..layer }),
             stated @ (LayerState::Csa(_) | LayerState::Hca(_)) => stated,
         };
         Self::new(self.layers().iter().map(narrowed).collect(), self.alignment())
@@ -103,12 +104,21 @@ fn layers(family: ModelFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<V
     if family == ModelFamily::DeepSeek {
         let width = fields.required_number("kv_lora_rank", 1..=MAX_WIDTH)?
             + fields.required_number("qk_rope_head_dim", 1..=MAX_WIDTH)?;
-        return Ok(vec![LayerState::Latent(LatentKv { width: width as u32, bits, index: Bytes::ZERO }); count]);
+        return Ok(vec![
+            LayerState::Mla(LatentKv {
+                latent_dim: width as u32,
+                element_bits: bits,
+                index_entry_size: Bytes::ZERO
+            });
+            count
+        ]);
     }
-    let DenseKv { kv_heads, head_dim, bits } = heads(family, fields, bits)?;
+    let DenseKv { kv_heads, head_dim, element_bits: bits } = heads(family, fields, bits)?;
     let layer = |window: Option<Tokens>| match window {
-        None => LayerState::Dense(DenseKv { kv_heads, head_dim, bits }),
-        Some(window) => LayerState::Window(WindowKv { kv_heads, head_dim, bits, window }),
+        None => LayerState::Dense(DenseKv { kv_heads, head_dim, element_bits: bits }),
+        Some(window) => {
+            LayerState::SlidingWindow(WindowKv { kv_heads, head_dim, element_bits: bits, window_tokens: window })
+        }
     };
     Ok(windows(family, fields, count)?.into_iter().map(layer).collect())
 }
@@ -129,7 +139,7 @@ fn heads(family: ModelFamily, fields: &ConfigObject<'_>, bits: u32) -> Result<De
         }
     };
     let kv_heads = kv_heads.ok_or_else(|| fields.missing("num_key_value_heads", format!("1 to {MAX_HEADS}")))?;
-    Ok(DenseKv { kv_heads: kv_heads as u32, head_dim: head_dim as u32, bits })
+    Ok(DenseKv { kv_heads: kv_heads as u32, head_dim: head_dim as u32, element_bits: bits })
 }
 
 /// Returns the window of each layer; none for a layer that keeps all tokens.

@@ -1,19 +1,30 @@
 //! File format that describes a model whose `config.json` is not understood:
 //!
 //! ```toml
-//! alignment = 512                 # bytes; every layer's part of a block begins at a multiple of it
-//! checkpoints = { every = 4096 }  # when windows are stored beside the blocks; or "full", which is usual, or "none"
+//! layer_alignment = "512B"                      # every layer's part of a block begins at a multiple of it
+//! window_checkpoints = { every_tokens = 4096 }  # when windows are stored with the blocks; "full", the default, or "none"
 //!
 //! [[layers]]                      # from the first layer to the last
-//! times = 2
-//! each = [{ state = "window", kv_heads = 8, head_dim = 64, window = 128 }]
+//! repeat = 2
+//! pattern = [{ kind = "sliding_window", kv_heads = 8, head_dim = 64, window_tokens = 128 }]
 //!
 //! [[layers]]
-//! times = 29
-//! each = [
-//!     { state = "csa", ratio = 4, entry = 584, index = 132, raw = 584, window = 128 },
-//!     { state = "hca", ratio = 128, entry = 584, raw = 584, window = 128 },
-//! ]
+//! repeat = 29
+//!
+//! [[layers.pattern]]
+//! kind = "csa"
+//! compression_ratio = 4
+//! entry_size = "584B"
+//! index_entry_size = "132B"
+//! uncompressed_token_size = "584B"
+//! window_tokens = 128
+//!
+//! [[layers.pattern]]
+//! kind = "hca"
+//! compression_ratio = 128
+//! entry_size = "584B"
+//! uncompressed_token_size = "584B"
+//! window_tokens = 128
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -25,10 +36,10 @@ use super::{AttentionSpec, CheckpointInterval, SpecError};
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AttentionFile {
-    #[serde(default = "packed")]
-    alignment: Bytes,
+    #[serde(default = "packed", with = "vocabulary::bytes_with_unit")]
+    layer_alignment: Bytes,
     #[serde(default)]
-    checkpoints: CheckpointInterval,
+    window_checkpoints: CheckpointInterval,
     layers: Vec<LayerGroup>,
 }
 
@@ -37,8 +48,8 @@ pub(super) struct AttentionFile {
 #[serde(deny_unknown_fields)]
 struct LayerGroup {
     #[serde(default = "once")]
-    times: u32,
-    each: Vec<LayerState>,
+    repeat: u32,
+    pattern: Vec<LayerState>,
 }
 
 fn packed() -> Bytes {
@@ -53,18 +64,19 @@ impl TryFrom<AttentionFile> for AttentionSpec {
     type Error = SpecError;
 
     fn try_from(file: AttentionFile) -> Result<Self, SpecError> {
-        let count = |run: &LayerGroup| u64::from(run.times).saturating_mul(run.each.len() as u64);
+        let count = |run: &LayerGroup| u64::from(run.repeat).saturating_mul(run.pattern.len() as u64);
         let layers = file.layers.iter().fold(0u64, |all, run| all.saturating_add(count(run)));
         check_range("layers", layers, 1, super::spec::MAX_LAYERS)?;
-        let times = |run: &LayerGroup| run.each.repeat(run.times as usize);
-        Self::new(file.layers.iter().flat_map(times).collect(), file.alignment)?.with_checkpoints(file.checkpoints)
+        let times = |run: &LayerGroup| run.pattern.repeat(run.repeat as usize);
+        Self::new(file.layers.iter().flat_map(times).collect(), file.layer_alignment)?
+            .with_checkpoints(file.window_checkpoints)
     }
 }
 
 impl From<AttentionSpec> for AttentionFile {
     fn from(spec: AttentionSpec) -> Self {
         let runs = spec.layers().chunk_by(|a, b| a == b);
-        let layers = runs.map(|run| LayerGroup { times: run.len() as u32, each: vec![run[0]] }).collect();
-        Self { alignment: spec.alignment(), checkpoints: spec.checkpoints(), layers }
+        let layers = runs.map(|run| LayerGroup { repeat: run.len() as u32, pattern: vec![run[0]] }).collect();
+        Self { layer_alignment: spec.alignment(), window_checkpoints: spec.checkpoints(), layers }
     }
 }

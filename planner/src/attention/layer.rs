@@ -29,19 +29,19 @@ impl StateKind {
     pub const ALL: [Self; 6] = *Self::VARIANTS.first_chunk().expect("six kinds");
 }
 
-/// State of one layer. The field `state` names the variant in a file.
+/// State of one layer. The field `kind` names the variant in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
-#[serde(tag = "state", rename_all = "snake_case")]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LayerState {
     /// Keys and values of every token: dense and grouped-query attention.
     Dense(DenseKv),
     /// One latent entry per token, shared by all heads: multi-head latent attention.
-    Latent(LatentKv),
+    Mla(LatentKv),
     /// Keys and values of the last tokens only: sliding-window attention.
-    Window(WindowKv),
-    /// Compressed sparse attention: an entry and an index entry per `ratio` tokens, plus a window.
+    SlidingWindow(WindowKv),
+    /// Compressed sparse attention: an entry and an index entry per `compression_ratio` tokens, plus a window.
     Csa(CompressedKv),
-    /// Heavily compressed attention: an entry per `ratio` tokens, plus a window.
+    /// Heavily compressed attention: an entry per `compression_ratio` tokens, plus a window.
     Hca(CompressedKv),
 }
 
@@ -55,7 +55,7 @@ pub struct DenseKv {
     pub head_dim: u32,
     /// Bits per number: 4, 8, 16 or 32.
     #[serde(default = "half")]
-    pub bits: u32,
+    pub element_bits: u32,
 }
 
 /// Latent entry of every token.
@@ -63,13 +63,13 @@ pub struct DenseKv {
 #[serde(deny_unknown_fields)]
 pub struct LatentKv {
     /// Numbers per entry, including the rotary position part.
-    pub width: u32,
+    pub latent_dim: u32,
     /// Bits per number: 4, 8, 16 or 32.
     #[serde(default = "half")]
-    pub bits: u32,
+    pub element_bits: u32,
     /// Bytes of an indexer's key per token, if the layer has an indexer.
-    #[serde(default)]
-    pub index: Bytes,
+    #[serde(default, with = "vocabulary::bytes_with_unit")]
+    pub index_entry_size: Bytes,
 }
 
 /// Keys and values of a sliding window.
@@ -82,9 +82,9 @@ pub struct WindowKv {
     pub head_dim: u32,
     /// Bits per number: 4, 8, 16 or 32.
     #[serde(default = "half")]
-    pub bits: u32,
+    pub element_bits: u32,
     /// Window size in tokens.
-    pub window: Tokens,
+    pub window_tokens: Tokens,
 }
 
 /// Compressed entries, plus a window of uncompressed tokens.
@@ -92,17 +92,19 @@ pub struct WindowKv {
 #[serde(deny_unknown_fields)]
 pub struct CompressedKv {
     /// Tokens per entry: m or m'.
-    pub ratio: Tokens,
+    pub compression_ratio: Tokens,
     /// Bytes of one entry.
-    pub entry: Bytes,
+    #[serde(with = "vocabulary::bytes_with_unit")]
+    pub entry_size: Bytes,
     /// Bytes of one index entry; 0 for heavily compressed attention.
-    #[serde(default)]
-    pub index: Bytes,
+    #[serde(default, with = "vocabulary::bytes_with_unit")]
+    pub index_entry_size: Bytes,
     /// Bytes of one uncompressed token, in the window or before it is compressed.
-    pub raw: Bytes,
+    #[serde(with = "vocabulary::bytes_with_unit")]
+    pub uncompressed_token_size: Bytes,
     /// Window size in uncompressed tokens; 0 for none.
     #[serde(default)]
-    pub window: Tokens,
+    pub window_tokens: Tokens,
 }
 
 fn half() -> u32 {
@@ -137,18 +139,22 @@ impl LayerState {
         };
         let compressed = |kind, layer: &CompressedKv| LayerSizes {
             kind,
-            ratio: layer.ratio.0,
-            entry: layer.entry,
-            index: layer.index,
-            token_bytes: layer.raw,
-            window: layer.window.0,
+            ratio: layer.compression_ratio.0,
+            entry: layer.entry_size,
+            index: layer.index_entry_size,
+            token_bytes: layer.uncompressed_token_size,
+            window: layer.window_tokens.0,
         };
         match self {
-            Self::Dense(heads) => plain(kv_entry_bytes(heads.kv_heads, heads.head_dim, heads.bits), Bytes::ZERO),
-            Self::Latent(latent) => plain(bytes(u64::from(latent.width), latent.bits), latent.index),
-            Self::Window(layer) => LayerSizes {
-                token_bytes: kv_entry_bytes(layer.kv_heads, layer.head_dim, layer.bits),
-                window: layer.window.0,
+            Self::Dense(heads) => {
+                plain(kv_entry_bytes(heads.kv_heads, heads.head_dim, heads.element_bits), Bytes::ZERO)
+            }
+            Self::Mla(latent) => {
+                plain(bytes(u64::from(latent.latent_dim), latent.element_bits), latent.index_entry_size)
+            }
+            Self::SlidingWindow(layer) => LayerSizes {
+                token_bytes: kv_entry_bytes(layer.kv_heads, layer.head_dim, layer.element_bits),
+                window: layer.window_tokens.0,
                 ..plain(Bytes::ZERO, Bytes::ZERO)
             },
             Self::Csa(layer) => compressed(StateKind::CompressedCsaMain, layer),
@@ -159,15 +165,17 @@ impl LayerState {
     /// Checks the bounds of all sizes, since they come from a file.
     pub(super) fn check(&self) -> Result<(), SpecError> {
         match self {
-            Self::Dense(DenseKv { kv_heads, head_dim, bits }) => check_heads(*kv_heads, *head_dim, *bits),
-            Self::Window(WindowKv { kv_heads, head_dim, bits, window }) => {
-                check_heads(*kv_heads, *head_dim, *bits)?;
-                check_range("window", window.0, 1, MAX_WINDOW)
+            Self::Dense(DenseKv { kv_heads, head_dim, element_bits }) => {
+                check_heads(*kv_heads, *head_dim, *element_bits)
             }
-            Self::Latent(LatentKv { width: numbers, bits, index }) => {
-                check_range("width", u64::from(*numbers), 1, MAX_WIDTH)?;
-                check_range("index", index.0, 0, MAX_ENTRY_BYTES)?;
-                check_bits(*bits)
+            Self::SlidingWindow(WindowKv { kv_heads, head_dim, element_bits, window_tokens }) => {
+                check_heads(*kv_heads, *head_dim, *element_bits)?;
+                check_range("window_tokens", window_tokens.0, 1, MAX_WINDOW)
+            }
+            Self::Mla(LatentKv { latent_dim, element_bits, index_entry_size }) => {
+                check_range("latent_dim", u64::from(*latent_dim), 1, MAX_WIDTH)?;
+                check_range("index_entry_size", index_entry_size.0, 0, MAX_ENTRY_BYTES)?;
+                check_bits("element_bits", *element_bits)
             }
             Self::Csa(layer) => check_compressed(layer, MAX_ENTRY_BYTES),
             Self::Hca(layer) => check_compressed(layer, 0),
@@ -181,18 +189,18 @@ pub(super) const MAX_WINDOW: u64 = 1 << 24;
 const MAX_ENTRY_BYTES: u64 = 1 << 20;
 const MAX_RATIO: u64 = 65_536;
 
-fn check_heads(kv_heads: u32, head_dim: u32, bits: u32) -> Result<(), SpecError> {
+fn check_heads(kv_heads: u32, head_dim: u32, element_bits: u32) -> Result<(), SpecError> {
     check_range("kv_heads", u64::from(kv_heads), 1, MAX_HEADS)?;
     check_range("head_dim", u64::from(head_dim), 1, MAX_WIDTH)?;
-    check_bits(bits)
+    check_bits("element_bits", element_bits)
 }
 
 fn check_compressed(layer: &CompressedKv, largest_index: u64) -> Result<(), SpecError> {
-    check_range("ratio", layer.ratio.0, 1, MAX_RATIO)?;
-    check_range("entry", layer.entry.0, 1, MAX_ENTRY_BYTES)?;
-    check_range("index", layer.index.0, 0, largest_index)?;
-    check_range("raw", layer.raw.0, 1, MAX_ENTRY_BYTES)?;
-    check_range("window", layer.window.0, 0, MAX_WINDOW)
+    check_range("compression_ratio", layer.compression_ratio.0, 1, MAX_RATIO)?;
+    check_range("entry_size", layer.entry_size.0, 1, MAX_ENTRY_BYTES)?;
+    check_range("index_entry_size", layer.index_entry_size.0, 0, largest_index)?;
+    check_range("uncompressed_token_size", layer.uncompressed_token_size.0, 1, MAX_ENTRY_BYTES)?;
+    check_range("window_tokens", layer.window_tokens.0, 0, MAX_WINDOW)
 }
 
 pub(super) fn check_range(field: &str, found: u64, least: u64, most: u64) -> Result<(), SpecError> {
@@ -202,10 +210,10 @@ pub(super) fn check_range(field: &str, found: u64, least: u64, most: u64) -> Res
     }
 }
 
-fn check_bits(bits: u32) -> Result<(), SpecError> {
+pub(super) fn check_bits(field: &str, bits: u32) -> Result<(), SpecError> {
     match bits {
         4 | 8 | 16 | 32 => Ok(()),
-        other => Err(SpecError::field("bits", other, "4, 8, 16 or 32")),
+        other => Err(SpecError::field(field, other, "4, 8, 16 or 32")),
     }
 }
 

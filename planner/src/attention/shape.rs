@@ -141,16 +141,16 @@ impl LayerState {
     /// Returns the KV heads that tensor-parallel ranks split; none if every rank keeps the whole state.
     fn kv_heads(&self) -> Option<u32> {
         match self {
-            Self::Dense(DenseKv { kv_heads, .. }) | Self::Window(WindowKv { kv_heads, .. }) => Some(*kv_heads),
-            Self::Latent(_) | Self::Csa(_) | Self::Hca(_) => None,
+            Self::Dense(DenseKv { kv_heads, .. }) | Self::SlidingWindow(WindowKv { kv_heads, .. }) => Some(*kv_heads),
+            Self::Mla(_) | Self::Csa(_) | Self::Hca(_) => None,
         }
     }
 
     fn with_kv_heads(self, kv_heads: u32) -> Self {
         match self {
             Self::Dense(heads) => Self::Dense(DenseKv { kv_heads, ..heads }),
-            Self::Window(layer) => Self::Window(WindowKv { kv_heads, ..layer }),
-            Self::Latent(_) | Self::Csa(_) | Self::Hca(_) => self,
+            Self::SlidingWindow(layer) => Self::SlidingWindow(WindowKv { kv_heads, ..layer }),
+            Self::Mla(_) | Self::Csa(_) | Self::Hca(_) => self,
         }
     }
 }

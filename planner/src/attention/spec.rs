@@ -71,7 +71,7 @@ impl AttentionSpec {
     /// `alignment`.
     pub fn new(layers: Vec<LayerState>, alignment: Bytes) -> Result<Self, SpecError> {
         check_range("layers", layers.len() as u64, 1, MAX_LAYERS)?;
-        check_range("alignment", alignment.0, 1, MAX_ALIGNMENT)?;
+        check_range("layer_alignment", alignment.0, 1, MAX_ALIGNMENT)?;
         layers.iter().try_for_each(LayerState::check)?;
         let mut groups: Vec<(LayerSizes, u64)> = Vec::new();
         for sizes in layers.iter().map(LayerState::sizes) {

@@ -34,11 +34,11 @@ pub(super) fn text_of(name: &str) -> &'static str {
 /// of 16 bits; an index entry has 128 of 8 bits and a scale.
 pub(crate) fn hybrid() -> AttentionSpec {
     let layer = |ratio, index| CompressedKv {
-        ratio: vocabulary::Tokens(ratio),
-        entry: vocabulary::Bytes(640),
-        index: vocabulary::Bytes(index),
-        raw: vocabulary::Bytes(640),
-        window: vocabulary::Tokens(128),
+        compression_ratio: vocabulary::Tokens(ratio),
+        entry_size: vocabulary::Bytes(640),
+        index_entry_size: vocabulary::Bytes(index),
+        uncompressed_token_size: vocabulary::Bytes(640),
+        window_tokens: vocabulary::Tokens(128),
     };
     let pair = [LayerState::Csa(layer(4, 132)), LayerState::Hca(layer(128, 0))];
     AttentionSpec::new(pair.repeat(30), vocabulary::Bytes(1)).unwrap()

@@ -20,7 +20,7 @@ fn cost(scene: &PlanningScene) -> u64 {
 }
 
 fn settings() -> AdmissionLimits {
-    AdmissionLimits { tolerated: Micros(100_000), ..AdmissionLimits::default() }
+    AdmissionLimits { max_displaced_compute: Micros(100_000), ..AdmissionLimits::default() }
 }
 
 fn admit(queue: &mut StepQueue<u32>, step: u32, scene: &PlanningScene) -> AdmissionDecision {
@@ -44,7 +44,7 @@ fn step_that_evicts_nothing_is_admitted() {
     scene.workers[0].capacity.kv = Tokens(26_000);
     assert_eq!(cost(&scene), 0);
     assert_eq!(
-        admit(&mut StepQueue::new(AdmissionLimits { tolerated: Micros(0), ..settings() }), 1, &scene),
+        admit(&mut StepQueue::new(AdmissionLimits { max_displaced_compute: Micros(0), ..settings() }), 1, &scene),
         starts(AdmissionReason::Tolerated)
     );
 }
@@ -111,7 +111,7 @@ fn unknown_capacity_never_delays_a_step() {
 
 #[test]
 fn step_is_admitted_after_the_maximum_wait() {
-    let mut queue = StepQueue::new(AdmissionLimits { longest: Micros(5_000_000), ..settings() });
+    let mut queue = StepQueue::new(AdmissionLimits { max_wait: Micros(5_000_000), ..settings() });
     let mut scene = full(1);
     let begin = scene.now;
     assert!(waits(admit(&mut queue, 1, &scene)));
@@ -131,7 +131,7 @@ fn step_is_admitted_after_the_maximum_wait() {
 
 #[test]
 fn full_admission_queue_admits_the_next_step() {
-    let mut queue = StepQueue::new(AdmissionLimits { most: 2, ..settings() });
+    let mut queue = StepQueue::new(AdmissionLimits { max_queue: 2, ..settings() });
     let scene = full(1);
     assert!(waits(admit(&mut queue, 1, &scene)) && waits(admit(&mut queue, 2, &scene)));
     assert_eq!(admit(&mut queue, 3, &scene), starts(AdmissionReason::NoPlace));
@@ -143,7 +143,7 @@ fn full_admission_queue_admits_the_next_step() {
 
 #[test]
 fn zero_maximum_wait_disables_queueing() {
-    let mut queue = StepQueue::new(AdmissionLimits { longest: Micros::ZERO, ..settings() });
+    let mut queue = StepQueue::new(AdmissionLimits { max_wait: Micros::ZERO, ..settings() });
     assert_eq!(admit(&mut queue, 1, &full(0)), starts(AdmissionReason::Tolerated));
     assert!(queue.is_empty());
 }
@@ -163,6 +163,6 @@ fn queue_orders_steps_by_prompt_length_then_arrival() {
 #[test]
 fn admission_settings_use_defaults_and_reject_unknown_fields() {
     let read = |text| serde_json::from_str::<AdmissionLimits>(text);
-    assert_eq!(read(r#"{"tolerated": 100000}"#).unwrap(), settings());
+    assert_eq!(read(r#"{"max_displaced_compute": "100ms"}"#).unwrap(), settings());
     assert!(read(r#"{"patience": 1}"#).is_err());
 }

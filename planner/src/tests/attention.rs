@@ -35,7 +35,7 @@ fn latent_session_moves_where_a_dense_one_with_equal_layers_stays() {
         &format!("{busier}\n attention of=deepseek-v3"),
         "artifact_fetch at b 128000+100, 8000 blocks from a, borrow",
     );
-    let heads = DenseKv { kv_heads: 8, head_dim: 128, bits: 16 };
+    let heads = DenseKv { kv_heads: 8, head_dim: 128, element_bits: 16 };
     let dense = AttentionSpec::new(vec![LayerState::Dense(heads); 61], Bytes(1)).unwrap();
     let scene = PlanningScene { attention: Some(dense), ..PlanningScene::read(&busier) };
     assert_eq!(scene.name(scene.plan().plan.target()), "a");
@@ -100,9 +100,9 @@ fn window_only_kv_is_light_enough_to_move() {
 #[test]
 fn disabled_tail_recompute_moves_the_tail_when_possible() {
     // Loading the windows (4 GB) takes longer than computing 60 x 16 tokens; both are cheaper than staying.
-    let layer = WindowKv { kv_heads: 64, head_dim: 16_384, bits: 16, window: Tokens(16) };
-    let latent = LatentKv { width: 64, bits: 8, index: Bytes(0) };
-    let layers = [LayerState::Window(layer), LayerState::Latent(latent)].repeat(60);
+    let layer = WindowKv { kv_heads: 64, head_dim: 16_384, element_bits: 16, window_tokens: Tokens(16) };
+    let latent = LatentKv { latent_dim: 64, element_bits: 8, index_entry_size: Bytes(0) };
+    let layers = [LayerState::SlidingWindow(layer), LayerState::Mla(latent)].repeat(60);
     let attention = Some(AttentionSpec::new(layers, Bytes(1)).unwrap());
     let line = |off: &str| {
         let scene = PlanningScene::read(&format!("{LONG_SESSION}\n policy lambda=0 {off}"));

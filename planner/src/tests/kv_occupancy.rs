@@ -133,14 +133,15 @@ impl ReferenceOccupancy {
     ) -> Micros {
         let (session, policy) = (scene.session.id, &scene.policy);
         let is_new = !self.here(at).any(|tenant| tenant.session == session && tenant.tokens > Tokens::ZERO);
-        let growth = if stays && is_new { policy.growth.min(Tokens(CAPACITY.0 / 8)) } else { Tokens::ZERO };
+        let growth =
+            if stays && is_new { policy.max_session_growth_tokens.min(Tokens(CAPACITY.0 / 8)) } else { Tokens::ZERO };
         let free = CAPACITY - self.taken(at);
         let missing = stored + growth - free;
         if missing == Tokens::ZERO {
             return Micros::ZERO;
         }
         let view = scene.workers.iter().find(|view| view.id == at.worker).unwrap();
-        let rate = ComputeRate::new(1e6 / view.speeds.prefill_tokens_per_second, policy.attention_doubles_at);
+        let rate = ComputeRate::new(1e6 / view.speeds.prefill_tokens_per_second, policy.attention_cost_doubling_tokens);
         let stale = |own: &ReferenceSession| own.tokens.min(own.shared + own.tokens - found);
         let victims = self.eviction_order(at).into_iter().map(|tenant| match tenant.session == session {
             true => ReferenceSession { tokens: stale(tenant), return_pattern: None, ..tenant.clone() },
@@ -162,7 +163,7 @@ impl ReferenceOccupancy {
         }
         let held_up = (self.active_count(at, session, scene.now) as f64 / 2.0).min(4.0);
         let waiting = rate.span(Tokens::ZERO, stored - free - idle).0 as f64 * 20.0;
-        Micros((policy.eviction * (again * (1.0 + held_up) + waiting)) as u64)
+        Micros((policy.eviction_weight * (again * (1.0 + held_up) + waiting)) as u64)
     }
 }
 
@@ -238,9 +239,9 @@ proptest! {
         scene.session.id = SessionId(session);
         scene.session.sealed = Blocks(sealed);
         scene.ask.prompt = Tokens(prompt);
-        scene.policy.sources = if at_once { SendTiming::AtOnce } else { SendTiming::InTurn };
-        (scene.policy.mu, scene.policy.growth) = (mu, Tokens(growth));
-        scene.policy.attention_doubles_at = Tokens(doubles);
+        scene.policy.replicate_dispatch = if at_once { ReplicateDispatch::Immediate } else { ReplicateDispatch::Queued };
+        (scene.policy.interference_weight, scene.policy.max_session_growth_tokens) = (mu, Tokens(growth));
+        scene.policy.attention_cost_doubling_tokens = Tokens(doubles);
         let place = |worker| Owner { worker, incarnation: Incarnation(1), rank: DpRank(0) };
         let candidates = scene.plan().candidates;
         let cached = |worker| {

@@ -180,7 +180,7 @@ fn action_label_matches_the_legs() {
     }
     let borrowed = violation_after(FETCH, |_, plan| plan.claim = OwnershipEffect::Borrow);
     assert_eq!(borrowed, PlanViolation::Mislabelled(Action::StateMigration), "a migration moves the ownership");
-    let off = violation_after(FETCH, |scene, _| scene.policy.disabled.push(Action::StateMigration));
+    let off = violation_after(FETCH, |scene, _| scene.policy.disabled_actions.push(Action::StateMigration));
     assert_eq!(off, PlanViolation::Disabled(Action::StateMigration));
 }
 

@@ -35,7 +35,7 @@ impl PlanningScene {
 
 fn scene(more: &str) -> PlanningScene {
     let mut scene = PlanningScene::read(&format!("{more}\n{TWO}"));
-    scene.policy.growth = Tokens::ZERO;
+    scene.policy.max_session_growth_tokens = Tokens::ZERO;
     scene
 }
 
@@ -90,9 +90,9 @@ fn growth_is_expected_only_where_the_session_is_new() {
     let mut scene = scene("session id=1");
     scene.add_resident(7, "a", 17_000, 5);
     assert_eq!(scene.eviction_cost("a"), 0);
-    scene.policy.growth = Tokens(2_300);
+    scene.policy.max_session_growth_tokens = Tokens(2_300);
     let grown = scene.eviction_cost("a");
-    scene.policy.growth = Tokens(100_000);
+    scene.policy.max_session_growth_tokens = Tokens(100_000);
     assert!(scene.eviction_cost("a") > grown && grown > 0);
     assert!(scene.eviction_cost("a") < 2_500 * 70, "by an eighth of the memory at most");
     scene.add_resident(1, "a", 1_000, 5);
@@ -155,7 +155,7 @@ fn returning_victims_cost_more_at_a_busy_worker() {
 #[test]
 fn interference_counts_prompts_that_arrive_during_compute() {
     let mut scene = scene("");
-    scene.policy.mu = 1.0;
+    scene.policy.interference_weight = 1.0;
     scene.workers[0].load.backlog = Tokens(1_000);
     let price = |scene: &PlanningScene| {
         let found = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("a") && c.handoff.is_none());
@@ -173,7 +173,7 @@ fn interference_counts_prompts_that_arrive_during_compute() {
 #[test]
 fn answer_costs_more_under_steady_prefill_load() {
     let mut scene = scene("");
-    scene.policy.mu = 1.0;
+    scene.policy.interference_weight = 1.0;
     let before = scene.plan().plan.because.terms.interference;
     // Prefill takes half of the time; an answer loses nine tenths of that, so it takes 1 / 0.55 times as long.
     scene.occupancy.prefill_started(rank_of("a"), Micros(15_000_000), scene.now);
@@ -191,7 +191,7 @@ fn unknown_capacity_or_invalid_weight_has_no_eviction_cost() {
     for odd in [0.0, -1.0, f64::NAN] {
         let mut scene = scene("");
         scene.add_resident(7, "a", 20_000, 1);
-        scene.policy.eviction = odd;
+        scene.policy.eviction_weight = odd;
         assert_eq!(scene.eviction_cost("a"), 0, "{odd}");
     }
     let mut scene = PlanningScene::read("worker a hybrid");
@@ -208,10 +208,13 @@ fn transfer_cost_includes_link_risk() {
         let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
         fetch.unwrap().terms.network.0
     };
-    let none = network(TransferRisk { fixed: Micros::ZERO, share: 0.0 });
-    assert_eq!(network(TransferRisk { fixed: Micros(7), share: 0.0 }), none + 7);
-    assert_eq!(network(TransferRisk { fixed: Micros::ZERO, share: 0.5 }), none + 90 * 16 * 10 / 2);
-    assert_eq!(network(TransferRisk { fixed: Micros::ZERO, share: f64::NAN }), none);
+    let none = network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: 0.0 });
+    assert_eq!(network(TransferRisk { fixed_overhead: Micros(7), proportional_overhead: 0.0 }), none + 7);
+    assert_eq!(
+        network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: 0.5 }),
+        none + 90 * 16 * 10 / 2
+    );
+    assert_eq!(network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: f64::NAN }), none);
 }
 
 #[test]
@@ -223,12 +226,12 @@ fn source_that_sends_at_once_adds_no_queue_time() {
              worker a hybrid holds=99 backlog=5000
              worker b hybrid backlog=1000",
         );
-        scene.policy.sources = sources;
+        scene.policy.replicate_dispatch = sources;
         let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
         fetch.unwrap().terms
     };
-    assert_eq!(terms(SendTiming::InTurn).queue.0, 500_000);
-    let at_once = terms(SendTiming::AtOnce);
+    assert_eq!(terms(ReplicateDispatch::Queued).queue.0, 500_000);
+    let at_once = terms(ReplicateDispatch::Immediate);
     assert_eq!((at_once.queue + at_once.network).0, 100_000, "the target's queue drains while the KV comes");
 }
 
@@ -265,10 +268,10 @@ fn kv_evicted_to_the_host_tier_is_reloaded_by_its_retention_share() {
     let all = price(LowerTiers { host_tokens: Tokens(20_000_000_000), ..LowerTiers::default() });
     assert!(all.abs_diff(computed / 20) <= 1, "{all} for {computed}");
     for broken in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let tiers = LowerTiers { host_tokens: Tokens(20_000), host_bytes_per_second: broken, ..LowerTiers::default() };
+        let tiers = LowerTiers { host_tokens: Tokens(20_000), host_bandwidth: broken, ..LowerTiers::default() };
         assert_eq!(price(tiers), computed, "{broken}");
     }
-    let slow = LowerTiers { host_tokens: Tokens(20_000), host_bytes_per_second: 1.0, ..LowerTiers::default() };
+    let slow = LowerTiers { host_tokens: Tokens(20_000), host_bandwidth: 1.0, ..LowerTiers::default() };
     assert_eq!(price(slow), computed, "nobody loads what is computed sooner");
 }
 
@@ -276,7 +279,7 @@ fn kv_evicted_to_the_host_tier_is_reloaded_by_its_retention_share() {
 fn restored_tokens_need_device_memory_like_computed_ones() {
     let price = |holds: &str| {
         let mut scene = PlanningScene::read(&format!("policy lambda=0 mu=0\n worker a hybrid kv=20000 {holds}"));
-        scene.policy.growth = Tokens::ZERO;
+        scene.policy.max_session_growth_tokens = Tokens::ZERO;
         scene.add_resident(7, "a", 20_000, 1);
         scene.eviction_cost("a")
     };
@@ -292,11 +295,11 @@ fn source_pays_to_load_lower_tiers_and_the_target_does_not() {
             "policy lambda=0\n session owner=a sealed=99\n worker a hybrid {}\n worker b hybrid {}",
             holds[0], holds[1]
         ));
-        scene.policy.sources = sources;
+        scene.policy.replicate_dispatch = sources;
         let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
         fetch.unwrap().terms
     };
-    for sources in [SendTiming::AtOnce, SendTiming::InTurn] {
+    for sources in [ReplicateDispatch::Immediate, ReplicateDispatch::Queued] {
         let from_device = terms(sources, ["holds=99", ""]);
         let from_host = terms(sources, ["host=99", ""]);
         // 1,584 tokens x 100,000 bytes at 20 GB/s.

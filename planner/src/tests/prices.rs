@@ -43,7 +43,7 @@ fn blocks_in_lower_tiers_load_at_their_tier_rate() {
 fn invalid_tier_rate_makes_its_blocks_useless_rather_than_free() {
     for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let mut scene = super::PlanningScene::read("worker a hybrid host=99\n worker b hybrid");
-        scene.policy.tiers.host_bytes_per_second = rate;
+        scene.policy.tiers.host_bandwidth = rate;
         let plan = scene.plan().plan;
         assert_eq!(scene.name(plan.target()), "b", "{rate}");
     }
@@ -150,7 +150,7 @@ fn unknown_prefill_rate_uses_the_policy_default_or_the_slowest() {
     let mut scene = super::PlanningScene::read("worker a hybrid rate=0");
     assert_eq!(scene.plan().plan.because.terms.compute.0, 1_600 * 500);
     for broken in [0.0, f64::NAN, -3.0] {
-        scene.policy.unknown_prefill_tokens_per_second = broken;
+        scene.policy.default_prefill_tokens_per_second = broken;
         assert_eq!(scene.plan().plan.because.terms.compute.0, 1_600 * 1_000_000);
     }
 }

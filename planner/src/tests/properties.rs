@@ -54,7 +54,7 @@ fn barred_links() -> impl Strategy<Value = Vec<BarredLink>> {
 
 fn attentions() -> impl Strategy<Value = Option<AttentionSpec>> {
     use crate::attention::tests::{hybrid, read};
-    let every = CheckpointInterval::Every(Tokens(1_024));
+    let every = CheckpointInterval::EveryTokens(Tokens(1_024));
     prop_oneof![
         4 => Just(None),
         1 => Just(Some(read("gpt-oss-20b"))),
@@ -72,7 +72,7 @@ prop_compose! {
         policy in (prop_oneof![4 => Just(10.0), 1 => Just(f64::NAN), 1 => 0.0..1e6], 0.0..4.0f64, 0usize..6, 0u64..9_000),
         attention in attentions(),
         inflow in prop::array::uniform7((0u64..4, 0u64..60_000_000)),
-        rule in prop_oneof![5 => Just("own"), 1 => Just("round_robin"), 1 => Just("session_pinning"), 1 => Just("match_rate_minus_load")],
+        rule in prop_oneof![5 => Just("lowest_cost"), 1 => Just("round_robin"), 1 => Just("session_pinning"), 1 => Just("match_rate_minus_load")],
     ) -> PlanningScene {
         let mut scene = PlanningScene::read(&workers.join("\n"));
         let owner = |at: usize| NAMES.get(at).map(|name| Owner {
@@ -91,22 +91,22 @@ prop_compose! {
         (scene.ask.prompt, scene.ask.answer) = (Tokens(prompt), Tokens(answer));
         scene.ask.transfers = if transfers { TransferPermission::Allowed } else { TransferPermission::Forbidden(TransferObstacle::Endpoint) };
         scene.excluded.extend([first, second].iter().filter_map(|at| NAMES.get(*at)).map(|name| id(name)));
-        (scene.policy.lambda, scene.policy.mu) = (policy.0, policy.1);
-        scene.policy.disabled.extend(Action::ALL.get(policy.2));
-        scene.policy.attention_doubles_at = Tokens(policy.3);
+        (scene.policy.memory_cost_per_mib, scene.policy.interference_weight) = (policy.0, policy.1);
+        scene.policy.disabled_actions.extend(Action::ALL.get(policy.2));
+        scene.policy.attention_cost_doubling_tokens = Tokens(policy.3);
         for (name, (prompts, work)) in NAMES.into_iter().zip(inflow) {
             let at = Owner { worker: id(name), incarnation: Incarnation(1), rank: DpRank(0) };
             (0..prompts).for_each(|_| scene.occupancy.prefill_started(at, Micros(work), scene.now));
         }
         scene.attention = attention;
-        scene.policy.rule = serde_json::from_value(rule.into()).unwrap();
+        scene.policy.policy = serde_json::from_value(rule.into()).unwrap();
         scene
     }
 }
 
 fn own_scenes() -> impl Strategy<Value = PlanningScene> {
     scenes().prop_map(|mut scene| {
-        scene.policy.rule = SelectionRule::Own;
+        scene.policy.policy = SelectionRule::LowestCost;
         scene
     })
 }
@@ -219,7 +219,7 @@ proptest! {
         let off = Action::ALL[off];
         let Ok(before) = plan(&scene.inputs()) else { return Ok(()) };
         let mut without = scene;
-        without.policy.disabled.push(off);
+        without.policy.disabled_actions.push(off);
         let after = plan(&without.inputs()).expect("colocated prefill remains");
         prop_assert!(off == Action::StateMigration || after.plan.because.total >= before.plan.because.total);
         prop_assert_ne!(after.plan.action, off);
@@ -233,7 +233,7 @@ proptest! {
         if let Ok(decision) = &running {
             prop_assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
         }
-        scene.policy.disabled.extend(scene.disabled.iter());
+        scene.policy.disabled_actions.extend(scene.disabled.iter());
         scene.disabled = ActionSet::NONE;
         prop_assert_eq!(plan(&scene.inputs()), running);
     }

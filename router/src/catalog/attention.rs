@@ -1,4 +1,4 @@
-//! Attention specification: the state that a model's layers keep, read from the file in `models.NAME.attention`, else
+//! Attention specification: the state that a model's layers keep, read from the file in `models.NAME.attention_file`, else
 //! from the `config.json` beside its text.
 //!
 //! An unknown `config.json` only makes prices less exact, so it is a warning; an invalid file that was written for this
@@ -14,9 +14,9 @@ use vocabulary::ModelId;
 use ownership::ledger::{KvKind, KvKinds};
 
 use super::BUILT_IN;
-use crate::config::ModelConfig;
+use crate::config::{FileProblem, ModelConfig, read_toml, renamed_keys};
 
-/// Why a model's attention file or its `kv_bits` cannot be used.
+/// Why a model's attention file or its `kv_cache_bits` cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AttentionError {
     /// The file cannot be read.
@@ -36,22 +36,22 @@ pub enum AttentionError {
         /// The file.
         path: PathBuf,
         /// Position and reason.
-        source: Box<toml::de::Error>,
+        source: FileProblem,
     },
-    /// `kv_bits`, or the content of a `config.json`, is not accepted.
+    /// `kv_cache_bits`, or the content of a `config.json`, is not accepted.
     #[error("{0}")]
     Spec(#[from] SpecError),
 }
 
 /// Loads the model's specification, where there is one.
 pub(super) fn load(name: &ModelId, config: &ModelConfig) -> Result<Option<Arc<AttentionSpec>>, AttentionError> {
-    let spec = match (&config.attention, &config.text) {
+    let spec = match (&config.attention_file, &config.tokenizer_dir) {
         (Some(file), _) => Some(load_description(file)?),
         // The built-in text is small, but the engines that are simulated for it hold blocks like a large model's.
         (None, Some(folder)) if folder.to_str() != Some(BUILT_IN) => load_folder(name, folder),
         (None, _) => None,
     };
-    let narrowed = |spec: AttentionSpec| config.kv_bits.map_or(Ok(spec.clone()), |bits| spec.with_kv_bits(bits));
+    let narrowed = |spec: AttentionSpec| config.kv_cache_bits.map_or(Ok(spec.clone()), |bits| spec.with_kv_bits(bits));
     Ok(spec.map(narrowed).transpose()?.map(Arc::new))
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn load_spec(path: &Path) -> Result<AttentionSpec, AttentionError> {
 
 fn load_description(path: &Path) -> Result<AttentionSpec, AttentionError> {
     let text = read(path)?;
-    toml::from_str(&text).map_err(|source| AttentionError::Wrong { path: path.into(), source: Box::new(source) })
+    read_toml(&text, renamed_keys::ATTENTION_FILE).map_err(|source| AttentionError::Wrong { path: path.into(), source })
 }
 
 /// Loads the specification from a model's directory; `None` without a `config.json`, or with an unknown one.
@@ -93,7 +93,7 @@ fn load_folder(name: &ModelId, folder: &Path) -> Option<AttentionSpec> {
     spec.inspect_err(|error| {
         tracing::warn!(
             model = %name, path = %path.display(), %error,
-            "the model's KV is not known; it is priced by each worker's kv_bytes_per_token"
+            "the model's KV is not known; it is priced by each worker's kv_size_per_token"
         );
     })
     .ok()
@@ -117,20 +117,29 @@ mod tests {
     const LLAMA: &str = r#"{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "hidden_size": 4096, "torch_dtype": "bfloat16"}"#;
     const HYBRID: &str = r#"
-        alignment = 512
-        checkpoints = { every = 4096 }
+        layer_alignment = "512B"
+        window_checkpoints = { every_tokens = 4096 }
         [[layers]]
-        times = 30
-        each = [
-            { state = "csa", ratio = 4, entry = 640, index = 132, raw = 640, window = 128 },
-            { state = "hca", ratio = 128, entry = 640, raw = 640, window = 128 },
-        ]"#;
+        repeat = 30
+        [[layers.pattern]]
+        kind = "csa"
+        compression_ratio = 4
+        entry_size = "640B"
+        index_entry_size = "132B"
+        uncompressed_token_size = "640B"
+        window_tokens = 128
+        [[layers.pattern]]
+        kind = "hca"
+        compression_ratio = 128
+        entry_size = "640B"
+        uncompressed_token_size = "640B"
+        window_tokens = 128"#;
 
     /// Loads a model with this `config.json` in its directory and this attention file, where they are given.
     fn load_with(
         json: Option<&str>,
         file: Option<&str>,
-        kv_bits: Option<u32>,
+        kv_cache_bits: Option<u32>,
     ) -> Result<Option<AttentionSpec>, String> {
         let folder = tempfile::tempdir().unwrap();
         let written = |name: &str, text: &str| {
@@ -139,9 +148,9 @@ mod tests {
             path
         };
         json.map(|text| written("config.json", text));
-        let attention = file.map(|text| written("attention.toml", text));
-        let text = Some(folder.path().to_owned());
-        let config = ModelConfig { text, attention, kv_bits, ..ModelConfig::default() };
+        let attention_file = file.map(|text| written("attention.toml", text));
+        let tokenizer_dir = Some(folder.path().to_owned());
+        let config = ModelConfig { tokenizer_dir, attention_file, kv_cache_bits, ..ModelConfig::default() };
         let spec = load(&"m".into(), &config).map_err(|error| error.to_string())?;
         Ok(spec.map(|spec| (*spec).clone()))
     }
@@ -152,7 +161,9 @@ mod tests {
         assert_eq!((spec.bytes_per_token(), ledger_kinds(&spec)), (Bytes(131_072), KvKinds::default()));
         let narrow = load_with(Some(LLAMA), None, Some(8)).unwrap().unwrap();
         assert_eq!(narrow.bytes_per_token(), Bytes(65_536));
-        assert!(load_with(Some(LLAMA), None, Some(7)).unwrap_err().contains("bits is 7; accepted: 4, 8, 16 or 32"));
+        assert!(
+            load_with(Some(LLAMA), None, Some(7)).unwrap_err().contains("kv_cache_bits is 7; accepted: 4, 8, 16 or 32")
+        );
     }
 
     #[test]
@@ -169,15 +180,19 @@ mod tests {
         assert_eq!((spec.layers().len(), spec.block()), (60, Tokens(128)));
         let all = [KvKind::CompressedCsaMain, KvKind::CompressedCsaIndex, KvKind::CompressedHca, KvKind::WindowSwa];
         assert_eq!(ledger_kinds(&spec), all.into_iter().fold(KvKinds(0), KvKinds::with));
-        let wrong = load_with(None, Some(&HYBRID.replace("ratio = 128", "ratio = 0")), None).unwrap_err();
-        assert!(wrong.contains("attention.toml") && wrong.contains("ratio is 0; accepted: 1 to 65536"), "{wrong}");
-        let config = ModelConfig { attention: Some("/nonexistent.toml".into()), ..ModelConfig::default() };
+        let wrong = load_with(None, Some(&HYBRID.replace("compression_ratio = 128", "compression_ratio = 0")), None)
+            .unwrap_err();
+        assert!(
+            wrong.contains("attention.toml") && wrong.contains("compression_ratio is 0; accepted: 1 to 65536"),
+            "{wrong}"
+        );
+        let config = ModelConfig { attention_file: Some("/nonexistent.toml".into()), ..ModelConfig::default() };
         assert!(load(&"m".into(), &config).unwrap_err().to_string().contains("/nonexistent.toml"));
     }
 
     #[test]
     fn the_built_in_model_has_no_attention_spec() {
-        let config = ModelConfig { text: Some(BUILT_IN.into()), ..ModelConfig::default() };
+        let config = ModelConfig { tokenizer_dir: Some(BUILT_IN.into()), ..ModelConfig::default() };
         assert!(load(&"tiny".into(), &config).unwrap().is_none());
     }
 }

@@ -6,8 +6,7 @@ use ownership::{ElectionTimers, PeerOptions, TlsFiles};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use smart_default::SmartDefault;
-
-use super::units::TimeSpan;
+use vocabulary::TimeSpan;
 
 /// Section `[cluster]`. Without `listen` the router keeps its ledger alone.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
@@ -21,22 +20,22 @@ pub struct ClusterConfig {
     pub join: Addresses,
     /// How long a new node asks before it gives up.
     #[default(TimeSpan(PeerOptions::default().join_timeout))]
-    pub join_within: TimeSpan,
+    pub join_timeout: TimeSpan,
     /// Certificates; without them connections between nodes are plain, and `listen` has to be on the loopback.
     pub tls: Option<PeerTlsConfig>,
     /// Lets `listen` be reached from other machines without `[cluster.tls]`: whoever reaches it can then change the ledger.
-    pub insecure: bool,
+    pub allow_plaintext: bool,
     /// How often a leader shows that it is there.
     #[default(TimeSpan(ElectionTimers::default().heartbeat))]
-    pub heartbeat: TimeSpan,
+    pub heartbeat_interval: TimeSpan,
     /// The shortest wait for a leader that does not.
     #[default(TimeSpan(ElectionTimers::default().election_min))]
-    pub election_min: TimeSpan,
+    pub election_timeout_min: TimeSpan,
     /// The longest; a lost leader is replaced after at most about twice this.
     #[default(TimeSpan(ElectionTimers::default().election_max))]
-    pub election_max: TimeSpan,
+    pub election_timeout_max: TimeSpan,
     /// The highest feature level to work at. For tests of mixed releases.
-    pub max_level: Option<u32>,
+    pub max_feature_level: Option<u32>,
 }
 
 /// Section `[cluster.tls]`: PEM files.
@@ -59,13 +58,13 @@ impl ClusterConfig {
             listen: text(&self.listen),
             advertise: text(&self.advertise),
             join: self.join.0.iter().map(|address| address.0.clone()).collect(),
-            join_timeout: self.join_within.0,
-            insecure: self.insecure,
+            join_timeout: self.join_timeout.0,
+            insecure: self.allow_plaintext,
             tls: self.tls.clone().map(|PeerTlsConfig { ca, certificate, key }| TlsFiles { ca, certificate, key }),
             timers: ElectionTimers {
-                heartbeat: self.heartbeat.0,
-                election_min: self.election_min.0,
-                election_max: self.election_max.0,
+                heartbeat: self.heartbeat_interval.0,
+                election_min: self.election_timeout_min.0,
+                election_max: self.election_timeout_max.0,
             },
         }
     }
@@ -80,14 +79,25 @@ impl ClusterConfig {
         if self.advertise.is_some() && self.listen.is_none() {
             return Some(("cluster.advertise", "it only makes sense with cluster.listen"));
         }
-        if self.insecure && self.tls.is_some() {
-            return Some(("cluster.insecure", "with cluster.tls connections are secure; accepted is one of both"));
+        if self.allow_plaintext && self.tls.is_some() {
+            return Some((
+                "cluster.allow_plaintext",
+                "with cluster.tls connections are secure; accepted is one of both",
+            ));
         }
-        if self.heartbeat.0.as_millis() < 10 || self.election_max.0.as_secs() > 60 {
-            return Some(("cluster.heartbeat", "accepted is a heartbeat from 10ms on and elections up to 60s"));
+        if self.heartbeat_interval.0.as_millis() < 10 || self.election_timeout_max.0.as_secs() > 60 {
+            return Some((
+                "cluster.heartbeat_interval",
+                "accepted is a heartbeat from 10ms on and elections up to 60s",
+            ));
         }
-        if self.heartbeat >= self.election_min || self.election_min >= self.election_max {
-            return Some(("cluster.election_min", "accepted is heartbeat < election_min < election_max"));
+        if self.heartbeat_interval >= self.election_timeout_min
+            || self.election_timeout_min >= self.election_timeout_max
+        {
+            return Some((
+                "cluster.election_timeout_min",
+                "accepted is heartbeat_interval < election_timeout_min < election_timeout_max",
+            ));
         }
         None
     }
@@ -187,10 +197,10 @@ mod tests {
             assert!(error.contains("accepted is HOST:PORT"), "{address}: {error}");
         }
         assert!(wrong("join = 'a:1'").contains("cluster.listen"));
-        let both = "insecure = true\n[tls]\nca = 'a'\ncertificate = 'b'\nkey = 'c'";
+        let both = "allow_plaintext = true\n[tls]\nca = 'a'\ncertificate = 'b'\nkey = 'c'";
         assert!(wrong(both).contains("one of both"));
-        assert!(wrong("heartbeat = '2s'").contains("heartbeat < election_min"));
-        assert!(wrong("heartbeat = '1ms'").contains("10ms"));
-        assert!(wrong("hartbeat = '1s'").contains("unknown field"));
+        assert!(wrong("heartbeat_interval = '2s'").contains("heartbeat_interval < election_timeout_min"));
+        assert!(wrong("heartbeat_interval = '1ms'").contains("10ms"));
+        assert!(wrong("hartbeat_interval = '1s'").contains("unknown field"));
     }
 }

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
-use vocabulary::WorkerRole;
+use vocabulary::{ByteCount, TimeSpan, WorkerRole};
 
-use super::units::{ByteCount, TimeSpan};
 use super::workers::UNSENDABLE;
 use crate::auth::Secret;
 use crate::discovery::MAX_WORKERS;
@@ -24,7 +23,7 @@ pub struct DiscoveryConfig {
     pub kubernetes: Vec<KubernetesConfig>,
     /// Most workers that are registered over the operators' API at a time; with 0 none can.
     #[default(256)]
-    pub registrations: usize,
+    pub max_registrations: usize,
 }
 
 /// Section `[drain]`.
@@ -48,10 +47,10 @@ impl DrainConfig {
 #[serde(deny_unknown_fields)]
 pub struct DnsConfig {
     /// `HOST:PORT`; each address of the host is a worker, over http.
-    pub name: String,
+    pub address: String,
     /// Between two looks.
     #[serde(default = "default_interval")]
-    pub every: TimeSpan,
+    pub refresh_interval: TimeSpan,
     /// What they are for; hybrid when left out.
     pub role: Option<WorkerRole>,
     /// The models they serve; asked from them when empty.
@@ -79,7 +78,7 @@ pub struct KubernetesConfig {
     /// Sent to them as a bearer token.
     pub api_key: Option<Secret>,
     /// The API server, `https://HOST:PORT`, or `http://` for a proxy on this machine.
-    pub api: Option<String>,
+    pub api_server: Option<String>,
     /// The token that is sent to it, read anew for each request.
     pub token_file: Option<PathBuf>,
     /// The authorities that its certificate may be of, in PEM.
@@ -121,9 +120,9 @@ impl KubernetesConfig {
         if self.port == Some(PortSelector::Number(0)) {
             return Some(("discovery.kubernetes.port", "accepted is a port's number or its name in the EndpointSlice"));
         }
-        let is_wrong = self.api.as_deref().is_some_and(|api| !is_api(api));
+        let is_wrong = self.api_server.as_deref().is_some_and(|api| !is_api(api));
         is_wrong.then_some((
-            "discovery.kubernetes.api",
+            "discovery.kubernetes.api_server",
             "accepted is https://HOST:PORT, or http:// for a proxy on this machine",
         ))
     }
@@ -150,14 +149,15 @@ impl DiscoveryConfig {
         if self.dns.len() > MAX_DNS_NAMES {
             return Some(("discovery.dns", "accepted are at most 64 names"));
         }
-        if !self.dns.iter().all(|dns| is_name(&dns.name)) {
+        if !self.dns.iter().all(|dns| is_name(&dns.address)) {
             return Some((
-                "discovery.dns.name",
+                "discovery.dns.address",
                 "accepted is HOST:PORT without a scheme, for example engines.internal:8000",
             ));
         }
-        if !self.dns.iter().all(|dns| (TimeSpan::seconds(1)..=TimeSpan::seconds(3600)).contains(&dns.every)) {
-            return Some(("discovery.dns.every", "accepted is 1s to 1h"));
+        if !self.dns.iter().all(|dns| (TimeSpan::seconds(1)..=TimeSpan::seconds(3600)).contains(&dns.refresh_interval))
+        {
+            return Some(("discovery.dns.refresh_interval", "accepted is 1s to 1h"));
         }
         if self.kubernetes.len() > MAX_DNS_NAMES {
             return Some(("discovery.kubernetes", "accepted are at most 64 services"));
@@ -172,6 +172,6 @@ impl DiscoveryConfig {
         if self.kubernetes.iter().any(|service| is_unsendable(&service.api_key)) {
             return Some(("discovery.kubernetes.api_key", UNSENDABLE));
         }
-        (self.registrations > MAX_WORKERS).then_some(("discovery.registrations", "accepted is 0 to 1024"))
+        (self.max_registrations > MAX_WORKERS).then_some(("discovery.max_registrations", "accepted is 0 to 1024"))
     }
 }

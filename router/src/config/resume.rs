@@ -14,5 +14,5 @@ pub struct ResumeConfig {
     /// Longest prompt whose engine is asked for token ids. Its first event holds those of the prompt, 6 bytes each, which costs
     /// first-token time; without them an answer can only be made again.
     #[default(Tokens(1 << 20))]
-    pub most_prompt_tokens: Tokens,
+    pub max_prompt_tokens: Tokens,
 }

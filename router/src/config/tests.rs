@@ -14,7 +14,7 @@ fn list_of_worker_urls_is_a_complete_configuration() {
     let config = load("", &[], &["http://127.0.0.1:8001", "http://h:2/v1/#prefill"]).unwrap();
     assert_eq!(config.proxy.listen.to_string(), "127.0.0.1:8080");
     assert_eq!(config.operator.listen.to_string(), "127.0.0.1:9464");
-    assert_eq!(config.proxy.body_limit, units::ByteCount::mebibytes(64));
+    assert_eq!(config.proxy.body_limit, ByteCount::mebibytes(64));
     let seen: Vec<_> = config.workers.iter().map(|w| (w.endpoint().to_string(), w.role())).collect();
     assert_eq!(
         seen,
@@ -24,13 +24,13 @@ fn list_of_worker_urls_is_a_complete_configuration() {
 
 #[test]
 fn overrides_replace_file_values_and_keep_their_types() {
-    let file = "[proxy]\nbody_limit = \"1MiB\"\n[steering]\nmode = \"shadow\"\n[[workers]]\nurl = \"http://a:1\"";
+    let file = "[proxy]\nbody_limit = \"1MiB\"\n[routing]\nmode = \"shadow\"\n[[workers]]\nurl = \"http://a:1\"";
     let settings =
-        ["proxy.body_limit=2048", "steering.mode=sticky", "steering.rollout_percent = 5", "ledger.data_dir=/tmp/x y"];
+        ["proxy.body_limit=2KiB", "routing.mode=bypass", "routing.rollout_percent = 5", "ledger.data_dir=/tmp/x y"];
     let config = load(file, &settings, &["http://b:1#decode"]).unwrap();
-    assert_eq!(config.proxy.body_limit, units::ByteCount(2048));
-    assert_eq!(config.steering.mode, crate::pipeline::routing::RoutingMode::Sticky);
-    assert_eq!(u8::from(config.steering.rollout_percent), 5);
+    assert_eq!(config.proxy.body_limit, ByteCount(2048));
+    assert_eq!(config.routing.mode, crate::pipeline::routing::RoutingMode::Bypass);
+    assert_eq!(u8::from(config.routing.rollout_percent), 5);
     assert_eq!(config.ledger.data_dir, PathBuf::from("/tmp/x y"));
     assert_eq!(config.workers.len(), 2);
     assert_eq!(config.workers[1].role(), WorkerRole::Decode);
@@ -39,47 +39,68 @@ fn overrides_replace_file_values_and_keep_their_types() {
 #[test]
 fn ledger_capacity_is_unset_by_default() {
     let config = load("", &[], &["http://a:1"]).unwrap();
-    assert_eq!((config.ledger.artifacts, config.ledger.sessions), (None, None));
-    let config = load("[ledger]\nartifacts = 10_000_000", &["ledger.sessions=4000000"], &["http://a:1"]).unwrap();
-    assert_eq!((config.ledger.artifacts, config.ledger.sessions), (Some(10_000_000), Some(4_000_000)));
-    assert!(load("[ledger]\nartifacts = -1", &[], &["http://a:1"]).unwrap_err().contains("artifacts"));
+    assert_eq!((config.ledger.max_artifacts, config.ledger.max_sessions), (None, None));
+    let config =
+        load("[ledger]\nmax_artifacts = 10_000_000", &["ledger.max_sessions=4000000"], &["http://a:1"]).unwrap();
+    assert_eq!((config.ledger.max_artifacts, config.ledger.max_sessions), (Some(10_000_000), Some(4_000_000)));
+    assert!(load("[ledger]\nmax_artifacts = -1", &[], &["http://a:1"]).unwrap_err().contains("max_artifacts"));
 }
 
 #[test]
 fn errors_name_the_setting_and_the_accepted_values() {
     for (text, settings, wanted) in [
         ("[proxy]\nbody_limt = 1", &[][..], "body_limt"),
-        ("[proxy]\nbody_limit = \"big\"", &[], "proxy.body_limit: \"big\" is not a size like \"512KiB\""),
-        ("[steering]\nmode = \"fast\"", &[], "`shadow`, `sticky`, `own`"),
+        (
+            "[proxy]\nbody_limit = \"big\"",
+            &[],
+            "proxy.body_limit: \"big\": accepted is a size with its unit, for example \"512KiB\"",
+        ),
+        ("[routing]\nmode = \"fast\"", &[], "`shadow`, `bypass`, `active`"),
         (
             "",
-            &["steering.rollout_percent=101"],
-            "steering.rollout_percent: 101 is not a percentage: 0 to 100 is accepted",
+            &["routing.rollout_percent=101"],
+            "routing.rollout_percent: 101 is not a percentage: 0 to 100 is accepted",
         ),
-        ("", &["retries.percent=300"], "retries.percent: 300 is not a percentage: 0 to 100 is accepted"),
-        ("", &["steering.bypass=own"], "steering.bypass: accepted is session_pinning"),
-        ("[decisions]\nlog = \"1KiB\"", &[], "decisions.log: accepted is 0, which keeps none, or 1MiB and more"),
-        ("", &["decisions.log=1048575"], "decisions.log: accepted is 0"),
+        ("", &["retries.budget_percent=300"], "retries.budget_percent: 300 is not a percentage: 0 to 100 is accepted"),
+        ("", &["routing.fallback_policy=lowest_cost"], "routing.fallback_policy: accepted is session_pinning"),
+        (
+            "[decision_log]\nmax_size = \"1KiB\"",
+            &[],
+            "decision_log.max_size: accepted is 0B, which keeps none, or 1MiB and more",
+        ),
+        ("", &["decision_log.max_size=1048575B"], "decision_log.max_size: accepted is 0B"),
         ("", &["guardrail.control_percent=51"], "guardrail.control_percent: accepted is 0 to 50"),
         ("", &["planner.lamda=1"], "lamda"),
-        ("", &["planner.disabled=[\"colocated_prefill\"]"], "planner.disabled: accepted is every action but"),
-        ("", &["planner.admission.longest=3600000001"], "planner.admission.longest: accepted is 0 to 3600000000"),
-        ("", &["planner.transfer.fixed=5s"], "accepted are whole microseconds, for example 2000000"),
+        (
+            "",
+            &["planner.disabled_actions=[\"colocated_prefill\"]"],
+            "planner.disabled_actions: accepted is every action but",
+        ),
+        ("", &["planner.admission.max_wait=61m"], "planner.admission.max_wait: accepted is 0s to 1h"),
+        ("", &["planner.transfer.fixed_overhead=5"], "5 has no unit; accepted is a duration with its unit"),
         ("", &["proxy.listen=localhost"], "proxy.listen: invalid socket address syntax; accepted is IP:PORT"),
-        ("", &["proxy.connections=0"], "proxy.connections: accepted is 1 to 1000000"),
-        ("", &["proxy.unauthenticated_connections=0"], "proxy.unauthenticated_connections: accepted is 1 to 1000000"),
-        ("", &["proxy.unauthenticated_per_address=0"], "proxy.unauthenticated_per_address: accepted is 1 to 1000000"),
+        ("", &["proxy.max_connections=0"], "proxy.max_connections: accepted is 1 to 1000000"),
+        (
+            "",
+            &["proxy.max_unauthenticated_connections=0"],
+            "proxy.max_unauthenticated_connections: accepted is 1 to 1000000",
+        ),
+        (
+            "",
+            &["proxy.max_unauthenticated_connections_per_address=0"],
+            "proxy.max_unauthenticated_connections_per_address: accepted is 1 to 1000000",
+        ),
         ("", &["proxy.authentication_timeout=0s"], "proxy.authentication_timeout: accepted is \"100ms\" to \"5m\""),
         ("", &["proxy.authentication_timeout=10h"], "proxy.authentication_timeout: accepted is"),
         (
             "",
-            &["proxy.memory=100MB"],
-            "proxy.memory: 100000000 bytes is less than eight times proxy.body_limit, which is 64MiB; accepted is at least 512MiB",
+            &["proxy.request_memory_limit=100MB"],
+            "proxy.request_memory_limit: 100MB is less than eight times proxy.body_limit, which is 64MiB; accepted is at least 512MiB",
         ),
         (
             "",
             &["server.allowed_hosts=router.internal"],
-            "server.allowed_hosts: invalid type: text, expected a sequence; a list is written '[\"router.internal\"]'",
+            "server.allowed_hosts: invalid type: text, expected a list; a list is written '[\"router.internal\"]'",
         ),
         (
             "",
@@ -91,20 +112,20 @@ fn errors_name_the_setting_and_the_accepted_values() {
         ("", &["tenants.a.concurrent_requests=0"], "tenants.a.concurrent_requests: accepted is 1 to 4294967295"),
         ("", &["mode"], "expected PATH=VALUE"),
         ("", &[".=1"], "expected PATH=VALUE"),
-        ("", &["ledger.lease=0s"], "ledger.lease: accepted is 1s to 1h"),
-        ("[proxy]\nconnections = 5", &["proxy.connections.max=1"], "connections is not a section"),
+        ("", &["ledger.lease_duration=0s"], "ledger.lease_duration: accepted is 1s to 1h"),
+        ("[proxy]\nmax_connections = 5", &["proxy.max_connections.max=1"], "max_connections is not a section"),
         ("[[workers]]\nurl = \"ftp://a\"", &[], "workers[0].url: \"ftp://a\" is neither http nor https"),
         ("[[workers]]\nurl = \"http://a\"\n[[workers]]\nurl = \"http://a/\"", &[], "listed twice"),
         (
-            "[[workers]]\nurl = \"http://a\"\nshape = { tensor = 0, pipeline = 1 }",
+            "[[workers]]\nurl = \"http://a\"\nparallelism = { tensor = 0, pipeline = 1 }",
             &[],
-            "workers[0].shape: accepted are",
+            "workers[0].parallelism: accepted are",
         ),
-        ("[[workers]]\nurl = \"http://a\"\nshape = { tensor = 2 }", &[], "pipeline"),
-        ("[models.m]\nblock = 0", &[], "models.m.block"),
-        ("[models.m]\nadapters = [\"a\", \"a\"]", &[], "models.m.adapters"),
-        ("[models.m]\nadapters = [\"\"]", &[], "models.m.adapters"),
-        ("[models.m]\nadapters = [\"n\"]\n[models.n]", &[], "models.m.adapters"),
+        ("[[workers]]\nurl = \"http://a\"\nparallelism = { tensor = 2 }", &[], "pipeline"),
+        ("[models.m]\nblock_size = 0", &[], "models.m.block_size"),
+        ("[models.m]\nlora_adapters = [\"a\", \"a\"]", &[], "models.m.lora_adapters"),
+        ("[models.m]\nlora_adapters = [\"\"]", &[], "models.m.lora_adapters"),
+        ("[models.m]\nlora_adapters = [\"n\"]\n[models.n]", &[], "models.m.lora_adapters"),
         (
             "[server]\nallowed_hosts = [\"http://a\"]",
             &[],
@@ -131,18 +152,18 @@ fn errors_name_the_setting_and_the_accepted_values() {
 #[test]
 fn errors_do_not_reveal_secrets() {
     for (text, wanted) in [
-        ("[auth]\nsalt_secret = sk-secret", "line 2, column 15, at salt_secret: "),
-        ("[auth]\nsalt_secret = \"sk-secret", "line 2, column"),
-        ("[auth]\nsalt_secret = \"sk-secret\" x", "line 2, column"),
-        ("[auth]\nsalt_secret = \"sk-secret\\q\"", "at salt_secret: "),
+        ("[auth]\ncache_salt_secret = sk-secret", "line 2, column 21, at cache_salt_secret: "),
+        ("[auth]\ncache_salt_secret = \"sk-secret", "line 2, column"),
+        ("[auth]\ncache_salt_secret = \"sk-secret\" x", "line 2, column"),
+        ("[auth]\ncache_salt_secret = \"sk-secret\\q\"", "at cache_salt_secret: "),
         ("[[workers]]\nurl = \"http://a\"\napi_key = 'sk-secret", "line 3, column"),
-        ("[soft_state]\nredis = \"redis://:sk-secret@h\"\"", "line 2, column"),
+        ("[shared_cache]\nredis_url = \"redis://:sk-secret@h\"\"", "line 2, column"),
         ("sk-secret", "line 1, column"),
-        ("[auth]\nsalt_secret = \"\"\"\nsk-secret==\n\"\"\" x", "line 4, column"),
-        ("[auth]\nsalt_secret = 5318008", "auth.salt_secret: accepted is a text"),
-        ("[auth]\nsalt_secret = [\"sk-secret\"]", "auth.salt_secret: accepted is a text"),
+        ("[auth]\ncache_salt_secret = \"\"\"\nsk-secret==\n\"\"\" x", "line 4, column"),
+        ("[auth]\ncache_salt_secret = 5318008", "auth.cache_salt_secret: accepted is a text"),
+        ("[auth]\ncache_salt_secret = [\"sk-secret\"]", "auth.cache_salt_secret: accepted is a text"),
         ("[auth]\n\"sk-secret\" = \"team-a\"", "unknown field, expected"),
-        ("[auth]\nsalt_secrt = \"sk-secret\"", "unknown field `salt_secrt`, expected"),
+        ("[auth]\ncache_salt_secrt = \"sk-secret\"", "unknown field `cache_salt_secrt`, expected"),
         ("[[workers]]\nurl = \"http://a\"\napi_key = 5318008", "workers[0].api_key: accepted is a text"),
         ("[[workers]]\nurl = \"http://a\"\napi_key = \"sk-secret\\n\"", "workers[0].api_key: it holds a line break"),
     ] {
@@ -159,13 +180,13 @@ fn a_refused_setting_or_url_is_told_without_its_value() {
             "workers=[{url=\"http://a\", api_key=\"sk-secret\"",
             "--set workers: the value is not valid TOML; accepted is",
         ),
-        ("auth.salt_secret=\"sk-secret", "not valid TOML"),
-        ("auth={salt_secret=\"sk-secret\"", "not valid TOML"),
-        ("workers=sk-secret", "workers: invalid type: text, expected a sequence"),
-        ("auth=sk-secret", "auth: invalid type: text, expected struct AuthConfig"),
+        ("auth.cache_salt_secret=\"sk-secret", "not valid TOML"),
+        ("auth={cache_salt_secret=\"sk-secret\"", "not valid TOML"),
+        ("workers=sk-secret", "workers: invalid type: text, expected a list"),
+        ("auth=sk-secret", "auth: invalid type: text, expected a table"),
         ("workers=[{url=\"http://u:sk-secret@h\"}]", "workers[0].url: \"...@h\" has more than"),
         ("workers=[{url=\"http://h?key=sk-secret\"}]", "workers[0].url: \"http://h\" has more than"),
-        ("auth..salt_secret=sk-secret", "--set auth..salt_secret: expected PATH=VALUE"),
+        ("auth..cache_salt_secret=sk-secret", "--set auth..cache_salt_secret: expected PATH=VALUE"),
     ] {
         let error = load("", &[setting], &[]).unwrap_err();
         assert!(error.contains(wanted) && !error.contains("sk-secret"), "{setting}: {error}");
@@ -186,5 +207,45 @@ fn committed_example_matches_the_defaults_and_its_comments_parse() {
         example.lines().map(|line| line.strip_prefix("# ").filter(|r| is_example(r)).unwrap_or(line)).collect();
     let config = load(&shown.join("\n"), &[], &[]).unwrap();
     assert_eq!((config.workers.len(), config.models.len()), (1, 1));
-    assert!(config.auth.keys_file.is_some() && config.workers[0].replay.is_some());
+    assert!(config.auth.keys_file.is_some() && config.workers[0].kv_events_replay_endpoint.is_some());
+}
+
+#[test]
+fn type_errors_name_no_type_of_rust() {
+    for (text, wanted) in [
+        ("auth = 5", "auth: invalid type: integer `5`, expected a table"),
+        ("models = []", "models: invalid type: list, expected a table"),
+        ("[models]\nm = 1", "models.m: invalid type: integer `1`, expected a table"),
+        ("workers = {}", "workers: invalid type: table, expected a list"),
+        ("[planner]\ntiers = \"none\"", "planner.tiers: invalid type: text, expected a table"),
+        (
+            "[planner.tiers]\nhost_bandwidth = 20e9",
+            "planner.tiers.host_bandwidth: 20000000000 has no unit; accepted is",
+        ),
+        (
+            "[proxy]\nmax_connections = -1",
+            "proxy.max_connections: invalid value: integer `-1`, expected a whole number",
+        ),
+        (
+            "[retries]\nburst = \"many\"",
+            "retries.burst: invalid type: text, expected a whole number from 0 to 4294967295",
+        ),
+        ("[resume]\nenabled = 1", "resume.enabled: invalid type: integer `1`, expected true or false"),
+        ("[ledger]\ndata_dir = 1", "ledger.data_dir: invalid type: integer `1`, expected a text in quotes"),
+        (
+            "[planner]\ninterference_weight = \"x\"",
+            "planner.interference_weight: invalid type: text, expected a number",
+        ),
+        (
+            "[[workers]]\nurl = \"http://a:1\"\nparallelism = 4",
+            "workers[0].parallelism: invalid type: integer `4`, expected a table",
+        ),
+        ("[routing]\nmode = 1", "routing.mode: "),
+        ("[planner]\ndisabled_actions = [1]", "planner.disabled_actions[0]: "),
+    ] {
+        let error = load(text, &[], &[]).unwrap_err();
+        assert!(error.contains(wanted), "{text}: {error}");
+        let words = ["struct", "enum", "usize", "u32", "u64", "i64", "f64", "sequence", "map,", "Config"];
+        assert!(!words.iter().any(|word| error.contains(word)), "{text}: {error}");
+    }
 }

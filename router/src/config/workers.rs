@@ -26,12 +26,12 @@ pub struct WorkerConfig {
     /// Sent to the engine as `Authorization: Bearer ...`, in place of the client's.
     pub api_key: Option<Secret>,
     /// ZMQ endpoint of its KV events (`tcp://host:5557`); asked from the engine (`GET /kv_event_sources`) when missing.
-    pub events: Option<String>,
+    pub kv_events_endpoint: Option<String>,
     /// ZMQ endpoint for replaying them.
-    pub replay: Option<String>,
+    pub kv_events_replay_endpoint: Option<String>,
     /// Tensor- and pipeline-parallel size of one of its replicas (`{ tensor = 4, pipeline = 1 }`): KV moves only between
     /// shapes whose ranks can read from each other. Those of workers without it are taken to match.
-    pub shape: Option<ParallelShape>,
+    pub parallelism: Option<ParallelShape>,
     /// What is assumed of it until it was measured.
     #[serde(default)]
     pub profile: WorkerProfile,
@@ -45,9 +45,9 @@ impl WorkerConfig {
             role: None,
             models: Vec::new(),
             api_key: None,
-            events: None,
-            replay: None,
-            shape: None,
+            kv_events_endpoint: None,
+            kv_events_replay_endpoint: None,
+            parallelism: None,
             profile: WorkerProfile::default(),
         }
     }
@@ -78,9 +78,10 @@ pub(crate) fn problem(workers: &[WorkerConfig]) -> Option<(String, String)> {
     if let Some(index) = workers.iter().position(is_unsendable) {
         return Some((format!("workers[{index}].api_key"), UNSENDABLE.into()));
     }
-    let no_ranks = |worker: &WorkerConfig| worker.shape.is_some_and(|shape| shape.tensor == 0 || shape.pipeline == 0);
+    let no_ranks =
+        |worker: &WorkerConfig| worker.parallelism.is_some_and(|shape| shape.tensor == 0 || shape.pipeline == 0);
     let index = workers.iter().position(no_ranks)?;
-    Some((format!("workers[{index}].shape"), "accepted are sizes of 1 or more".into()))
+    Some((format!("workers[{index}].parallelism"), "accepted are sizes of 1 or more".into()))
 }
 
 /// `http://host:port#role`.

@@ -181,7 +181,7 @@ fn degradation_alarm(of: &str, line: &Value, leader: Option<u64>) -> Value {
         ("soft_state", "other_secret") => "give all routers the same secret; the alarm ends a minute after the change",
         ("soft_state", _) => {
             "until it answers, each router has only its own limits and cache: check that Redis runs and that \
-             `soft_state.redis` is its URL"
+             `shared_cache.redis_url` is its URL"
         }
         ("workers", "ejected") => {
             "check the log and the accelerator of each: they answer health probes, and their requests fail"
@@ -218,9 +218,10 @@ fn alarm(target: &str, alarm: &str, message: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use vocabulary::TimeSpan;
+
     use super::super::client::{ClientTimeouts, OperatorClientOptions};
     use super::*;
-    use crate::config::units::TimeSpan;
     use crate::testing::{StubWorker, TestRouter, post, start_router_at, wait_until};
 
     fn alarm_names(found: &[Value]) -> Vec<String> {
@@ -282,7 +283,8 @@ mod tests {
     async fn faulty_template_raises_an_alarm_about_fallback_prompts() {
         let worker = StubWorker::start("one", "tiny").await;
         let folder = crate::catalog::tests::folder_with_template("You are kind.");
-        let front = start_router_at(&[worker.url()], &[&format!("models.tiny.text={:?}", folder.path())]).await;
+        let front =
+            start_router_at(&[worker.url()], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
         let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
         assert_eq!(alarm_names(&found)[0], "identity_template", "{found:?}");
         let what = cell_text(found[0].get("message"));
@@ -317,7 +319,7 @@ mod tests {
         let worker = StubWorker::start("one", "tiny").await;
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
-        let redis = ["soft_state.redis=\"redis://127.0.0.1:9\"", "soft_state.plaintext=true"];
+        let redis = ["shared_cache.redis_url=\"redis://127.0.0.1:9\"", "shared_cache.allow_plaintext=true"];
         let front = start_router_at(&[worker.url()], &[&folder, redis[0], redis[1]]).await;
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
         let redis = || front.gateway.caches.shared_cache.degraded_health().is_some();
@@ -329,7 +331,7 @@ mod tests {
         let whats: Vec<_> = found.iter().map(|alarm| cell_text(alarm.get("message"))).collect();
         assert_eq!(alarm_names(&found)[0], "ledger_folder_gone", "{found:?}");
         assert!(
-            alarm_names(&found)[1].starts_with("soft_state_") && whats[1].contains("soft_state.redis"),
+            alarm_names(&found)[1].starts_with("soft_state_") && whats[1].contains("shared_cache.redis_url"),
             "{found:?}"
         );
     }

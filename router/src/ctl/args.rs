@@ -87,9 +87,9 @@ impl ModeArg {
     /// Returns the mode as the API writes it.
     pub(crate) fn routing_mode(self) -> RoutingMode {
         match self {
-            Self::Active => RoutingMode::Own,
+            Self::Active => RoutingMode::Active,
             Self::Shadow => RoutingMode::Shadow,
-            Self::Bypass => RoutingMode::Sticky,
+            Self::Bypass => RoutingMode::Bypass,
         }
     }
 }

@@ -10,10 +10,10 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, IF_MATCH};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::Value;
+use vocabulary::TimeSpan;
 
 use super::error::CtlError;
 use crate::auth::Secret;
-use crate::config::units::TimeSpan;
 use crate::server::tls::certificates;
 use crate::upstream::{Upstream, UpstreamConfig, UpstreamError, WorkerBody, WorkerRequest};
 use crate::worker_client::bearer;
@@ -92,8 +92,8 @@ impl OperatorClient {
         }
         let config = UpstreamConfig {
             connect_timeout: waits.read_timeout.min(TimeSpan::seconds(3)),
-            answer_timeout: waits.read_timeout.max(waits.request_timeout),
-            pause_timeout: waits.max_pause,
+            first_byte_timeout: waits.read_timeout.max(waits.request_timeout),
+            stream_idle_timeout: waits.max_pause,
             ..UpstreamConfig::default()
         };
         let upstream = match cacert {

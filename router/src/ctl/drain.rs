@@ -6,6 +6,7 @@ use clap::Args;
 use http::Method;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
+use vocabulary::{ByteCount, TimeSpan};
 
 use super::args::WorkerArg;
 use super::client::OperatorClient;
@@ -13,7 +14,6 @@ use super::error::{CtlError, StuckSessions};
 use super::output::{OutputFormat, note, print_text};
 use super::table::cell_text;
 use super::writes::{self, put};
-use crate::config::units::{ByteCount, TimeSpan};
 use crate::flags;
 use crate::simulate_command::bar;
 

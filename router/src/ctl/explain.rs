@@ -241,8 +241,8 @@ fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> 
 fn wait_text(waited: &Value) -> String {
     let until = match waited["until"].as_str() {
         Some("room") => "until there was room",
-        Some("longest") => "until planner.admission.longest was over",
-        Some("no_place") => "as planner.admission.most waited already",
+        Some("longest") => "until planner.admission.max_wait was over",
+        Some("no_place") => "as planner.admission.max_queue waited already",
         Some("left") => "until its client left or it could not be served",
         _ => "",
     };
@@ -252,7 +252,7 @@ fn wait_text(waited: &Value) -> String {
 
 /// Rows for signs that the engine saw another prompt.
 fn disagreement_rows(seen: &Value) -> Vec<(&'static str, String)> {
-    let advice = "see that models.NAME.text has the tokenizer and the template that the engine uses";
+    let advice = "see that models.NAME.tokenizer_dir has the tokenizer and the template that the engine uses";
     let (counts, finds) = (&seen["engine_disagrees"], &seen["cache_disagrees"]);
     let mut said = Vec::new();
     if counts.is_object() {

@@ -2,14 +2,13 @@
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use vocabulary::SessionId;
+use vocabulary::{SessionId, TimeSpan};
 
 use super::client::OperatorClient;
 use super::error::CtlError;
 use super::filters::ListFilter;
 use super::output::{OutputFormat, note};
 use super::table::{ColumnSpec, aligned, cell_text, lines, row, table};
-use crate::config::units::TimeSpan;
 use crate::flags;
 
 const MAX_PAGE: u16 = 1_000;

@@ -3,7 +3,7 @@
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use vocabulary::{ArtifactId, GroupId, PrefixId, SessionId};
+use vocabulary::{ArtifactId, GroupId, PrefixId, SessionId, TimeSpan};
 
 use super::args::{EpochArg, SubjectArg};
 use super::client::OperatorClient;
@@ -17,7 +17,6 @@ use super::lists::{self, ConsistencyArgs, ListSpec, PageArgs, escaped, show_one,
 use super::output::OutputFormat;
 use super::purge;
 use super::writes::{self, ArtifactOperand, QuotaArg, TargetArgs, WorkerOperand, WriteRequest, delete, post, put};
-use crate::config::units::TimeSpan;
 use crate::flags;
 
 // Comments of types that are flattened into a command are not doc comments: those would be the help of the command.

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use vocabulary::RequestId;
+use vocabulary::{RequestId, TimeSpan};
 
 use super::args::ModeArg;
 use super::client::OperatorClient;
@@ -17,7 +17,6 @@ use super::lists::{fields, with_query};
 use super::output::OutputFormat;
 use super::table::{ColumnSpec, aligned, lines, table};
 use super::writes::put;
-use crate::config::units::TimeSpan;
 use crate::flags;
 
 /// Decisions of the router at the first endpoint: why steps were served as they were.

@@ -171,10 +171,10 @@ fn report_rows(report: &SnapshotReport) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+    use vocabulary::TimeSpan;
 
     use super::super::client::{ClientTimeouts, OperatorClientOptions};
     use super::*;
-    use crate::config::units::TimeSpan;
     use crate::testing::start_router_at;
 
     #[tokio::test]

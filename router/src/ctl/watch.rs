@@ -198,10 +198,10 @@ mod tests {
     use std::sync::mpsc;
 
     use serde_json::json;
+    use vocabulary::TimeSpan;
 
     use super::super::client::{ClientTimeouts, OperatorClientOptions};
     use super::*;
-    use crate::config::units::TimeSpan;
 
     #[test]
     fn events_are_parsed_whole_and_comments_skipped() {

@@ -32,7 +32,8 @@ impl DecisionLogFixture {
             static_inputs: StaticPlanningInputs::default(),
             metrics: &self.metrics.decisions,
         };
-        DecisionHistory::open(ReceiptBuffer::new(in_memory), DecisionsConfig { log: ByteCount(bytes) }, log).unwrap()
+        DecisionHistory::open(ReceiptBuffer::new(in_memory), DecisionLogConfig { max_size: ByteCount(bytes) }, log)
+            .unwrap()
     }
 
     fn record_count(&self, outcome: &str) -> u64 {
@@ -127,7 +128,7 @@ fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
 #[test]
 fn a_restarted_log_appends_and_records_its_own_policy() {
     let mut kept = DecisionLogFixture::new();
-    let before = kept.policy.mu;
+    let before = kept.policy.interference_weight;
     let first = kept.open(16 << 20, 1);
     first.record(receipt_at(1), Some(case_at(100)));
     first.close();
@@ -135,7 +136,7 @@ fn a_restarted_log_appends_and_records_its_own_policy() {
     fs::write(kept.path().join("decisions-5-6.jsonl.part"), "half").unwrap();
     let torn = fs::OpenOptions::new().append(true).open(kept.path().join("decisions.jsonl")).unwrap();
     (&torn).write_all(b"{\"receipt\": {\"request").unwrap();
-    kept.policy.mu = before / 2.0;
+    kept.policy.interference_weight = before / 2.0;
     let second = kept.open(16 << 20, 1);
     second.record(receipt_at(2), Some(case_at(200)));
     second.close();
@@ -144,7 +145,7 @@ fn a_restarted_log_appends_and_records_its_own_policy() {
     let mut records = DecisionRecords::open(kept.folder.path()).unwrap();
     let mut seen = Vec::new();
     while let Some(entries) = records.next_file() {
-        seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.mu, entry.case)));
+        seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.interference_weight, entry.case)));
     }
     assert_eq!(seen, [(before, Some(case_at(100))), (before / 2.0, Some(case_at(200)))]);
     let torn = "decisions-0000000000001-0000000000001.jsonl.gz:3";

@@ -194,7 +194,7 @@ fn serve_args(shape: &LocalClusterOptions, own: &[SocketAddr], workers: &[LocalW
         format!("--listen={}", own[0]),
         format!("--operator-listen={}", own[1]),
         format!("--data-dir={}", data.join("ledger").display()),
-        "--set=models.tiny.text=builtin".to_owned(),
+        "--set=models.tiny.tokenizer_dir=builtin".to_owned(),
     ];
     args.extend(workers.iter().map(|worker| format!("--worker=http://{}#{}", worker.address, worker.role.as_str())));
     args.extend(shape.policy.settings().iter().chain(shape.settings).map(|setting| format!("--set={setting}")));

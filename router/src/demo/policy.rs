@@ -19,9 +19,9 @@ impl ComparedPolicy {
     /// Settings for `serve`, in the syntax of `--set`.
     pub fn settings(self) -> &'static [&'static str] {
         match self {
-            ComparedPolicy::RoundRobin => &["steering.mode=sticky", "steering.bypass=round_robin"],
-            ComparedPolicy::SessionPinning => &["steering.mode=sticky", "steering.bypass=session_pinning"],
-            ComparedPolicy::Ownerserve => &["steering.mode=own"],
+            ComparedPolicy::RoundRobin => &["routing.mode=bypass", "routing.fallback_policy=round_robin"],
+            ComparedPolicy::SessionPinning => &["routing.mode=bypass", "routing.fallback_policy=session_pinning"],
+            ComparedPolicy::Ownerserve => &["routing.mode=active"],
         }
     }
 }

@@ -53,7 +53,7 @@ async fn follow_with(
 ) {
     let (list, mut known, mut told) = ((WorkerSource::Dns, at), ResolvedAddresses::default(), Vec::new());
     loop {
-        let answer = timeout(RESOLVE_TIMEOUT, resolve(config.name.clone())).await;
+        let answer = timeout(RESOLVE_TIMEOUT, resolve(config.address.clone())).await;
         match answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(answer) if !answer.is_empty() => {
                 let addresses = known.update(answer);
@@ -63,10 +63,10 @@ async fn follow_with(
                 }
                 membership.mark_working(list);
             }
-            Ok(_) => membership.mark_failing(list, format!("{} has no address", config.name)),
-            Err(error) => membership.mark_failing(list, format!("{} cannot be resolved: {error}", config.name)),
+            Ok(_) => membership.mark_failing(list, format!("{} has no address", config.address)),
+            Err(error) => membership.mark_failing(list, format!("{} cannot be resolved: {error}", config.address)),
         }
-        sleep(config.every.0).await;
+        sleep(config.refresh_interval.0).await;
     }
 }
 
@@ -125,8 +125,8 @@ mod tests {
             told.lock().as_ref().map(Vec::clone).map_err(|kind: &io::ErrorKind| (*kind).into())
         };
         let config = DnsConfig {
-            name: "engines.test:8000".into(),
-            every: crate::config::units::TimeSpan::millis(20),
+            address: "engines.test:8000".into(),
+            refresh_interval: vocabulary::TimeSpan::millis(20),
             role: Some(vocabulary::WorkerRole::Decode),
             models: Vec::new(),
             api_key: None,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{WorkerDiscovery, WorkerSource};
-use crate::config::{WorkerConfig, describe_toml_error, without_text, workers_problem};
+use crate::config::{WorkerConfig, describe_toml_error, renamed_keys, without_text, workers_problem};
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Time between two checks of the file.
@@ -83,6 +83,7 @@ struct InvalidWorkerList(String);
 
 fn parse_toml(text: &str) -> Result<WorkerFileContents, InvalidWorkerList> {
     let table: toml::Table = text.parse().map_err(|error| InvalidWorkerList(describe_toml_error(text, &error)))?;
+    refuse_renamed(&table)?;
     serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
         let at = match error.path().to_string().as_str() {
             // The path of the whole file.
@@ -93,7 +94,18 @@ fn parse_toml(text: &str) -> Result<WorkerFileContents, InvalidWorkerList> {
     })
 }
 
+fn refuse_renamed(table: &toml::Table) -> Result<(), InvalidWorkerList> {
+    match renamed_keys::SETTINGS.find(table) {
+        lines if lines.is_empty() => Ok(()),
+        lines => Err(InvalidWorkerList(format!("it has settings that were renamed:\n  {}", lines.join("\n  ")))),
+    }
+}
+
 fn parse_json(text: &str) -> Result<WorkerFileContents, InvalidWorkerList> {
+    // A document that is no table of TOML's kinds is refused below, with its position.
+    if let Ok(table) = serde_json::from_str(text) {
+        refuse_renamed(&table)?;
+    }
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let list = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let at = match error.path().to_string().as_str() {
@@ -122,7 +134,8 @@ mod tests {
     fn a_worker_file_is_toml_or_json_with_the_fields_of_the_configuration() {
         let toml = "[[workers]]\nurl = \"http://a:1#decode\"\n[[workers]]\nurl = \"http://b:1\"\nrole = \"prefill\"";
         assert_eq!(read_written("workers.toml", toml).unwrap(), ["http://a:1 decode", "http://b:1 prefill"]);
-        let json = r#"{"workers": [{"url": "http://a:1", "models": ["m"], "shape": {"tensor": 2, "pipeline": 1}}]}"#;
+        let json =
+            r#"{"workers": [{"url": "http://a:1", "models": ["m"], "parallelism": {"tensor": 2, "pipeline": 1}}]}"#;
         assert_eq!(read_written("workers.json", json).unwrap(), ["http://a:1 hybrid"]);
         assert_eq!(read_written("workers.toml", "workers = []").unwrap(), [] as [&str; 0]);
     }
@@ -154,7 +167,7 @@ mod tests {
             ("workers.toml", twice, "http://a:1 is listed twice"),
             (
                 "workers.json",
-                r#"{"workers": [{"url": "http://a:1", "shape": {"tensor": 0, "pipeline": 1}}]}"#,
+                r#"{"workers": [{"url": "http://a:1", "parallelism": {"tensor": 0, "pipeline": 1}}]}"#,
                 "1 or more",
             ),
         ] {

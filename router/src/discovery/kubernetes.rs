@@ -47,7 +47,7 @@ enum KubernetesError {
         "no API server is known: KUBERNETES_SERVICE_HOST is not set here; outside of a pod set `api` of [[discovery.kubernetes]]"
     )]
     NoServer,
-    #[error("discovery.kubernetes.api is no URL: {0}; accepted is https://HOST:PORT")]
+    #[error("discovery.kubernetes.api_server is no URL: {0}; accepted is https://HOST:PORT")]
     Address(String),
     #[error("the API server cannot be asked: {}", root_cause(.0))]
     Unreachable(#[from] reqwest::Error),
@@ -213,7 +213,7 @@ impl KubernetesApi {
     /// Builds the client from the configuration or the pod's environment. Certificates are read again each time.
     async fn of(config: &KubernetesConfig) -> Result<Self, KubernetesError> {
         let beside = |name: &str| Path::new(SERVICE_ACCOUNT).join(name);
-        let api = match &config.api {
+        let api = match &config.api_server {
             Some(api) => api.trim_end_matches('/').to_owned(),
             None => in_pod(|name| std::env::var(name).ok())?,
         };

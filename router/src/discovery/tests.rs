@@ -37,7 +37,7 @@ fn listing(workers: &[&StubWorker]) -> String {
 #[tokio::test]
 async fn a_registered_worker_is_listed_until_it_withdraws_or_expires() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router_at(&[], &["discovery.registrations=1"]).await;
+    let front = start_router_at(&[], &["discovery.max_registrations=1"]).await;
     let (at, gateway, path) = (front.operator_address(), &front.gateway, "/ownerserve/v1/registrations");
     let id = WorkerId::of_endpoint(&worker.url());
     let ready = || gateway.fleet().snapshot().iter().any(|view| view.id == id && view.health == WorkerHealth::Ready);

@@ -45,7 +45,7 @@ fn check_status(gateway: &AppState) -> Json<TransferCheckStatus> {
     let line = barred.map(|BarredLinkRecord { link: BarredLink { from, to }, action, since_unix_ms }| {
         BarredLinkResource { from, to, action, since_unix_ms }
     });
-    Json(TransferCheckStatus { one_in: gateway.config.correctness.one_in, barred: line.collect() })
+    Json(TransferCheckStatus { one_in: gateway.config.transfer_check.sample_every, barred: line.collect() })
 }
 
 /// Links over which nothing moves at this router, because KV came as something else over them.

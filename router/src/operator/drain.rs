@@ -15,12 +15,13 @@ use parking_lot::Mutex;
 use planner::BarredLink;
 use serde::Serialize;
 use utoipa::ToSchema;
-use vocabulary::{Bytes, DpRank, Epoch, ModelId, Owner, SessionId, WorkerHealth, WorkerId, WorkerRole, WorkerView};
+use vocabulary::{
+    Bytes, DpRank, Epoch, ModelId, Owner, SessionId, WorkerHealth, WorkerId, WorkerRole, WorkerView, transfer_time,
+};
 
 use super::migration;
 use super::problem::{Problem, ProblemKind};
 use crate::app_state::AppState;
-use crate::config::units::transfer_time;
 
 /// Interval between two searches for movable sessions.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);

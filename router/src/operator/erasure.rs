@@ -33,7 +33,7 @@ async fn erase_and_report(
     if unread > 0 {
         told += &format!(
             "; {unread} transcripts of the tenant in Redis could not be read (they were written with another \
-             soft_state.secret, or without one), and may be of this session: forget what is kept of the tenant to be sure"
+             shared_cache.encryption_secret, or without one), and may be of this session: forget what is kept of the tenant to be sure"
         );
     }
     Ok(WriteResult::plain(gateway, told))

@@ -45,7 +45,7 @@ enum QuorumRole {
 
 /// Message about workers excluded because they would not keep tenants apart.
 const SALTS_IGNORED: &str = "engines ignore cache_salt, so that tenants would find out what others have sent, and serve no \
-    requests; update them, or set auth.prove_salts = false where tenants may share caches";
+    requests; update them, or set auth.verify_cache_salt = false where tenants may share caches";
 
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
@@ -186,7 +186,7 @@ impl Readiness {
             what: "soft_state",
             cause: "other_secret",
             detail:
-                "another router of this namespace has another soft_state.secret, so that neither reads what the other \
+                "another router of this namespace has another shared_cache.encryption_secret, so that neither reads what the other \
                      writes to Redis"
                     .into(),
         });

@@ -111,7 +111,16 @@ impl RegistrationBody {
         }
         let url = self.url.parse().map_err(|error| Problem::bad_body(format!("url: {error}")))?;
         let Self { role, models, events, replay, .. } = self;
-        Ok((WorkerConfig { role, models, events, replay, ..WorkerConfig::from_url(url) }, ttl))
+        Ok((
+            WorkerConfig {
+                role,
+                models,
+                kv_events_endpoint: events,
+                kv_events_replay_endpoint: replay,
+                ..WorkerConfig::from_url(url)
+            },
+            ttl,
+        ))
     }
 }
 
@@ -129,7 +138,7 @@ pub(super) async fn register(
     let came = gateway.discovery().register(worker, Duration::from_millis(ttl_ms.into()));
     let came = came.map_err(|full| {
         let detail = format!(
-            "Nothing was changed: {} workers are registered, and no more are accepted (discovery.registrations).",
+            "Nothing was changed: {} workers are registered, and no more are accepted (discovery.max_registrations).",
             full.max
         );
         Problem::new(ProblemKind::Conflict, detail).with_cause("registrations_full")

@@ -30,9 +30,9 @@ enum RoutingModeSchema {
     /// Plans are made and recorded; the bypass policy routes.
     Shadow,
     /// The bypass policy routes; nothing is planned and the ledger is not asked.
-    Sticky,
+    Bypass,
     /// The planner routes.
-    Own,
+    Active,
 }
 
 /// The dial.
@@ -40,11 +40,11 @@ enum RoutingModeSchema {
 pub(super) struct RoutingState {
     #[schema(value_type = RoutingModeSchema, inline)]
     mode: RoutingMode,
-    /// In mode `own`, the share of sessions whose steps the planner routes.
+    /// In mode `active`, the share of sessions whose steps the planner routes.
     #[schema(value_type = u8, maximum = 100)]
     rollout_percent: Percent,
     /// Actions that are switched off at run time, by an operator or because they made sessions slower. Those of
-    /// `planner.disabled` in the configuration are off as well, and stay so.
+    /// `planner.disabled_actions` in the configuration are off as well, and stay so.
     #[schema(value_type = Vec<ActionSchema>, inline)]
     disabled: ActionSet,
 }
@@ -122,7 +122,7 @@ pub(super) async fn set_mode(
     State(gateway): State<Arc<AppState>>,
     told: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingState>, Problem> {
-    let accepted = "accepted is {\"mode\": \"shadow\" | \"sticky\" | \"own\", \"rollout_percent\": 0 to 100, \
+    let accepted = "accepted is {\"mode\": \"shadow\" | \"bypass\" | \"active\", \"rollout_percent\": 0 to 100, \
                     \"disabled\": [\"artifact_fetch\", ...]}";
     let JsonBody(change) = told.map_err(|problem| problem.with_accepted(accepted))?;
     let before = gateway.routing.get();
@@ -133,7 +133,7 @@ pub(super) async fn set_mode(
         before.without(disabled).iter().for_each(|action| gateway.decisions.guardrail.reset(action));
     }
     let after = gateway.routing.get();
-    if after.mode != RoutingMode::Own || u8::from(after.rollout_percent) == 0 {
+    if after.mode != RoutingMode::Active || u8::from(after.rollout_percent) == 0 {
         // Nothing is compared any more, so nothing else would end the guardrail's reports about placement.
         let placement = Action::ALL.into_iter().filter(|action| !can_be_disabled(*action));
         placement.for_each(|action| gateway.decisions.guardrail.reset(action));
@@ -269,7 +269,9 @@ pub(super) async fn decision(
     let decisions = gateway.decisions.clone();
     let mut found = run_blocking(move || decisions.find_request(request)).await?;
     let why = match found.complete {
-        true => "is kept here: a router keeps those of the steps that it served, as many as decisions.log has room for",
+        true => {
+            "is kept here: a router keeps those of the steps that it served, as many as decision_log.max_size has room for"
+        }
         false => "was found before the search was ended after 4 s; `decisions?since=&until=` looks at a part of them",
     };
     let missing = || Problem::not_found(format!("No decision for {request} {why}."));

@@ -88,7 +88,8 @@ impl OperatorState {
 
 fn open_audit(config: &Config, metrics: &Metrics) -> Result<AuditLog, OperatorStartError> {
     let folder = config.ledger.data_dir.join("audit");
-    let audit = AuditLog::open(&folder, config.operator.audit_size.0 as u64, metrics.process.audit_failed.clone());
+    let audit =
+        AuditLog::open(&folder, config.operator.max_audit_log_size.0 as u64, metrics.process.audit_failed.clone());
     audit.map_err(|source| OperatorStartError::Audit { folder, source })
 }
 

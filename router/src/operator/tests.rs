@@ -18,7 +18,7 @@ use crate::testing::{
 
 #[tokio::test]
 async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
-    let front = start_router_at(&[], &["steering.mode=shadow"]).await;
+    let front = start_router_at(&[], &["routing.mode=shadow"]).await;
     let at = front.operator_address();
     let path = "/ownerserve/v1/mode";
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
@@ -29,7 +29,7 @@ async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
     let got = send(at, json(Request::put(path)), "{\"mode\":\"own\",\"rollout_percent\":5}").await;
     assert_eq!((got.status, got.json()["rollout_percent"].as_u64()), (200, Some(5)));
     let got = send(at, json(Request::patch(path)), "{\"rollout_percent\":20}").await;
-    assert_eq!(got.json(), serde_json::json!({"mode": "own", "rollout_percent": 20, "disabled": []}));
+    assert_eq!(got.json(), serde_json::json!({"mode": "active", "rollout_percent": 20, "disabled": []}));
     let text = get(at, "/metrics").await.body;
     let text = std::str::from_utf8(&text).unwrap();
     assert!(
@@ -44,7 +44,7 @@ async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
     }
     let form = Request::put(path).header("content-type", "text/plain");
     assert_eq!(send(at, form, "{\"mode\":\"sticky\"}").await.status, 415, "what any web page could send is refused");
-    assert_eq!(get(at, path).await.json()["mode"], "own");
+    assert_eq!(get(at, path).await.json()["mode"], "active");
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn inexact_worker_reports_its_cause_and_a_remedy() {
     let worker = StubWorker::start("one", "tiny").await;
     let url = worker.url();
     let listed = format!("workers=[{{url={url:?}, events=\"tcp://127.0.0.1:9\"}}]");
-    let front = start_router_at(&[], &[&listed, "models.tiny.text=builtin"]).await;
+    let front = start_router_at(&[], &[&listed, "models.tiny.tokenizer_dir=builtin"]).await;
     let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let mut now = line().await;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
@@ -311,7 +311,7 @@ async fn reader_and_operator_roles_are_enforced_and_distinguished() {
         let got = send(at, asking(Request::put(mode), token), "{\"mode\":\"sticky\"}").await;
         assert_eq!(got.status, write, "{token:?}");
         assert_eq!(got.headers.contains_key("www-authenticate"), write == 401);
-        assert_eq!(front.gateway.routing.get().mode == RoutingMode::Sticky, write == 200, "{token:?}");
+        assert_eq!(front.gateway.routing.get().mode == RoutingMode::Bypass, write == 200, "{token:?}");
     }
     assert_eq!(get(at, "/metrics").await.status, 401);
     for open in ["/livez", "/ownerserve/v1/openapi.json"] {
@@ -354,7 +354,7 @@ async fn every_write_is_audited_without_its_token() {
     assert_eq!(told(&lines[2]), expected("alice", "operator", "not_found", 404));
     assert_eq!((lines.len(), refused.len()), (3, 1), "reads are not in it");
     assert_eq!(lines[0]["what"], "PUT /ownerserve/v1/mode");
-    assert_eq!((lines[0]["body"]["mode"].as_str(), lines[0]["request"].as_str()), (Some("sticky"), Some("mine")));
+    assert_eq!((lines[0]["body"]["mode"].as_str(), lines[0]["request"].as_str()), (Some("bypass"), Some("mine")));
     assert!(lines[0]["remote"].as_str().unwrap().starts_with("127.0.0.1:"), "{lines:?}");
     assert_eq!(lines[2]["key"], "/ownerserve/v1/sessions/s-00000000000000000000000000000001");
     let all = text("audit.jsonl") + &text("refused.jsonl");
@@ -639,7 +639,7 @@ async fn no_tenant_takes_the_memory_of_operators_writes() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &[]).await;
     let mut held = front.gateway.memory_budget.reservation(&TenantId::default());
-    held.grow(front.gateway.config.proxy.memory.0).unwrap();
+    held.grow(front.gateway.config.proxy.request_memory_limit.0).unwrap();
     let write = || Request::put("/ownerserve/v1/mode").header("content-type", "application/json");
     let refused = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;
     assert_eq!(refused.status, 429, "clients have none left");

@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
+use vocabulary::TimeSpan;
 
-use crate::config::units::TimeSpan;
 use crate::pipeline::routing::Percent;
 
 /// When a worker gets no requests because its requests fail. Names are Envoy's where they mean the same.

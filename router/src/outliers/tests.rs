@@ -1,9 +1,8 @@
 use serde_json::{Value, json};
 use strum::VariantArray as _;
-use vocabulary::{Bytes, EngineSpeed, KvIndexState, Micros, ModelId, WorkerCapacity, WorkerLoad};
+use vocabulary::{Bytes, EngineSpeed, KvIndexState, Micros, ModelId, TimeSpan, WorkerCapacity, WorkerLoad};
 
 use super::*;
-use crate::config::units::TimeSpan;
 use crate::pipeline::receipt::Attempt;
 use crate::pipeline::routing::Percent;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
@@ -399,7 +398,8 @@ async fn one_tenants_poison_ejects_nobody() {
     let cases = [(0, "fail", None), (8, "fail", None), (0, "die", cut), (256, "die", cut), (256, "die", Some(SPOKEN))];
     for (burst, behave, before) in cases {
         let burst = format!("retries.burst={burst}");
-        let ([one, two], front) = two_workers(&[&keys, "auth.prove_salts=false", "outliers.interval=1h", &burst]).await;
+        let ([one, two], front) =
+            two_workers(&[&keys, "auth.verify_cache_salt=false", "outliers.interval=1h", &burst]).await;
         for _ in 0..150 {
             let request = http::Request::post(PATH).header("authorization", "Bearer k1");
             crate::testing::send(front.proxy_address(), request, body(behave, before)).await;
@@ -408,7 +408,7 @@ async fn one_tenants_poison_ejects_nobody() {
         let workers = front.gateway.fleet().snapshot();
         assert_eq!(front.gateway.policies.outliers.lock().all_ejected(&workers), [], "{behave}, {burst}");
     }
-    let ([_one, two], front) = two_workers(&[&keys, "auth.prove_salts=false"]).await;
+    let ([_one, two], front) = two_workers(&[&keys, "auth.verify_cache_salt=false"]).await;
     for _ in 0..40 {
         leaves(&front, &two, &body("fail or hang", None)).await;
     }

@@ -102,7 +102,7 @@ async fn workers(count: usize) -> Vec<SimWorker> {
     let mut workers = Vec::new();
     for _ in 0..count {
         let events = EventOptions { buffer: 1, ..EventOptions::default() };
-        let profile = EngineProfile { block_tokens: 16, ..EngineProfile::default() };
+        let profile = EngineProfile { block_size: 16, ..EngineProfile::default() };
         let options = SimOptions { events, profile, speed_up: 100.0, ..SimOptions::default() };
         workers.push(SimWorker::start(options, codec.clone()).await.unwrap());
     }

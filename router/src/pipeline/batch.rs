@@ -62,7 +62,7 @@ mod tests {
     #[tokio::test]
     async fn a_batch_is_planned_as_a_whole_and_limited_by_its_longest_prompt() {
         let worker = sim(&["--speed-up=50"]).await;
-        let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+        let front = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
         wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
             .await;
         let ask = async |prompt: serde_json::Value| {

@@ -144,8 +144,12 @@ mod tests {
             tokens_cached: Tokens::ZERO,
             tokens_computed: Tokens::ZERO,
         };
-        let because =
-            PlanRationale { rule: SelectionRule::Own, terms: CostTerms::default(), total: Micros(0), runner_up: None };
+        let because = PlanRationale {
+            rule: SelectionRule::LowestCost,
+            terms: CostTerms::default(),
+            total: Micros(0),
+            runner_up: None,
+        };
         let (action, claim) = (Action::RemotePrefill, OwnershipEffect::Open);
         Plan { action, prefill: leg(1), decode: leg(2), handoff, claim, because }
     }

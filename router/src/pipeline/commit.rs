@@ -31,7 +31,7 @@ pub fn serving_owner(located: &LocatedRequest, plan: &Plan) -> Option<Owner> {
 
 /// Publishes the step's intent at dispatch. It is advice to the other routers and changes no ownership.
 pub fn announce(ledger: &LedgerAccess, step: &ClassifiedStep, plan: &Plan) {
-    if step.mode == RoutingMode::Sticky {
+    if step.mode == RoutingMode::Bypass {
         return;
     }
     let Some(server) = serving_owner(&step.located, plan) else { return };

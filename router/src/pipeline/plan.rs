@@ -47,11 +47,11 @@ impl RoutingPolicies {
     pub fn new(config: &Config, share: TenantShare, outliers: OutlierTracker) -> Self {
         let policy = &config.planner;
         Self {
-            planner: Arc::new(Policy { rule: SelectionRule::Own, ..policy.clone() }),
+            planner: Arc::new(Policy { policy: SelectionRule::LowestCost, ..policy.clone() }),
             occupancy: OccupancyTracker::new(policy.admission),
             retries: Arc::new(RetryBudget::new(config.retries, share)),
             outliers,
-            prefix_replication: Arc::new(PrefixReplicator::new(config.ahead)),
+            prefix_replication: Arc::new(PrefixReplicator::new(config.prefix_replication)),
         }
     }
 
@@ -268,7 +268,7 @@ fn plan_and_reserve(
 /// KV index is not exact, so that the cached part of its prompt is only a guess.
 fn may_queue(step: &ClassifiedStep, (failed, planned): (&[WorkerId], &PlannedStep)) -> bool {
     let is_exact = |view: &WorkerView| view.id == planned.plan.target() && view.knowledge == KvIndexState::Exact;
-    step.mode == RoutingMode::Own && failed.is_empty() && step.located.workers.iter().any(is_exact)
+    step.mode == RoutingMode::Active && failed.is_empty() && step.located.workers.iter().any(is_exact)
 }
 
 /// Returns the plan to execute, and the planner's decision where it was asked; reserves nothing.
@@ -298,8 +298,8 @@ fn decide(
                 round_robin_index: turn,
             };
             let decision = planner::plan(&inputs)?;
-            let (memory, asking) = match policy.rule {
-                SelectionRule::Own => (
+            let (memory, asking) = match policy.policy {
+                SelectionRule::LowestCost => (
                     account.occupancy().recorded_memory(&inputs, &decision),
                     Some(AdmissionRequest::of(&inputs, &decision)),
                 ),
@@ -326,11 +326,11 @@ fn decide(
     let next = || stage.round_robin.fetch_add(1, Ordering::Relaxed);
     let bypass = || decide(&stage.bypass, &pinned, next()).map(|(decision, ..)| decision.plan);
     let (plan, decision) = match step.mode {
-        RoutingMode::Own => {
+        RoutingMode::Active => {
             let own = own()?;
             (own.0.plan, Some(own))
         }
-        RoutingMode::Sticky => (bypass()?, None),
+        RoutingMode::Bypass => (bypass()?, None),
         // In shadow mode a planning error must not affect the answer.
         RoutingMode::Shadow => (bypass()?, own().ok()),
     };

@@ -41,13 +41,13 @@ pub struct Receipt {
     /// Routing mode for this step.
     pub mode: RoutingMode,
     /// Whether its session belongs to the guardrail's control group: planned, but served by the bypass policy in mode
-    /// `own`, too.
+    /// `active`, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub control: bool,
     /// State of Redis where it was not healthy; `None` when it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soft_state: Option<SharedCacheHealth>,
-    /// The decision with all candidates; `None` in mode `sticky`, where nothing is priced.
+    /// The decision with all candidates; `None` in mode `bypass`, where nothing is priced.
     pub decision: Option<Decision>,
     /// How the step waited rather than evict others' KV; with zero time if the queue was full.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -316,7 +316,7 @@ pub(crate) mod testing {
                     unread: None,
                 },
             },
-            mode: RoutingMode::Sticky,
+            mode: RoutingMode::Bypass,
             control: false,
             soft_state: None,
             decision: None,
@@ -366,7 +366,7 @@ mod tests {
                 refused: None,
             };
             let because = PlanRationale {
-                rule: planner::SelectionRule::Own,
+                rule: planner::SelectionRule::LowestCost,
                 terms: Default::default(),
                 total: Micros(0),
                 runner_up: None,

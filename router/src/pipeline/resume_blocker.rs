@@ -111,7 +111,7 @@ pub fn resume_blocker(prefixed: &IdentifiedRequest, config: ResumeConfig) -> Opt
             Some(ResumeBlocker::Tools)
         }
         () if is_more_than_text(prefixed) => Some(ResumeBlocker::NotText),
-        () if prefixed.total_tokens() > config.most_prompt_tokens => Some(ResumeBlocker::PromptTooLong),
+        () if prefixed.total_tokens() > config.max_prompt_tokens => Some(ResumeBlocker::PromptTooLong),
         () => None,
     }
 }

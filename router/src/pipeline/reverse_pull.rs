@@ -148,7 +148,7 @@ fn fits(stage: &ExecuteStage, (step, plan): (&ClassifiedStep, &Plan), keeper: Ow
 
 /// Whether all layers keep all tokens; with other layers the correctness of fetched KV is not verified.
 fn has_full_attention(attention: &AttentionSpec) -> bool {
-    attention.layers().iter().all(|layer| matches!(layer, LayerState::Dense(_) | LayerState::Latent(_)))
+    attention.layers().iter().all(|layer| matches!(layer, LayerState::Dense(_) | LayerState::Mla(_)))
 }
 
 /// Whether a prompt begins with the tokens whose KV was handed back: for any other prompt that KV would be wrong.

@@ -17,10 +17,10 @@ pub enum RoutingMode {
     /// Plans are made and recorded; the bypass policy routes.
     Shadow,
     /// The bypass policy routes; nothing is planned and the ledger is not asked.
-    Sticky,
+    Bypass,
     /// The planner routes.
     #[default]
-    Own,
+    Active,
 }
 
 /// Share of the sessions, in percent.
@@ -66,7 +66,7 @@ impl From<Percent> for u8 {
 pub struct RoutingSettings {
     /// Who decides where steps go.
     pub mode: RoutingMode,
-    /// In mode `own`, the share of sessions whose steps the planner routes. Stable per session.
+    /// In mode `active`, the share of sessions whose steps the planner routes. Stable per session.
     pub rollout_percent: Percent,
     /// Percentage of these sessions that the bypass policy serves for comparison. Stable per session.
     pub control_percent: Percent,
@@ -77,7 +77,7 @@ pub struct RoutingSettings {
 impl Default for RoutingSettings {
     fn default() -> Self {
         let control_percent = Percent::NONE;
-        Self { mode: RoutingMode::Own, rollout_percent: Percent::ALL, control_percent, disabled: ActionSet::NONE }
+        Self { mode: RoutingMode::Active, rollout_percent: Percent::ALL, control_percent, disabled: ActionSet::NONE }
     }
 }
 
@@ -92,8 +92,8 @@ impl RoutingSettings {
     /// Returns the mode for this session.
     pub fn mode_of(self, session: SessionId) -> RoutingMode {
         match self.mode {
-            RoutingMode::Own if rollout_buckets(session)[0] >= self.rollout_percent.0 => RoutingMode::Sticky,
-            RoutingMode::Own if self.arm_of(session) == Some(Arm::Control) => RoutingMode::Shadow,
+            RoutingMode::Active if rollout_buckets(session)[0] >= self.rollout_percent.0 => RoutingMode::Bypass,
+            RoutingMode::Active if self.arm_of(session) == Some(Arm::Control) => RoutingMode::Shadow,
             mode => mode,
         }
     }
@@ -102,7 +102,7 @@ impl RoutingSettings {
     /// sessions of both are from the same hours.
     pub fn arm_of(self, session: SessionId) -> Option<Arm> {
         let ([place, other], share) = (rollout_buckets(session), self.control_percent.0);
-        let is_owned = self.mode == RoutingMode::Own && place < self.rollout_percent.0;
+        let is_owned = self.mode == RoutingMode::Active && place < self.rollout_percent.0;
         match other {
             _ if !is_owned => None,
             other if other < share => Some(Arm::Control),
@@ -140,8 +140,8 @@ impl LiveRouting {
     pub fn get(&self) -> RoutingSettings {
         let mode = match self.mode.load(Ordering::Relaxed) {
             0 => RoutingMode::Shadow,
-            1 => RoutingMode::Sticky,
-            _ => RoutingMode::Own,
+            1 => RoutingMode::Bypass,
+            _ => RoutingMode::Active,
         };
         RoutingSettings {
             mode,
@@ -155,8 +155,8 @@ impl LiveRouting {
     pub fn set(&self, mode: RoutingMode, rollout_percent: Percent) {
         let mode = match mode {
             RoutingMode::Shadow => 0,
-            RoutingMode::Sticky => 1,
-            RoutingMode::Own => 2,
+            RoutingMode::Bypass => 1,
+            RoutingMode::Active => 2,
         };
         self.mode.store(mode, Ordering::Relaxed);
         self.percent.store(rollout_percent.0, Ordering::Relaxed);
@@ -187,11 +187,11 @@ mod tests {
     #[test]
     fn a_rolled_out_session_stays_rolled_out_as_the_percentage_grows() {
         let at = |percent| RoutingSettings {
-            mode: RoutingMode::Own,
+            mode: RoutingMode::Active,
             rollout_percent: Percent(percent),
             ..RoutingSettings::default()
         };
-        let owned = |percent| sessions().filter(|s| at(percent).mode_of(*s) == RoutingMode::Own).collect::<Vec<_>>();
+        let owned = |percent| sessions().filter(|s| at(percent).mode_of(*s) == RoutingMode::Active).collect::<Vec<_>>();
         let (few, more) = (owned(20), owned(60));
         assert!((150..250).contains(&few.len()), "{}", few.len());
         assert!((550..650).contains(&more.len()), "{}", more.len());
@@ -218,10 +218,10 @@ mod tests {
         for session in sessions() {
             let expected = match all.arm_of(session) {
                 Some(Arm::Control) => RoutingMode::Shadow,
-                Some(Arm::Own) | None => RoutingMode::Own,
+                Some(Arm::Own) | None => RoutingMode::Active,
             };
             assert_eq!(all.mode_of(session), expected);
-            assert!(half.mode_of(session) != RoutingMode::Sticky || half.arm_of(session).is_none());
+            assert!(half.mode_of(session) != RoutingMode::Bypass || half.arm_of(session).is_none());
             assert_eq!(RoutingSettings { mode: RoutingMode::Shadow, ..all }.arm_of(session), None);
         }
         assert_eq!(in_arm(at(100, 0), None).len(), 1_000);
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn shadow_and_bypass_apply_to_every_session() {
-        for mode in [RoutingMode::Shadow, RoutingMode::Sticky] {
+        for mode in [RoutingMode::Shadow, RoutingMode::Bypass] {
             let steering = RoutingSettings { mode, rollout_percent: Percent(10), ..RoutingSettings::default() };
             assert!(sessions().all(|session| steering.mode_of(session) == mode));
         }
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn routing_settings_take_effect_when_set() {
         let live = LiveRouting::new(RoutingSettings::default());
-        for mode in [RoutingMode::Shadow, RoutingMode::Sticky, RoutingMode::Own] {
+        for mode in [RoutingMode::Shadow, RoutingMode::Bypass, RoutingMode::Active] {
             live.set(mode, Percent(7));
             assert_eq!(live.get(), RoutingSettings { mode, rollout_percent: Percent(7), ..RoutingSettings::default() });
         }
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_percentage_above_a_hundred_is_rejected_with_what_is_accepted() {
-        let error = serde_json::from_str::<RoutingSettings>(r#"{"mode":"own","rollout_percent":101}"#).unwrap_err();
+        let error = serde_json::from_str::<RoutingSettings>(r#"{"mode":"active","rollout_percent":101}"#).unwrap_err();
         assert!(error.to_string().contains("0 to 100"), "{error}");
     }
 }

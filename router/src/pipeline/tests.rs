@@ -54,7 +54,7 @@ async fn a_spawned_session_records_its_parent_in_the_ledger() {
 
 #[tokio::test]
 async fn a_disabled_action_is_not_planned_and_replays_from_the_decision_log() {
-    let (_worker, front) = router_with_lease(&["models.tiny.text=builtin"]).await;
+    let (_worker, front) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
     let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
     let ask = async || {
         let request = Request::post(PATH).header("x-session-id", "again");
@@ -92,7 +92,7 @@ fn bodies_by_endpoint(system: &str, said: &str) -> [(&'static str, Value); 3] {
 
 #[tokio::test]
 async fn conversations_that_share_a_system_prompt_are_not_forks() {
-    let (_worker, front) = router_with_lease(&["models.tiny.text=builtin"]).await;
+    let (_worker, front) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
     let said = ["Where is my bag?", "What is in the sea?"].map(|said| said.repeat(30));
     for at in 0..3 {
         let system = format!("You are kind, for the {at}. time. ").repeat(60);
@@ -133,7 +133,7 @@ async fn every_fork_of_a_conversation_is_in_its_tree() {
 
 #[tokio::test]
 async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting() {
-    let (_worker, front) = router_with_lease(&["models.tiny.text=builtin"]).await;
+    let (_worker, front) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
     let model = front.gateway.catalog().model(&"tiny".into());
     let named = |(path, body): &(&str, Value), endpoint: GenerationEndpoint| {
         let incoming = ClientRequest {
@@ -196,8 +196,8 @@ async fn sessions_stay_at_their_worker_without_a_ledger() {
 
 #[tokio::test]
 async fn a_bypassed_step_leaves_the_ledger_empty_and_a_shadowed_one_is_recorded() {
-    for (mode, known) in [("sticky", false), ("shadow", true)] {
-        let (_worker, front) = router_with_lease(&[&format!("steering.mode={mode}")]).await;
+    for (mode, known) in [("bypass", false), ("shadow", true)] {
+        let (_worker, front) = router_with_lease(&[&format!("routing.mode={mode}")]).await;
         let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
         let request = Request::post(PATH).header("x-session-id", "s");
         assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
@@ -223,7 +223,7 @@ async fn a_prompt_known_to_exceed_the_context_is_refused_and_an_estimate_is_not(
     assert_eq!(post(by_bytes.proxy_address(), PATH, guessed).await.status, 200);
 
     let known = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", vec![5; 60_000]);
-    let (_worker, by_tokens) = router_with_lease(&["models.tiny.text=builtin"]).await;
+    let (_worker, by_tokens) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
     let got = post(by_tokens.proxy_address(), PATH, known).await;
     assert_eq!((got.status, got.error_code().as_str()), (400, "context_length_exceeded"));
     let message = got.json()["error"]["message"].to_string();
@@ -233,7 +233,7 @@ async fn a_prompt_known_to_exceed_the_context_is_refused_and_an_estimate_is_not(
 #[tokio::test]
 async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
     let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
-    let front = start_router_at(&[url(&one), url(&two)], &["models.tiny.text=builtin"]).await;
+    let front = start_router_at(&[url(&one), url(&two)], &["models.tiny.tokenizer_dir=builtin"]).await;
     let is_exact = || front.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact);
     wait_until("their events are followed", is_exact).await;
     // A worker without a lease owns nothing, so its step would leave no trace in the ledger.

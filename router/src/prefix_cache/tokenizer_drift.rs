@@ -416,7 +416,7 @@ impl DriftTransition {
 /// Returns what an operator should check.
 pub fn advice(model: &ModelId) -> String {
     format!(
-        "see that the folder of models.{model:?}.text holds the very tokenizer.json and chat template that the engine \
+        "see that the folder of models.{model:?}.tokenizer_dir holds the very tokenizer.json and chat template that the engine \
          loads, and that the engine was not started with another --chat-template or --tokenizer; then start the router again",
         model = &*model.0
     )

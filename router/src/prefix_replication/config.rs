@@ -1,9 +1,8 @@
-//! Section `[ahead]`: replication of prefixes to other workers between two steps.
+//! Section `[prefix_replication]`: replication of prefixes to other workers between two steps.
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
-
-use crate::config::units::ByteCount;
+use vocabulary::ByteCount;
 
 /// Whether prefixes are replicated between steps, and at which rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
@@ -19,6 +18,6 @@ pub struct PrefixReplicationConfig {
 impl PrefixReplicationConfig {
     /// Returns the setting that is out of range, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
-        (!self.bandwidth.is_bandwidth()).then_some(("ahead.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))
+        (!self.bandwidth.is_bandwidth()).then_some(("prefix_replication.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))
     }
 }

@@ -77,7 +77,8 @@ async fn an_oversized_body_is_refused_while_the_client_still_sends() {
 #[tokio::test]
 async fn slow_headers_and_bodies_time_out_with_an_error() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.header_timeout=\"150ms\"", "proxy.body_pause=\"150ms\""]).await;
+    let front =
+        start_router(&[&worker], &["proxy.header_timeout=\"150ms\"", "proxy.body_idle_timeout=\"150ms\""]).await;
     let mut headers = raw(front.proxy_address(), b"POST /v1/models HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
     let answer = read_to_end(&mut headers).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("headers_timeout"), "{answer}");
@@ -271,7 +272,7 @@ async fn a_dead_worker_is_skipped_and_no_worker_gives_a_clear_error() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
-    let both = start_router_at(&[gone, alive.url()], &["steering.bypass=round_robin"]).await;
+    let both = start_router_at(&[gone, alive.url()], &["routing.fallback_policy=round_robin"]).await;
     for _ in 0..4 {
         assert_eq!(
             post(both.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
@@ -370,7 +371,7 @@ async fn a_stored_response_is_found_at_its_worker_and_only_by_its_tenant() {
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     let file = format!("auth.keys_file={}", keys.display());
-    let front = start_router(&[&a, &b], &[&file, "steering.bypass=round_robin"]).await;
+    let front = start_router(&[&a, &b], &[&file, "routing.fallback_policy=round_robin"]).await;
     wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
     let at = front.proxy_address();
     let ask = |request: http::request::Builder, key: &str, body: &'static str| {
@@ -419,7 +420,7 @@ async fn router_only_fields_are_stripped_on_every_path_and_tenants_are_salted() 
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     // The router's own proof of cache_salt would be the last request at times.
-    let settings = [&format!("auth.keys_file={}", keys.display()), "auth.prove_salts=false"];
+    let settings = [&format!("auth.keys_file={}", keys.display()), "auth.verify_cache_salt=false"];
     let front = start_router(&[&worker], &settings).await;
     let body = "{\"model\":\"tiny\", \"messages\":[],\"prompt\":\"\",\"kv_transfer_params\":{\"remote_request_id\":\"x\"},\
                 \"cache_salt\":\"guessed\",\"vllm_xargs\":{\"kv_cache_report_mode\":\"full\",\"y\":1}}";
@@ -476,7 +477,7 @@ async fn probes_and_short_requests_are_answered_while_long_bodies_queue() {
 #[tokio::test]
 async fn active_requests_stay_within_the_memory_budget_and_release_it() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=\"1MiB\"", "proxy.memory=\"8MiB\""]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=\"1MiB\"", "proxy.request_memory_limit=\"8MiB\""]).await;
     let address = front.proxy_address();
     let large = |behave: &str| {
         let text = "x".repeat(900_000);

@@ -37,7 +37,7 @@ pub(crate) struct BodyLimits {
 
 impl From<&ProxyConfig> for BodyLimits {
     fn from(config: &ProxyConfig) -> Self {
-        Self { bytes: config.body_limit.0, pause: config.body_pause.0, total: config.body_timeout.0 }
+        Self { bytes: config.body_limit.0, pause: config.body_idle_timeout.0, total: config.body_timeout.0 }
     }
 }
 

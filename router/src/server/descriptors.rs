@@ -35,7 +35,7 @@ pub(crate) fn raise_limit() -> u64 {
 /// What the process needs file descriptors for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
-    /// Wanted client connections: `proxy.connections`.
+    /// Wanted client connections: `proxy.max_connections`.
     pub(crate) clients: usize,
     /// Possible number of workers.
     pub(crate) workers: usize,
@@ -80,7 +80,7 @@ impl ConnectionLimits {
                 possible,
                 open_files = limit,
                 needed = needs.descriptors(),
-                "proxy.connections is more than this process may open: raise its limit of open files to what is needed \
+                "proxy.max_connections is more than this process may open: raise its limit of open files to what is needed \
                  (ulimit -n, LimitNOFILE)"
             );
         }

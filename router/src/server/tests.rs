@@ -26,7 +26,7 @@ async fn connection_serves_many_requests() {
 #[tokio::test]
 async fn connections_beyond_the_cap_wait_for_a_free_slot() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &["proxy.connections=1"]).await;
+    let front = start_router(&[&worker], &["proxy.max_connections=1"]).await;
     let mut first = raw(front.proxy_address(), &request_bytes("/v1/completions", STREAM)).await;
     read_until(&mut first, "data: 0").await;
     let mut second = raw(front.proxy_address(), b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
@@ -86,9 +86,9 @@ async fn malformed_http_does_not_affect_other_clients() {
 async fn idle_unauthenticated_connections_time_out_and_block_no_client() {
     let worker = StubWorker::start("one", "tiny").await;
     let settings = [
-        "proxy.connections=8",
-        "proxy.unauthenticated_connections=4",
-        "proxy.unauthenticated_per_address=4",
+        "proxy.max_connections=8",
+        "proxy.max_unauthenticated_connections=4",
+        "proxy.max_unauthenticated_connections_per_address=4",
         "proxy.authentication_timeout=\"300ms\"",
     ];
     let front = start_router(&[&worker], &settings).await;
@@ -185,9 +185,9 @@ fn connection_with_a_panicked_task_is_closed() {
 async fn strangers_keep_no_client_out_where_more_of_them_may_come_than_there_are_connections() {
     let worker = StubWorker::start("one", "tiny").await;
     let settings = [
-        "proxy.connections=4",
-        "proxy.unauthenticated_connections=1024",
-        "proxy.unauthenticated_per_address=1024",
+        "proxy.max_connections=4",
+        "proxy.max_unauthenticated_connections=1024",
+        "proxy.max_unauthenticated_connections_per_address=1024",
         "proxy.authentication_timeout=\"60s\"",
     ];
     let front = start_router(&[&worker], &settings).await;

@@ -1,38 +1,38 @@
-//! Section `[soft_state]`, and the address of Redis: treated as a secret as a whole, since it may hold a password.
+//! Section `[shared_cache]`, and the address of Redis: treated as a secret as a whole, since it may hold a password.
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 use serde::de::{Deserialize, Deserializer, Error};
 use smart_default::SmartDefault;
+use vocabulary::{ByteCount, TimeSpan};
 
 use crate::auth::Secret;
-use crate::config::units::{ByteCount, TimeSpan};
 
-/// Section `[soft_state]`.
+/// Section `[shared_cache]`.
 #[derive(Clone, Debug, serde::Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharedCacheConfig {
     /// Redis or Valkey that all routers share. Without it each router has a cache of its own.
-    pub redis: Option<RedisUrl>,
+    pub redis_url: Option<RedisUrl>,
     /// Secret of at least 16 characters from which the key is derived that encrypts values in Redis; the same at every
     /// router. Required with Redis: transcripts and token checkpoints are people's texts.
-    pub secret: Option<Secret>,
+    pub encryption_secret: Option<Secret>,
     /// Stores values in Redis unencrypted, readable for everybody who reaches it, instead of a secret.
-    pub plaintext: bool,
+    pub allow_plaintext: bool,
     /// Namespace of these routers' keys; defaults to the cluster's id. Routers with the same namespace share their
     /// values.
-    pub namespace: Option<String>,
+    pub key_prefix: Option<String>,
     /// Maximum time that a request waits for Redis, per call.
     #[default(TimeSpan::millis(30))]
     pub timeout: TimeSpan,
     /// Memory for the local cache in each router.
     #[default(ByteCount::mebibytes(256))]
-    pub memory: ByteCount,
+    pub memory_limit: ByteCount,
     /// How long values are kept after they were stored or last used.
     #[default(TimeSpan::seconds(24 * 3600))]
     pub ttl: TimeSpan,
     /// Largest transcript of one response that is kept; 0 keeps none.
     #[default(ByteCount::mebibytes(1))]
-    pub transcript: ByteCount,
+    pub max_transcript_size: ByteCount,
 }
 
 impl SharedCacheConfig {
@@ -40,35 +40,35 @@ impl SharedCacheConfig {
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         let millis = self.timeout.0.as_millis();
         if !(1..=1000).contains(&millis) {
-            return Some(("soft_state.timeout", "accepted is \"1ms\" to \"1s\""));
+            return Some(("shared_cache.timeout", "accepted is \"1ms\" to \"1s\""));
         }
         if self.ttl.0.as_secs() == 0 || self.ttl.0.as_secs() > 365 * 24 * 3600 {
-            return Some(("soft_state.ttl", "accepted is \"1s\" to 365 days"));
+            return Some(("shared_cache.ttl", "accepted is \"1s\" to 365 days"));
         }
         let plain = |name: &str| {
             (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         };
-        if self.namespace.as_deref().is_some_and(|name| !plain(name)) {
-            return Some(("soft_state.namespace", "accepted are 1 to 64 letters, digits, '-', '_' and '.'"));
+        if self.key_prefix.as_deref().is_some_and(|name| !plain(name)) {
+            return Some(("shared_cache.key_prefix", "accepted are 1 to 64 letters, digits, '-', '_' and '.'"));
         }
-        if self.transcript.0 > 64 << 20 {
-            return Some(("soft_state.transcript", "accepted is 0 to \"64MiB\""));
+        if self.max_transcript_size.0 > 64 << 20 {
+            return Some(("shared_cache.max_transcript_size", "accepted is 0 to \"64MiB\""));
         }
         let is_short = |secret: &Secret| secret.expose().chars().count() < 16;
-        match (&self.redis, &self.secret, self.plaintext) {
-            (_, Some(secret), _) if is_short(secret) => Some(("soft_state.secret", SECRET_ACCEPTED)),
+        match (&self.redis_url, &self.encryption_secret, self.allow_plaintext) {
+            (_, Some(secret), _) if is_short(secret) => Some(("shared_cache.encryption_secret", SECRET_ACCEPTED)),
             (_, Some(_), true) => Some((
-                "soft_state.plaintext",
-                "accepted is true only without soft_state.secret: values are encrypted or they are not",
+                "shared_cache.allow_plaintext",
+                "accepted is true only without shared_cache.encryption_secret: values are encrypted or they are not",
             )),
-            (Some(_), None, false) => Some(("soft_state.secret", SECRET_ACCEPTED)),
+            (Some(_), None, false) => Some(("shared_cache.encryption_secret", SECRET_ACCEPTED)),
             _ => None,
         }
     }
 }
 
 const SECRET_ACCEPTED: &str = "accepted are 16 characters and more, the same at every router: with them is encrypted what \
-    lies in Redis, people's words among it. Without a secret Redis is used only with soft_state.plaintext = true";
+    lies in Redis, people's words among it. Without a secret Redis is used only with shared_cache.allow_plaintext = true";
 
 /// The address of Redis, which may hold a password.
 #[derive(Clone, Debug)]
@@ -139,8 +139,8 @@ mod tests {
             ("rediss://:hunter2@h:2", "h:2"),
             ("unix:///run/redis.sock", "/run/redis.sock"),
         ] {
-            let config = read(&format!("redis = {url:?}")).unwrap();
-            assert_eq!(config.redis.as_ref().unwrap().address(), place);
+            let config = read(&format!("redis_url = {url:?}")).unwrap();
+            assert_eq!(config.redis_url.as_ref().unwrap().address(), place);
             assert!(!format!("{config:?}").contains("hunter2"), "{config:?}");
         }
     }
@@ -148,12 +148,21 @@ mod tests {
     #[test]
     fn redis_requires_a_secret_unless_plaintext_is_set() {
         let problem = |text: &str| read(text).unwrap().problem().map(|(path, _)| path);
-        let redis = "redis = \"redis://h\"\n";
-        assert_eq!(problem(redis), Some("soft_state.secret"));
-        assert_eq!(problem(&format!("{redis}secret = \"123456789012345\"")), Some("soft_state.secret"));
-        assert_eq!(problem(&format!("{redis}secret = \"1234567890123456\"")), None);
-        assert_eq!(problem(&format!("{redis}plaintext = true")), None);
-        assert_eq!(problem("plaintext = true\nsecret = \"1234567890123456\""), Some("soft_state.plaintext"));
+        let redis = "redis_url = \"redis://h\"\n";
+        assert_eq!(problem(redis), Some("shared_cache.encryption_secret"));
+        assert_eq!(
+            problem(&format!("{redis}encryption_secret = \"123456789012345\"")),
+            Some("shared_cache.encryption_secret")
+        );
+        assert_eq!(problem(&format!("{redis}encryption_secret = \"1234567890123456\"")), None);
+        assert_eq!(problem(&format!("{redis}allow_plaintext = true")), None);
+        assert_eq!(
+            problem(
+                "allow_plaintext = true
+encryption_secret = \"1234567890123456\""
+            ),
+            Some("shared_cache.allow_plaintext")
+        );
         assert_eq!(problem(""), None);
     }
 
@@ -175,7 +184,7 @@ mod tests {
     #[test]
     fn an_invalid_redis_url_is_rejected_without_being_printed() {
         for url in ["hunter2", "http://u:hunter2@h", "redis://u:hunter2@h:port", "redis://:hunter2@"] {
-            let error = read(&format!("redis = {url:?}")).unwrap_err();
+            let error = read(&format!("redis_url = {url:?}")).unwrap_err();
             assert!(error.contains("accepted is redis://") && !error.contains("hunter2"), "{error}");
         }
     }
@@ -184,12 +193,12 @@ mod tests {
     fn a_setting_out_of_range_is_named() {
         assert_eq!(SharedCacheConfig::default().problem(), None);
         for (text, path) in [
-            ("timeout = 0", "soft_state.timeout"),
-            ("timeout = \"5s\"", "soft_state.timeout"),
-            ("ttl = 0", "soft_state.ttl"),
-            ("namespace = \"a:b\"", "soft_state.namespace"),
-            ("namespace = \"\"", "soft_state.namespace"),
-            ("transcript = \"1GiB\"", "soft_state.transcript"),
+            ("timeout = \"0s\"", "shared_cache.timeout"),
+            ("timeout = \"5s\"", "shared_cache.timeout"),
+            ("ttl = \"0s\"", "shared_cache.ttl"),
+            ("key_prefix = \"a:b\"", "shared_cache.key_prefix"),
+            ("key_prefix = \"\"", "shared_cache.key_prefix"),
+            ("max_transcript_size = \"1GiB\"", "shared_cache.max_transcript_size"),
         ] {
             assert_eq!(read(text).unwrap().problem().map(|(path, _)| path), Some(path), "{text}");
         }

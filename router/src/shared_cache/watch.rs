@@ -159,10 +159,12 @@ impl Canary {
         }
         match (shared.other_secret.swap(!is_ours, Ordering::Relaxed), is_ours) {
             (false, false) => tracing::warn!(
-                "another router of this namespace has another soft_state.secret: what either writes to Redis the other cannot \
+                "another router of this namespace has another shared_cache.encryption_secret: what either writes to Redis the other cannot \
                  read; give all of them the same one"
             ),
-            (true, true) => tracing::info!("all routers of this namespace have the same soft_state.secret"),
+            (true, true) => {
+                tracing::info!("all routers of this namespace have the same shared_cache.encryption_secret")
+            }
             _ => {}
         }
     }

@@ -39,7 +39,7 @@ fn one_process_runs_one_engine_per_address() {
 fn flags_become_options_and_an_invalid_profile_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.toml");
-    std::fs::write(&path, "blocks = 128\ncontext_tokens = 1024").unwrap();
+    std::fs::write(&path, "num_gpu_blocks = 128\nmax_model_len = 1024").unwrap();
     let profile = format!("--profile={}", path.display());
     let options = super::engine_options(
         &args(&[
@@ -54,7 +54,7 @@ fn flags_become_options_and_an_invalid_profile_is_named() {
         ANY,
     )
     .unwrap();
-    assert_eq!((options.role, options.speed_up, options.profile.blocks), (WorkerRole::Decode, 5.0, 128));
+    assert_eq!((options.role, options.speed_up, options.profile.num_gpu_blocks), (WorkerRole::Decode, 5.0, 128));
     assert_eq!(options.adapters, ["sql", "poet"]);
     assert_eq!((options.events.fault.gap.map(u64::from), options.events.buffer), (Some(3), 7));
     std::fs::write(&path, "bloks = 128").unwrap();
@@ -174,7 +174,7 @@ async fn simulated_worker_is_served_through_the_router() {
 #[tokio::test]
 async fn dead_worker_is_replaced_before_and_during_its_answer() {
     let (first, second) = (sim(&["--speed-up=0.5"]).await, sim(&["--speed-up=50"]).await);
-    let front = start_router_at(&[url(&first), url(&second)], &["steering.bypass=round_robin"]).await;
+    let front = start_router_at(&[url(&first), url(&second)], &["routing.fallback_policy=round_robin"]).await;
     wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
     let body = |stream: bool| {
         json!({"model": "tiny", "max_tokens": 400, "ignore_eos": true, "prompt": "Go on.", "stream": stream})
@@ -209,7 +209,7 @@ async fn dead_worker_is_replaced_before_and_during_its_answer() {
 #[tokio::test]
 async fn operators_see_worker_events_load_and_lease() {
     let worker = sim(&["--speed-up=50"]).await;
-    let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+    let front = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
     let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let metrics = async || String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
     let body =

@@ -4,8 +4,8 @@ use std::io::Write as _;
 
 use clap::{Args, ValueEnum};
 use simulator::trace::{TrafficPattern, Workload};
+use vocabulary::TimeSpan;
 
-use crate::config::units::TimeSpan;
 use crate::flags;
 
 /// Makes up sessions of a known shape, as lines that `simulate`, `validate-sim` and `trace stats` read.

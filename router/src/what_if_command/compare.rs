@@ -230,7 +230,7 @@ impl ComparisonBuilder {
 
     pub(super) fn finish(self) -> PlanComparison {
         let [shadow, bypass, active] =
-            [RoutingMode::Shadow, RoutingMode::Sticky, RoutingMode::Own].map(|mode| self.modes[mode as usize]);
+            [RoutingMode::Shadow, RoutingMode::Bypass, RoutingMode::Active].map(|mode| self.modes[mode as usize]);
         let accuracy = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, prediction_error(&pairs)?));
         PlanComparison {
             modes: ModeCounts { active, shadow, bypass },

@@ -68,7 +68,7 @@ fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayReco
 
 #[test]
 fn active_mode_log_is_reproduced_and_saves_nothing() {
-    let own = || (1..=4).map(|n| entry(case(n, 0), ("own", 1), Micros(12_000)));
+    let own = || (1..=4).map(|n| entry(case(n, 0), ("active", 1), Micros(12_000)));
     let got = compared(Counterfactual::default(), own());
     assert_eq!((got.modes.active, got.compared, got.sessions), (4, 4, 4));
     assert_eq!((got.replayed.reproduced, got.replayed.unreproduced, got.changed_plans), (4, 0, 0));
@@ -79,8 +79,8 @@ fn active_mode_log_is_reproduced_and_saves_nothing() {
 
 #[test]
 fn records_without_displaced_kv_facts_are_counted() {
-    let old = |n| entry(PlanningCase { memory: None, ..case(n, 0) }, ("own", 1), Micros(12_000));
-    let got = compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("own", 1), Micros(12_000))]);
+    let old = |n| entry(PlanningCase { memory: None, ..case(n, 0) }, ("active", 1), Micros(12_000));
+    let got = compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("active", 1), Micros(12_000))]);
     assert_eq!((got.replayed.reproduced, got.replayed.without_memory), (3, 2));
 }
 
@@ -119,7 +119,7 @@ fn bypass_colocated_step_matches_the_planner_action() {
 
 #[test]
 fn changed_fleet_is_compared_on_the_same_steps() {
-    let own = |n| entry(case(n, 0), ("own", 1), Micros(12_000));
+    let own = |n| entry(case(n, 0), ("active", 1), Micros(12_000));
     let without = |workers: &[u64]| Counterfactual {
         removed_workers: workers.iter().copied().map(WorkerId).collect(),
         ..Counterfactual::default()
@@ -134,8 +134,8 @@ fn changed_fleet_is_compared_on_the_same_steps() {
 
 #[test]
 fn changed_policy_gives_different_decisions() {
-    let policy = Policy { rule: planner::SelectionRule::MatchRateMinusLoad, ..Policy::default() };
-    let busy = || entry(case(1, 5_000), ("own", 2), Micros(100_000));
+    let policy = Policy { policy: planner::SelectionRule::MatchRateMinusLoad, ..Policy::default() };
+    let busy = || entry(case(1, 5_000), ("active", 2), Micros(100_000));
     assert_eq!(compared(Counterfactual::default(), [busy()]).changed_plans, 0);
     let got = compared(Counterfactual { policy: Some(policy), ..Counterfactual::default() }, [busy()]);
     assert_eq!((got.changed_plans, got.what_if.unwrap().computed_tokens), (1, 104));
@@ -144,7 +144,7 @@ fn changed_policy_gives_different_decisions() {
 #[test]
 fn observed_ttft_is_compared_with_the_prediction() {
     let first = |n| {
-        compared(Counterfactual::default(), [entry(case(n, 0), ("own", 1), Micros(1))]).ttft_prediction
+        compared(Counterfactual::default(), [entry(case(n, 0), ("active", 1), Micros(1))]).ttft_prediction
             [&planner::Action::ColocatedPrefill]
             .predicted_ms
     };
@@ -153,7 +153,7 @@ fn observed_ttft_is_compared_with_the_prediction() {
     let slow = Micros((predicted * 2_000.0) as u64);
     let got = compared(
         Counterfactual::default(),
-        (1..=5).map(|n| entry(case(n, 0), ("own", 1), if n == 1 { Micros(1) } else { slow })),
+        (1..=5).map(|n| entry(case(n, 0), ("active", 1), if n == 1 { Micros(1) } else { slow })),
     );
     let accuracy = got.ttft_prediction[&planner::Action::ColocatedPrefill];
     assert_eq!(accuracy.steps, 5);
@@ -162,7 +162,7 @@ fn observed_ttft_is_compared_with_the_prediction() {
 
 #[test]
 fn unplanned_steps_are_counted_but_not_compared() {
-    let mut sticky = entry(case(1, 0), ("sticky", 1), Micros(1));
+    let mut sticky = entry(case(1, 0), ("bypass", 1), Micros(1));
     (sticky.receipt.decision, sticky.case) = (None, None);
     let got = compared(Counterfactual::default(), [sticky]);
     assert_eq!((got.modes.bypass, got.compared, got.predicted_ttft_saving_ms), (1, 0, None));
@@ -182,8 +182,8 @@ fn settings_outside_the_policy_are_rejected() {
     };
     let told = run(&args(&["proxy.listen=x"])).unwrap_err().to_string();
     assert!(told.contains("accepted are paths that begin with planner."), "{told}");
-    let policy = Policy { mu: 3.0, ..Policy::default() };
-    let change = args(&["planner.lambda=7"]).change(&policy).unwrap().policy.unwrap();
-    assert_eq!((change.mu, change.lambda), (3.0, 7.0));
+    let policy = Policy { interference_weight: 3.0, ..Policy::default() };
+    let change = args(&["planner.memory_cost_per_mib=7us"]).change(&policy).unwrap().policy.unwrap();
+    assert_eq!((change.interference_weight, change.memory_cost_per_mib), (3.0, 7.0));
     assert!(args(&["planner.lamda=7"]).change(&policy).unwrap_err().to_string().contains("lamda"));
 }

@@ -10,7 +10,7 @@ from .cluster import MODEL, SimWorker, get_json
 from .processes import ROOT, until
 
 # Serve names prompts by their tokens, exactly as the workers do.
-TEXT = f'models.{MODEL}.text="{ROOT}/configs/models/tiny"'
+TEXT = f'models.{MODEL}.tokenizer_dir="{ROOT}/configs/models/tiny"'
 
 WORDS = ("flight reservation passenger window luggage refund airport morning confirm change upgrade payment card number "
          "please policy insurance cancel itinerary return economy business arrival departure").split()

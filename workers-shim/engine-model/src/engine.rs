@@ -62,7 +62,7 @@ impl Engine {
     pub fn new(profile: Arc<EngineProfile>, voice: TokenGenerator, root: u64) -> Result<Self, ModelError> {
         profile.check()?;
         Ok(Self {
-            pool: BlockPool::new(profile.blocks),
+            pool: BlockPool::new(profile.num_gpu_blocks),
             profile,
             voice,
             sequences: HashMap::new(),
@@ -82,13 +82,13 @@ impl Engine {
 
     /// Submits a request at `now`. An idle engine starts it at once and reports that with the next call of `advance`.
     pub fn submit(&mut self, now: Micros, request: EngineRequest) -> Result<SequenceId, RequestRejection> {
-        let (prompt, context) = (request.prompt.len() as u32, self.profile.context_tokens);
+        let (prompt, context) = (request.prompt.len() as u32, self.profile.max_model_len);
         let waiting = (self.batch.waiting.len() + self.links.pulling.len()) as u32;
         match () {
             () if self.incarnation.dead => return Err(RequestRejection::Dead),
             () if prompt == 0 => return Err(RequestRejection::EmptyPrompt),
             () if prompt >= context => return Err(RequestRejection::TooLong { prompt, context }),
-            () if waiting >= self.profile.max_waiting => return Err(RequestRejection::QueueFull { waiting }),
+            () if waiting >= self.profile.max_queue => return Err(RequestRejection::QueueFull { waiting }),
             () => {}
         }
         self.incarnation.clock = self.incarnation.clock.max(now);
@@ -99,7 +99,7 @@ impl Engine {
         } else {
             self.batch.waiting.push_back(id);
         }
-        self.sequences.insert(id, Sequence::new(request, self.incarnation.root, self.profile.block_tokens, now));
+        self.sequences.insert(id, Sequence::new(request, self.incarnation.root, self.profile.block_size, now));
         Ok(id)
     }
 

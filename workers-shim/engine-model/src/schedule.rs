@@ -12,7 +12,7 @@ impl Engine {
         if self.batch.step.is_some() || self.is_dead() {
             return;
         }
-        let mut plan = StepDraft { budget: self.profile.step_tokens as usize, ..StepDraft::default() };
+        let mut plan = StepDraft { budget: self.profile.max_num_batched_tokens as usize, ..StepDraft::default() };
         self.schedule_running(&mut plan);
         if !plan.preempted {
             self.schedule_waiting(at, &mut plan);
@@ -60,7 +60,7 @@ impl Engine {
     }
 
     fn schedule_waiting(&mut self, at: Micros, plan: &mut StepDraft) {
-        while plan.budget > 0 && self.batch.running.len() < self.profile.max_running as usize {
+        while plan.budget > 0 && self.batch.running.len() < self.profile.max_num_seqs as usize {
             let Some(id) = self.batch.waiting.front().copied() else { return };
             if self.sequences[&id].counts.arrived > at || !self.admit(id) {
                 return;

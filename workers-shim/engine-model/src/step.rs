@@ -55,7 +55,7 @@ impl Engine {
             false => self.voice.next_token(state, sampling.salt),
         };
         sequence.tokens.push(token);
-        let ended = sequence.ends_with(token, self.voice.eos(), self.profile.context_tokens);
+        let ended = sequence.ends_with(token, self.voice.eos(), self.profile.max_model_len);
         if sequence.counts.first_token.is_none() {
             sequence.counts.first_token = Some(at);
             let counts = sequence.counts.clone();

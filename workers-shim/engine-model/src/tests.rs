@@ -28,17 +28,17 @@ pub(super) fn voice() -> TokenGenerator {
 pub(super) fn small_profile() -> EngineProfile {
     EngineProfile {
         prefill_tokens_per_second: 10_000.0,
-        step_overhead_us: Micros(0),
-        decode_step_us: Micros(1_000),
-        decode_slowdown_us: Micros(100),
-        block_tokens: 4,
-        blocks: 64,
-        max_running: 4,
-        step_tokens: 32,
-        context_tokens: 200,
-        kv_bytes_per_token: vocabulary::Bytes(1_000),
-        link_bytes_per_second: 1e6,
-        link_latency_us: Micros(500),
+        step_overhead: Micros(0),
+        decode_step: Micros(1_000),
+        decode_step_per_request: Micros(100),
+        block_size: 4,
+        num_gpu_blocks: 64,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 32,
+        max_model_len: 200,
+        kv_size_per_token: vocabulary::Bytes(1_000),
+        link_bandwidth: 1e6,
+        link_latency: Micros(500),
         ..EngineProfile::default()
     }
 }

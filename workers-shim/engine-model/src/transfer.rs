@@ -111,13 +111,13 @@ impl Engine {
         };
         let free = self.links.busy_until.max(now) + self.profile.link_time(images.len() as u32);
         self.links.busy_until = free;
-        *pulling = PullState::InTransit { due: free + self.profile.link_latency_us, began: now, images };
+        *pulling = PullState::InTransit { due: free + self.profile.link_latency, began: now, images };
     }
 
     /// Records that the producer of a `Pull` is unreachable. The request fails after a timeout.
     pub fn pull_failed(&mut self, now: Micros, id: SequenceId) {
         if let Some(pulling) = self.links.pulling.get_mut(&id) {
-            *pulling = PullState::Failing { due: now + self.profile.dead_peer_us };
+            *pulling = PullState::Failing { due: now + self.profile.peer_timeout };
         }
     }
 
@@ -132,7 +132,7 @@ impl Engine {
                 Some(HandoffTarget::Consumer)
             }
             (TransferRole::Exchange(_), FinishReason::Length | FinishReason::Stop) => {
-                Some(HandoffTarget::NextTurn(at + self.profile.answer_lease_us))
+                Some(HandoffTarget::NextTurn(at + self.profile.reverse_pull_lease_duration))
             }
             _ => None,
         }
@@ -142,11 +142,11 @@ impl Engine {
     pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HandoffTarget) -> HandoffOffer {
         let cached = sequence.counts.cached.unwrap_or(0);
         let (tokens, expires) = match taker {
-            HandoffTarget::Consumer => (sequence.counts.prompt, at + self.profile.lease_us),
+            HandoffTarget::Consumer => (sequence.counts.prompt, at + self.profile.kv_lease_duration),
             HandoffTarget::NextTurn(until) => (sequence.memory.computed, until),
         };
         let mut blocks = sequence.memory.take_blocks();
-        let whole = tokens.div_ceil(self.profile.block_tokens as usize).min(blocks.len());
+        let whole = tokens.div_ceil(self.profile.block_size as usize).min(blocks.len());
         self.pool.release(&blocks.split_off(whole));
         let numbers = blocks.iter().map(|id| id.0).collect();
         if let Some(old) = self.links.holds.insert(sequence.name.clone(), HeldBlocks { blocks, expires }) {
@@ -180,7 +180,7 @@ impl Engine {
     pub(crate) fn missing_source_blocks(&self, id: SequenceId) -> Option<RemoteBlocks> {
         let sequence = self.sequences.get(&id)?;
         let source = sequence.transfer.source()?;
-        let block = self.profile.block_tokens as usize;
+        let block = self.profile.block_size as usize;
         if let TransferRole::ReversePull(..) = sequence.transfer {
             let found = (sequence.memory.computed / block).min(source.blocks.len());
             return Some(RemoteBlocks { blocks: source.blocks[found..].to_vec(), ..source.clone() });

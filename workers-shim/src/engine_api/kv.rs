@@ -201,7 +201,7 @@ macro_rules! dialects {
 
         /// The KV connector of a worker.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Deserialize)]
-        #[serde(rename_all = "lowercase")]
+        #[serde(rename_all = "snake_case")]
         pub enum KvConnector {
             $($(#[$says])* $arm),*
         }
@@ -230,21 +230,21 @@ macro_rules! dialects {
 dialects! {
     /// No transfers: a worker computes all KV that it lacks.
     #[default]
-    Plain = plain::PlainConnector,
+    None = none::NoConnector,
     /// vLLM's NIXL connector.
     Nixl = nixl::NixlConnector,
     /// vLLM's NIXL connector where both sides run with `bidirectional_kv_xfer`.
-    Bidirectional = bidirectional::BidirectionalConnector,
+    NixlBidirectional = nixl_bidirectional::NixlBidirectionalConnector,
     /// vLLM's Mooncake connector.
     Mooncake = mooncake::MooncakeConnector,
     /// A store that workers share: vLLM's ExampleConnector, LMCache, Mooncake Store.
-    Store = store::StoreConnector,
+    SharedStore = shared_store::SharedStoreConnector,
     /// SGLang's prefill and decode workers, which meet at a bootstrap server.
     Sglang = sglang::SglangConnector,
 }
 
 impl KvConnector {
-    /// Detects the connector from an engine's metrics; `Plain` where they show none.
+    /// Detects the connector from an engine's metrics; `None` where they show none.
     pub fn from_metrics(page: &Scrape) -> Self {
         Self::ALL.iter().copied().find(|spoken| spoken.dialect().is_shown_by(page)).unwrap_or_default()
     }

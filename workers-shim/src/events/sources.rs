@@ -79,12 +79,12 @@ impl fmt::Display for InexactReason {
                 let name = model.as_ref().map_or("NAME", |model| &model.0);
                 write!(
                     f,
-                    "the tokens of its prompts are not known here: set `models.{name}.text` to the model's folder"
+                    "the tokens of its prompts are not known here: set `models.{name}.tokenizer_dir` to the model's folder"
                 )
             }
             InexactReason::Misfit { model, block, chain } => write!(
                 f,
-                "its blocks of {} tokens are not whole chain blocks of {}: set `models.{}.block` to a number that divides {}, \
+                "its blocks of {} tokens are not whole chain blocks of {}: set `models.{}.block_size` to a number that divides {}, \
                  and the block of every other engine of the model",
                 block.0, chain.0, model.0, block.0
             ),
@@ -241,9 +241,9 @@ mod tests {
         let all = [
             (InexactReason::Unreachable, "GET /health"),
             (InexactReason::NoEvents, "--kv-events-config"),
-            (InexactReason::NoTextModel(Some(model)), "`models.tiny.text`"),
-            (InexactReason::NoTextModel(None), "`models.NAME.text`"),
-            (misfit, "`models.tiny.block` to a number that divides 10"),
+            (InexactReason::NoTextModel(Some(model)), "`models.tiny.tokenizer_dir`"),
+            (InexactReason::NoTextModel(None), "`models.NAME.tokenizer_dir`"),
+            (misfit, "`models.tiny.block_size` to a number that divides 10"),
             (InexactReason::Unconnected { live: "tcp://a:1".into() }, "tcp://a:1"),
             (InexactReason::Replaced, "one engine is behind its URL"),
             (InexactReason::Unidentified, "GET /metrics"),

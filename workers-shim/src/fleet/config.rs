@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
-use vocabulary::{Bytes, EngineSpeed, Micros, ModelId, Tokens, WorkerRole};
+use vocabulary::{ByteCount, Bytes, EngineSpeed, Micros, ModelId, Tokens, WorkerRole};
 
 use crate::engine_api::KvConnector;
 
@@ -64,14 +64,16 @@ pub struct WorkerProfile {
     /// Prompt tokens per second of a single prefill.
     #[default(10_000.0)]
     pub prefill_tokens_per_second: f64,
-    /// Duration of a decode step of a small batch, in microseconds.
-    #[default(15_000)]
-    pub decode_step_us: u64,
-    /// Additional microseconds per decode step for each running request.
-    #[default(150)]
-    pub decode_slowdown_us: u64,
+    /// Duration of a decode step of a small batch.
+    #[serde(with = "vocabulary::micros_with_unit")]
+    #[default(Micros(15_000))]
+    pub decode_step: Micros,
+    /// Additional time per decode step for each running request.
+    #[serde(with = "vocabulary::micros_with_unit")]
+    #[default(Micros(150))]
+    pub decode_step_per_request: Micros,
     /// KV bytes per token. If missing, the engine's metrics are used, then 128 KiB.
-    pub kv_bytes_per_token: Option<u64>,
+    pub kv_size_per_token: Option<ByteCount>,
     /// The worker's KV link. Workers with NIXL have one without configuration.
     pub link: LinkProfile,
 }
@@ -99,15 +101,17 @@ pub struct LinkProfile {
     /// Workers exchange KV only if their fabrics are equal. If missing, it is derived from the engine's metrics.
     pub fabric: Option<String>,
     /// The KV connector; detected from its metrics if missing.
-    pub dialect: Option<KvConnector>,
+    pub connector: Option<KvConnector>,
     /// URL of Mooncake's bootstrap server; if missing, port 8998 of the worker's host.
-    pub bootstrap: Option<String>,
-    /// Fixed cost of a transfer in microseconds.
-    #[default(20_000)]
-    pub fixed_us: u64,
+    pub bootstrap_url: Option<String>,
+    /// Fixed cost of a transfer.
+    #[serde(with = "vocabulary::micros_with_unit")]
+    #[default(Micros(20_000))]
+    pub latency: Micros,
     /// Transfer rate in bytes per second, beyond the fixed cost.
+    #[serde(with = "vocabulary::bandwidth_with_unit")]
     #[default(6e9)]
-    pub bytes_per_second: f64,
+    pub bandwidth: f64,
 }
 
 impl WorkerProfile {
@@ -118,8 +122,8 @@ impl WorkerProfile {
     pub fn speeds(&self) -> EngineSpeed {
         EngineSpeed {
             prefill_tokens_per_second: self.prefill_tokens_per_second.max(1.0),
-            decode_step: Micros(self.decode_step_us),
-            decode_slowdown: Micros(self.decode_slowdown_us),
+            decode_step: self.decode_step,
+            decode_slowdown: self.decode_step_per_request,
         }
     }
 }

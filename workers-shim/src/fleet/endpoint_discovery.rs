@@ -21,7 +21,7 @@ pub(super) async fn discover_endpoint(
     if !spoken.dialect().needs_endpoint(member.spec.role) {
         return ConnectorState { protocol: spoken, endpoint: None, fetch_only: true, missing_requirement: missing };
     }
-    let Some(url) = spoken.dialect().discovery_url(&member.spec.endpoint, profile.bootstrap.as_deref()) else {
+    let Some(url) = spoken.dialect().discovery_url(&member.spec.endpoint, profile.bootstrap_url.as_deref()) else {
         return ConnectorState {
             protocol: spoken,
             endpoint: Some(Arc::default()),

@@ -51,11 +51,11 @@ impl ConnectorState {
 /// Returns a worker's connector: the configured one, else the one its metrics show, else NIXL if the configuration
 /// alone enables KV exchange.
 pub(super) fn connector_of(profile: &LinkProfile, page: &Scrape) -> KvConnector {
-    match (profile.transfers, profile.dialect, KvConnector::from_metrics(page)) {
-        (KvExchangeMode::Off, _, _) | (_, Some(KvConnector::Plain), _) => KvConnector::Plain,
+    match (profile.transfers, profile.connector, KvConnector::from_metrics(page)) {
+        (KvExchangeMode::Off, _, _) | (_, Some(KvConnector::None), _) => KvConnector::None,
         (_, Some(declared), _) => declared,
-        (KvExchangeMode::On, None, KvConnector::Plain) => KvConnector::Nixl,
-        (KvExchangeMode::Auto, None, KvConnector::Plain) if profile.fabric.is_some() => KvConnector::Nixl,
+        (KvExchangeMode::On, None, KvConnector::None) => KvConnector::Nixl,
+        (KvExchangeMode::Auto, None, KvConnector::None) if profile.fabric.is_some() => KvConnector::Nixl,
         (_, None, shown) => shown,
     }
 }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     fn of(transfers: KvExchangeMode, dialect: Option<KvConnector>, connector: Option<&'static str>) -> KvConnector {
-        let profile = LinkProfile { transfers, dialect, ..LinkProfile::default() };
+        let profile = LinkProfile { transfers, connector: dialect, ..LinkProfile::default() };
         connector_of(&profile, &Scrape { connector, ..Scrape::default() })
     }
 
@@ -99,15 +99,15 @@ mod tests {
 
     #[test]
     fn configured_connector_precedes_scraped_one_and_nixl_is_the_default() {
-        use KvConnector::{Mooncake, Nixl, Plain, Sglang, Store};
-        assert_eq!(of(KvExchangeMode::Auto, None, None), Plain);
+        use KvConnector::{Mooncake, Nixl, Sglang, SharedStore};
+        assert_eq!(of(KvExchangeMode::Auto, None, None), KvConnector::None);
         assert_eq!(of(KvExchangeMode::Auto, None, Some("nixl")), Nixl);
         assert_eq!(of(KvExchangeMode::Auto, None, Some("sglang")), Sglang);
-        assert_eq!(of(KvExchangeMode::Auto, Some(Store), Some("nixl")), Store);
-        assert_eq!(of(KvExchangeMode::Auto, Some(Plain), Some("nixl")), Plain);
+        assert_eq!(of(KvExchangeMode::Auto, Some(SharedStore), Some("nixl")), SharedStore);
+        assert_eq!(of(KvExchangeMode::Auto, Some(KvConnector::None), Some("nixl")), KvConnector::None);
         assert_eq!(of(KvExchangeMode::On, None, None), Nixl);
         assert_eq!(of(KvExchangeMode::On, Some(Mooncake), None), Mooncake);
-        assert_eq!(of(KvExchangeMode::Off, Some(Mooncake), Some("nixl")), Plain);
+        assert_eq!(of(KvExchangeMode::Off, Some(Mooncake), Some("nixl")), KvConnector::None);
     }
 
     #[test]
@@ -126,6 +126,6 @@ mod tests {
         );
         assert_eq!(to(speech(KvConnector::Sglang, met.clone()), KvConnector::Nixl), None);
         assert_eq!(to(speech(KvConnector::Sglang, None), KvConnector::Sglang), None);
-        assert_eq!(to(speech(KvConnector::Plain, met), KvConnector::Plain), None);
+        assert_eq!(to(speech(KvConnector::None, met), KvConnector::None), None);
     }
 }

@@ -32,8 +32,8 @@ pub(super) struct LinkEstimate {
 impl LinkEstimate {
     pub(super) fn new(start: &LinkProfile) -> Self {
         Self {
-            fixed: LogMovingAverage::new(start.fixed_us as f64, f64::MAX),
-            rate: LogMovingAverage::new(start.bytes_per_second, MAX_BYTES_PER_SECOND),
+            fixed: LogMovingAverage::new(start.latency.0 as f64, f64::MAX),
+            rate: LogMovingAverage::new(start.bandwidth, MAX_BYTES_PER_SECOND),
         }
     }
 
@@ -66,7 +66,7 @@ impl LinkEstimate {
 /// Returns the worker's fabric; None if it exchanges no KV. `models` are the served models, the base model first.
 pub(super) fn fabric(profile: &LinkProfile, scrape: &Scrape, models: &[ModelId], version: &str) -> Option<Arc<str>> {
     let spoken = connector_of(profile, scrape);
-    if spoken == KvConnector::Plain {
+    if spoken == KvConnector::None {
         return None;
     }
     if let Some(fabric) = &profile.fabric {
@@ -95,7 +95,7 @@ mod tests {
     use crate::fleet::KvExchangeMode;
 
     fn taught(seen: impl IntoIterator<Item = (u64, u64)>) -> KvLink {
-        let start = LinkProfile { fixed_us: 2_000, bytes_per_second: 1e9, ..LinkProfile::default() };
+        let start = LinkProfile { latency: Micros(2_000), bandwidth: 1e9, ..LinkProfile::default() };
         let mut estimate = LinkEstimate::new(&start);
         seen.into_iter().for_each(|(bytes, took)| estimate.observe(Bytes(bytes), Micros(took)));
         estimate.link("f".into(), KvLinkMode::Prefixes)

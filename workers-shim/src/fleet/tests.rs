@@ -81,7 +81,7 @@ fn chain(tokens: &[u32]) -> PrefixChain {
 }
 
 fn sim_options() -> SimOptions {
-    let profile = EngineProfile { block_tokens: 8, blocks: 64, context_tokens: 400, ..EngineProfile::default() };
+    let profile = EngineProfile { block_size: 8, num_gpu_blocks: 64, max_model_len: 400, ..EngineProfile::default() };
     SimOptions { profile, speed_up: 50.0, ..SimOptions::default() }
 }
 

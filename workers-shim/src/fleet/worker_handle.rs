@@ -411,7 +411,7 @@ impl ProbedState {
     }
 
     fn kv_bytes(&self, profile: &WorkerProfile) -> Bytes {
-        let configured = profile.kv_bytes_per_token.map(Bytes);
+        let configured = profile.kv_size_per_token.map(|size| Bytes(size.0 as u64));
         configured.or(self.scrape.cache.bytes_per_token).unwrap_or(WorkerProfile::DEFAULT_KV_BYTES)
     }
 }

@@ -21,13 +21,13 @@ use vocabulary::TinyTokenizer;
 pub(super) fn profile() -> EngineProfile {
     EngineProfile {
         prefill_tokens_per_second: 200_000.0,
-        step_overhead_us: ::vocabulary::Micros(0),
-        decode_step_us: ::vocabulary::Micros(1_000),
-        decode_slowdown_us: ::vocabulary::Micros(10),
-        block_tokens: 8,
-        blocks: 512,
-        context_tokens: 4_000,
-        link_latency_us: ::vocabulary::Micros(1_000),
+        step_overhead: ::vocabulary::Micros(0),
+        decode_step: ::vocabulary::Micros(1_000),
+        decode_step_per_request: ::vocabulary::Micros(10),
+        block_size: 8,
+        num_gpu_blocks: 512,
+        max_model_len: 4_000,
+        link_latency: ::vocabulary::Micros(1_000),
         ..EngineProfile::default()
     }
 }

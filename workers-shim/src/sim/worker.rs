@@ -62,8 +62,7 @@ impl SimWorker {
         let profile = Arc::new(options.profile);
         let engine = Engine::new(profile.clone(), token_generator_of(&*codec)?, life)?;
         let topic = default_topic(address, &options.model);
-        let (publisher, sockets, endpoints) =
-            EventPublisher::bind(&options.events, profile.block_tokens, topic).await?;
+        let (publisher, sockets, endpoints) = EventPublisher::bind(&options.events, profile.block_size, topic).await?;
         let clock = EngineClock::new(options.speed_up);
         let driver = EngineDriver::new(engine, clock, publisher);
         let identity = SideChannelIdentity { engine: engine_id(life).into(), side_channel: side_address };

@@ -79,21 +79,21 @@ impl OwnerServe {
     fn init_fleet(&mut self, fleet: &FleetView<'_>) {
         let timing = &fleet.spec.timing;
         if timing.attention_pair > 0.0 {
-            self.policy.attention_doubles_at = Tokens((timing.prefill_token / timing.attention_pair) as u64);
+            self.policy.attention_cost_doubling_tokens = Tokens((timing.prefill_token / timing.attention_pair) as u64);
         }
-        self.policy.sources = fleet.spec.link.sources;
+        self.policy.replicate_dispatch = fleet.spec.link.sources;
         let bytes = |tokens_per_second: f64| tokens_per_second * fleet.spec.kv_bytes as f64;
         self.policy.tiers = LowerTiers {
             host_tokens: fleet.spec.sizes.host,
-            host_bytes_per_second: bytes(fleet.spec.sizes.host_tokens_per_second),
-            disk_bytes_per_second: bytes(fleet.spec.sizes.disk_speed.read),
+            host_bandwidth: bytes(fleet.spec.sizes.host_tokens_per_second),
+            disk_bandwidth: bytes(fleet.spec.sizes.disk_speed.read),
         };
         self.views = fleet.all().map(|worker| view(worker, fleet)).collect();
         self.ledger = Some(VirtualLedger::new(fleet));
         let Some(ablation) = self.ablation else { return };
-        self.policy.disabled = ablation.disabled().to_vec();
+        self.policy.disabled_actions = ablation.disabled().to_vec();
         if ablation == Ablation::NoEvictionCost {
-            self.policy.eviction = 0.0;
+            self.policy.eviction_weight = 0.0;
         }
         self.views.iter_mut().enumerate().for_each(|(place, view)| ablation.falsify_speed(place, view));
     }

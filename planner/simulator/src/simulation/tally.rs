@@ -152,7 +152,11 @@ impl Simulation<'_> {
         let tally = self.tally;
         RunFigures {
             policy: self.kind.as_str(),
-            traffic: RunParameters { load: self.setup.load, seed: self.setup.seed, tier_policy: self.driver.tier_policy },
+            traffic: RunParameters {
+                load: self.setup.load,
+                seed: self.setup.seed,
+                tier_policy: self.driver.tier_policy,
+            },
             steps: tally.finished_steps,
             unserved: all - tally.finished_steps,
             ttft: TimeDistribution::of(tally.samples.first),

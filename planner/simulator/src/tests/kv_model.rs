@@ -11,7 +11,7 @@ use crate::report::RunFigures;
 use crate::trace::{ReplayLimits, Trace};
 use crate::{HardwareProfile, KvModel, Simulation, SimulationSetup, TierPolicy};
 
-const HEADS: DenseKv = DenseKv { kv_heads: 8, head_dim: 128, bits: 16 };
+const HEADS: DenseKv = DenseKv { kv_heads: 8, head_dim: 128, element_bits: 16 };
 
 /// 128 KiB per token, like the model of the default profile.
 fn dense() -> AttentionSpec {
@@ -20,8 +20,9 @@ fn dense() -> AttentionSpec {
 
 /// Half of the layers keep 128 tokens: 64 KiB per token and 8 MiB of windows, whose depth is 2,048 tokens.
 fn hybrid() -> AttentionSpec {
-    let DenseKv { kv_heads, head_dim, bits } = HEADS;
-    let window = LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(128) });
+    let DenseKv { kv_heads, head_dim, element_bits: bits } = HEADS;
+    let window =
+        LayerState::SlidingWindow(WindowKv { kv_heads, head_dim, element_bits: bits, window_tokens: Tokens(128) });
     AttentionSpec::new([LayerState::Dense(HEADS), window].repeat(16), Bytes(1)).unwrap()
 }
 
@@ -207,8 +208,9 @@ fn unsupported_tier_policy_is_rejected_with_the_accepted_ones() {
         let said = refused(&dense(), cache);
         assert!(said.contains("and the model has none; accepted: none, lru, lowest_cost"), "{said}");
     }
-    let DenseKv { kv_heads, head_dim, bits } = HEADS;
-    let window = LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(128) });
+    let DenseKv { kv_heads, head_dim, element_bits: bits } = HEADS;
+    let window =
+        LayerState::SlidingWindow(WindowKv { kv_heads, head_dim, element_bits: bits, window_tokens: Tokens(128) });
     let said = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), TierPolicy::Lru);
     assert!(said.contains("accepted: at least one that keeps something of every token"), "{said}");
     let said = refused(&hybrid(), periodic(1 << 30));

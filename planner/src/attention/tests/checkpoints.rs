@@ -10,20 +10,20 @@ use crate::attention::*;
 fn window_restore_starts_at_the_last_stored_checkpoint() {
     let last = |policy: CheckpointInterval, unit| policy.last_stored(Tokens(10_000), Tokens(unit)).0;
     assert_eq!(last(CheckpointInterval::Full, 128), 9_984);
-    assert_eq!(last(CheckpointInterval::Every(Tokens(4_096)), 128), 8_192);
-    assert_eq!(last(CheckpointInterval::Every(Tokens(384)), 256), 9_984, "where blocks and checkpoints meet");
+    assert_eq!(last(CheckpointInterval::EveryTokens(Tokens(4_096)), 128), 8_192);
+    assert_eq!(last(CheckpointInterval::EveryTokens(Tokens(384)), 256), 9_984, "where blocks and checkpoints meet");
     assert_eq!(last(CheckpointInterval::None, 128), 0);
 }
 
 #[test]
 fn checkpoint_interval_is_part_of_the_spec_file() {
-    let hybrid = hybrid().with_checkpoints(CheckpointInterval::Every(Tokens(4_096))).unwrap();
+    let hybrid = hybrid().with_checkpoints(CheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
     let text = serde_json::to_string(&hybrid).unwrap();
-    assert!(text.contains(r#""checkpoints":{"every":4096}"#), "{text}");
+    assert!(text.contains(r#""window_checkpoints":{"every_tokens":4096}"#), "{text}");
     assert_eq!(serde_json::from_str::<AttentionSpec>(&text).unwrap(), hybrid);
     let wrong = text.replace("4096", "4000");
     let error = serde_json::from_str::<AttentionSpec>(&wrong).unwrap_err().to_string();
-    assert!(error.contains("checkpoints.every is 4000; accepted: a multiple of 128 tokens"), "{error}");
+    assert!(error.contains("window_checkpoints.every_tokens is 4000; accepted: a multiple of 128 tokens"), "{error}");
     assert_eq!(read("gpt-oss-20b").checkpoints(), CheckpointInterval::Full, "as engines do");
 }
 
@@ -35,7 +35,7 @@ fn checkpoint_period_balances_write_and_recompute_cost() {
     let spec = hybrid();
     // W = 60 x 128 x 640 bytes, 491.52 us to write: sqrt(2 x 491.52 / (1e-4 x 40)) = 495.7 tokens.
     let (policy, cost) = CheckpointInterval::choose(&spec, Tokens(128), &COSTS);
-    assert_eq!(policy, CheckpointInterval::Every(Tokens(512)));
+    assert_eq!(policy, CheckpointInterval::EveryTokens(Tokens(512)));
     assert!((cost - (491.52 / 512.0 + 1e-4 * (491.52 + 40.0 * 192.0))).abs() < 1e-9, "{cost}");
 }
 
@@ -65,7 +65,7 @@ proptest! {
         let (write, load, compute, restores) = costs;
         let (costs, unit) = (CheckpointCosts { write, load, compute, restores }, spec.block());
         let (policy, cost) = CheckpointInterval::choose(&spec, unit, &costs);
-        let others = periods.into_iter().map(|n| CheckpointInterval::Every(unit * n));
+        let others = periods.into_iter().map(|n| CheckpointInterval::EveryTokens(unit * n));
         for other in others.chain([CheckpointInterval::Full, CheckpointInterval::None]) {
             let price = costs.cost_per_token(&spec, unit, other);
             prop_assert!(cost <= price * (1.0 + 1e-12), "{policy:?} at {cost} beside {other:?} at {price}");

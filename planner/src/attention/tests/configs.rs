@@ -7,13 +7,13 @@ use crate::attention::*;
 
 /// Returns the number of layers that keep all tokens, and of layers with a window.
 fn split(spec: &AttentionSpec) -> (usize, usize) {
-    let windows = spec.layers().iter().filter(|layer| matches!(layer, LayerState::Window(_))).count();
+    let windows = spec.layers().iter().filter(|layer| matches!(layer, LayerState::SlidingWindow(_))).count();
     (spec.layers().len() - windows, windows)
 }
 
 fn window_of(spec: &AttentionSpec) -> u64 {
     let window = spec.layers().iter().find_map(|layer| match layer {
-        LayerState::Window(layer) => Some(layer.window.0),
+        LayerState::SlidingWindow(layer) => Some(layer.window_tokens.0),
         _ => None,
     });
     window.unwrap()
@@ -52,7 +52,7 @@ fn mistral_v0_1_has_a_window_in_every_layer_and_v0_3_none() {
 fn gpt_oss_has_a_window_of_128_in_every_other_layer() {
     let spec = read("gpt-oss-20b");
     assert_eq!((split(&spec), window_of(&spec)), ((12, 12), 128));
-    assert!(matches!(spec.layers()[0], LayerState::Window(_)), "a window comes first");
+    assert!(matches!(spec.layers()[0], LayerState::SlidingWindow(_)), "a window comes first");
     // Per layer and token: 8 heads x 64 x 2 x 2 bytes = 2 KiB.
     assert_eq!(spec.state_bytes(Tokens(10_000)), Bytes(12 * 2_048 * (10_000 + 128)));
     assert_eq!(spec.window_depth(), Tokens(12 * 128));
@@ -146,7 +146,7 @@ fn invalid_config_field_error_names_found_and_accepted_values() {
 fn unknown_model_family_is_rejected_with_the_known_ones() {
     let error = small(r#"{"model_type": "jamba"}"#).unwrap_err().to_string();
     assert!(error.starts_with("model_type is jamba; accepted: deepseek_v2, "), "{error}");
-    assert!(error.contains("models.NAME.attention"), "says what to do next: {error}");
+    assert!(error.contains("models.NAME.attention_file"), "says what to do next: {error}");
     assert!(small(r#"{"model_type": null}"#).unwrap_err().to_string().starts_with("model_type is missing"));
     let long = small(&format!(r#"{{"model_type": "{}"}}"#, "x".repeat(10_000))).unwrap_err();
     assert!(long.to_string().len() < 500, "a stranger's words are shortened");

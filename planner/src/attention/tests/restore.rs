@@ -52,7 +52,7 @@ fn restore_recomputes_windows_that_were_never_stored() {
 
 #[test]
 fn restore_from_a_checkpoint_recomputes_only_the_tokens_after_it() {
-    let spec = hybrid().with_checkpoints(CheckpointInterval::Every(Tokens(4_096))).unwrap();
+    let spec = hybrid().with_checkpoints(CheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
     let plan = of(&spec, 0, 128_000).plan(&prices());
     let stored = Tokens(31 * 4_096);
     let bytes = spec.entry_bytes(stored) + spec.window_bytes(stored);
@@ -66,8 +66,13 @@ fn restore_from_a_checkpoint_recomputes_only_the_tokens_after_it() {
 fn restore_recomputes_windows_when_loading_costs_more() {
     let spec = AttentionSpec::new(
         vec![
-            LayerState::Latent(LatentKv { width: 8, bits: 8, index: Bytes(0) }),
-            LayerState::Window(WindowKv { kv_heads: 8, head_dim: 128, bits: 16, window: Tokens(256) }),
+            LayerState::Mla(LatentKv { latent_dim: 8, element_bits: 8, index_entry_size: Bytes(0) }),
+            LayerState::SlidingWindow(WindowKv {
+                kv_heads: 8,
+                head_dim: 128,
+                element_bits: 16,
+                window_tokens: Tokens(256),
+            }),
         ],
         Bytes(1),
     )
@@ -140,7 +145,7 @@ proptest! {
         spec in sizes::spec(), prices in price_ranges(), policy in policies(), lengths in (0u64..60, 0u64..60),
     ) {
         let unit = spec.block();
-        let policy = if policy.1 == 1 { policy.0 } else { CheckpointInterval::Every(unit * policy.1) };
+        let policy = if policy.1 == 1 { policy.0 } else { CheckpointInterval::EveryTokens(unit * policy.1) };
         let spec = spec.with_checkpoints(policy).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * lengths.0.max(lengths.1));
         let restore = PrefixRestore { spec: &spec, held, until, unit };
@@ -161,7 +166,7 @@ proptest! {
         spec in sizes::spec(), prices in price_ranges(), every in 1u64..9, lengths in (0u64..60, 0u64..60), extra in 0u64..9,
     ) {
         let unit = spec.block();
-        let spec = spec.with_checkpoints(CheckpointInterval::Every(unit * every)).unwrap();
+        let spec = spec.with_checkpoints(CheckpointInterval::EveryTokens(unit * every)).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * (lengths.0.max(lengths.1) + extra));
         let restore = PrefixRestore { spec: &spec, held, until, unit };
         let least = restore.plan(&prices).total;

@@ -36,7 +36,7 @@ fn latent_entries_are_replicated_on_every_tensor_rank() {
 #[test]
 fn pipeline_stages_divide_layers_with_the_remainder_before_the_last() {
     let layers = |count, stages| -> Vec<usize> {
-        let layer = LayerState::Latent(LatentKv { width: 1, bits: 8, index: Bytes(0) });
+        let layer = LayerState::Mla(LatentKv { latent_dim: 1, element_bits: 8, index_entry_size: Bytes(0) });
         let spec = AttentionSpec::new(vec![layer; count], Bytes(1)).unwrap();
         (0..stages).map(|stage| spec.for_rank(shape(1, stages), stage).unwrap().layers().len()).collect()
     };
@@ -100,7 +100,7 @@ proptest! {
         // Expected copies: a layer with heads exists once, or as often as ranks replicate its heads; any other layer
         // exists on every rank.
         let copies = |layer: &LayerState| match layer {
-            LayerState::Dense(DenseKv { kv_heads, .. }) | LayerState::Window(WindowKv { kv_heads, .. }) => {
+            LayerState::Dense(DenseKv { kv_heads, .. }) | LayerState::SlidingWindow(WindowKv { kv_heads, .. }) => {
                 (u64::from(tensor) / u64::from(*kv_heads)).max(1)
             }
             _ => u64::from(tensor),

@@ -45,8 +45,15 @@ fn each_state_kind_has_its_expected_bytes() {
 
 #[test]
 fn block_layout_aligns_each_layers_part() {
-    let layer = CompressedKv { ratio: Tokens(4), entry: Bytes(10), index: Bytes(3), raw: Bytes(1), window: Tokens(0) };
-    let heavy = CompressedKv { ratio: Tokens(6), entry: Bytes(20), index: Bytes(0), ..layer };
+    let layer = CompressedKv {
+        compression_ratio: Tokens(4),
+        entry_size: Bytes(10),
+        index_entry_size: Bytes(3),
+        uncompressed_token_size: Bytes(1),
+        window_tokens: Tokens(0),
+    };
+    let heavy =
+        CompressedKv { compression_ratio: Tokens(6), entry_size: Bytes(20), index_entry_size: Bytes(0), ..layer };
     let spec = AttentionSpec::new(vec![LayerState::Csa(layer), LayerState::Hca(heavy)], Bytes(32)).unwrap();
     let layout = spec.layout();
     let parts: Vec<_> = layout.parts.iter().map(|p| (p.layer, p.offset.0, p.entries, p.bytes.0)).collect();
@@ -71,12 +78,14 @@ fn window_only_model_counts_window_bytes_per_token() {
     assert_eq!(read("mistral-7b-v0.1").bytes_per_token(), Bytes(131_072));
 }
 
-const FILE: &str = r#"{"alignment": 64, "layers": [
-    {"each": [{"state": "latent", "width": 576, "bits": 8, "index": 132}]},
-    {"times": 2, "each": [{"state": "window", "kv_heads": 8, "head_dim": 64, "window": 128}]},
-    {"times": 3, "each": [
-        {"state": "csa", "ratio": 4, "entry": 640, "index": 132, "raw": 640, "window": 128},
-        {"state": "hca", "ratio": 128, "entry": 640, "raw": 640, "window": 128}]}]}"#;
+const FILE: &str = r#"{"layer_alignment": "64B", "layers": [
+    {"pattern": [{"kind": "mla", "latent_dim": 576, "element_bits": 8, "index_entry_size": "132B"}]},
+    {"repeat": 2, "pattern": [{"kind": "sliding_window", "kv_heads": 8, "head_dim": 64, "window_tokens": 128}]},
+    {"repeat": 3, "pattern": [
+        {"kind": "csa", "compression_ratio": 4, "entry_size": "640B", "index_entry_size": "132B",
+         "uncompressed_token_size": "640B", "window_tokens": 128},
+        {"kind": "hca", "compression_ratio": 128, "entry_size": "640B", "uncompressed_token_size": "640B",
+         "window_tokens": 128}]}]}"#;
 
 #[test]
 fn attention_spec_can_be_read_from_a_file() {
@@ -95,49 +104,75 @@ fn invalid_spec_file_error_names_the_field() {
         assert_ne!(text, FILE);
         serde_json::from_str::<AttentionSpec>(&text).unwrap_err().to_string()
     };
-    assert!(refused("\"width\": 576", "\"width\": 0").contains("width is 0; accepted: 1 to 16384"));
-    assert!(refused("\"bits\": 8", "\"bits\": 7").contains("bits is 7; accepted: 4, 8, 16 or 32"));
-    assert!(refused("\"ratio\": 4", "\"ratio\": 0").contains("ratio is 0"));
-    assert!(refused("\"times\": 2", "\"times\": 4000000000").contains("layers is 4000000007; accepted: 1 to 1024"));
-    assert!(refused("\"alignment\": 64", "\"alignment\": 0").contains("alignment is 0"));
-    assert!(refused("\"window\": 128}]}", "\"window\": 0}]}").contains("window is 0"));
-    assert!(refused("\"ratio\": 128", "\"ratio\": 65521").contains("common multiple"), "65,521 x 4");
+    assert!(refused("\"latent_dim\": 576", "\"latent_dim\": 0").contains("latent_dim is 0; accepted: 1 to 16384"));
+    assert!(
+        refused("\"element_bits\": 8", "\"element_bits\": 7").contains("element_bits is 7; accepted: 4, 8, 16 or 32")
+    );
+    assert!(refused("\"compression_ratio\": 4", "\"compression_ratio\": 0").contains("compression_ratio is 0"));
+    assert!(refused("\"repeat\": 2", "\"repeat\": 4000000000").contains("layers is 4000000007; accepted: 1 to 1024"));
+    assert!(refused("\"64B\"", "\"0B\"").contains("layer_alignment is 0"));
+    assert!(refused("\"window_tokens\": 128}]}", "\"window_tokens\": 0}]}").contains("window_tokens is 0"));
+    assert!(
+        refused("\"compression_ratio\": 128", "\"compression_ratio\": 65521").contains("common multiple"),
+        "65,521 x 4"
+    );
 }
 
 #[test]
 fn layer_sizes_are_bounded() {
     let refused = |layer| AttentionSpec::new(vec![layer], Bytes(1)).unwrap_err().to_string();
-    let heads = DenseKv { kv_heads: 8, head_dim: 128, bits: 16 };
+    let heads = DenseKv { kv_heads: 8, head_dim: 128, element_bits: 16 };
     assert!(refused(LayerState::Dense(DenseKv { kv_heads: 0, ..heads })).starts_with("kv_heads is 0"));
     assert!(refused(LayerState::Dense(DenseKv { kv_heads: 1_025, ..heads })).starts_with("kv_heads is 1025"));
     assert!(refused(LayerState::Dense(DenseKv { head_dim: u32::MAX, ..heads })).starts_with("head_dim is 4294967295"));
-    let latent = LatentKv { width: 576, bits: 16, index: Bytes(0) };
-    assert!(refused(LayerState::Latent(LatentKv { index: Bytes(u64::MAX), ..latent })).starts_with("index is"));
-    let window = WindowKv { kv_heads: 8, head_dim: 128, bits: 16, window: Tokens(u64::MAX) };
-    assert!(refused(LayerState::Window(window)).starts_with("window is"));
-    let layer = CompressedKv { ratio: Tokens(4), entry: Bytes(8), index: Bytes(1), raw: Bytes(8), window: Tokens(0) };
-    assert!(refused(LayerState::Csa(CompressedKv { ratio: Tokens(1 << 40), ..layer })).starts_with("ratio is"));
-    assert!(refused(LayerState::Csa(CompressedKv { entry: Bytes(0), ..layer })).starts_with("entry is 0"));
-    assert!(refused(LayerState::Csa(CompressedKv { raw: Bytes(0), ..layer })).starts_with("raw is 0"));
-    assert_eq!(refused(LayerState::Hca(layer)), "index is 1; accepted: 0 to 0", "heavy compression has no indexer");
+    let latent = LatentKv { latent_dim: 576, element_bits: 16, index_entry_size: Bytes(0) };
+    assert!(
+        refused(LayerState::Mla(LatentKv { index_entry_size: Bytes(u64::MAX), ..latent }))
+            .starts_with("index_entry_size is")
+    );
+    let window = WindowKv { kv_heads: 8, head_dim: 128, element_bits: 16, window_tokens: Tokens(u64::MAX) };
+    assert!(refused(LayerState::SlidingWindow(window)).starts_with("window_tokens is"));
+    let layer = CompressedKv {
+        compression_ratio: Tokens(4),
+        entry_size: Bytes(8),
+        index_entry_size: Bytes(1),
+        uncompressed_token_size: Bytes(8),
+        window_tokens: Tokens(0),
+    };
+    assert!(
+        refused(LayerState::Csa(CompressedKv { compression_ratio: Tokens(1 << 40), ..layer }))
+            .starts_with("compression_ratio is")
+    );
+    assert!(refused(LayerState::Csa(CompressedKv { entry_size: Bytes(0), ..layer })).starts_with("entry_size is 0"));
+    assert!(
+        refused(LayerState::Csa(CompressedKv { uncompressed_token_size: Bytes(0), ..layer }))
+            .starts_with("uncompressed_token_size is 0")
+    );
+    assert_eq!(
+        refused(LayerState::Hca(layer)),
+        "index_entry_size is 1; accepted: 0 to 0",
+        "heavy compression has no indexer"
+    );
     let none = AttentionSpec::new(Vec::new(), Bytes(1)).unwrap_err().to_string();
     assert_eq!(none, "layers is 0; accepted: 1 to 1024");
 }
 
 #[test]
 fn sizes_at_their_bounds_saturate_instead_of_wrapping() {
-    let widest = WindowKv { kv_heads: 1_024, head_dim: 16_384, bits: 32, window: Tokens(1 << 24) };
-    let spec = AttentionSpec::new(vec![LayerState::Window(widest); 1_024], Bytes(1)).unwrap();
+    let widest = WindowKv { kv_heads: 1_024, head_dim: 16_384, element_bits: 32, window_tokens: Tokens(1 << 24) };
+    let spec = AttentionSpec::new(vec![LayerState::SlidingWindow(widest); 1_024], Bytes(1)).unwrap();
     assert_eq!(spec.window_bytes(Tokens(u64::MAX)), Bytes((1 << 27) * (1 << 24) * 1_024));
     assert_eq!(spec.window_depth(), Tokens(1 << 34));
-    let dense = LayerState::Dense(DenseKv { kv_heads: 1_024, head_dim: 16_384, bits: 32 });
+    let dense = LayerState::Dense(DenseKv { kv_heads: 1_024, head_dim: 16_384, element_bits: 32 });
     let spec = AttentionSpec::new(vec![dense; 1_024], Bytes(1)).unwrap();
     assert_eq!(spec.state_bytes(Tokens(u64::MAX)), Bytes(u64::MAX));
 }
 
 #[test]
 fn unknown_spec_fields_are_rejected() {
-    for (from, to) in [("alignment", "aligned"), ("\"window\": 128}", "\"windows\": 128}"), ("\"csa\"", "\"csb\"")] {
+    for (from, to) in
+        [("layer_alignment", "aligned"), ("\"window_tokens\": 128}", "\"windows\": 128}"), ("\"csa\"", "\"csb\"")]
+    {
         assert!(serde_json::from_str::<AttentionSpec>(&FILE.replacen(from, to, 1)).is_err(), "{to}");
     }
 }
@@ -146,18 +181,33 @@ pub(super) fn layer() -> impl Strategy<Value = LayerState> {
     let heads = (1u32..9, 1u32..130, prop_oneof![Just(4u32), Just(8), Just(16)], 1u64..600);
     let compressed = (prop_oneof![Just(1u64), Just(2), Just(4), Just(128)], 1u64..700, 0u64..200, 0u64..300);
     prop_oneof![
-        heads.clone().prop_map(|(kv_heads, head_dim, bits, _)| LayerState::Dense(DenseKv { kv_heads, head_dim, bits })),
-        heads.clone().prop_map(|(_, width, bits, index)| LayerState::Latent(LatentKv {
-            width,
-            bits,
-            index: Bytes(index)
+        heads.clone().prop_map(|(kv_heads, head_dim, bits, _)| LayerState::Dense(DenseKv {
+            kv_heads,
+            head_dim,
+            element_bits: bits
+        })),
+        heads.clone().prop_map(|(_, width, bits, index)| LayerState::Mla(LatentKv {
+            latent_dim: width,
+            element_bits: bits,
+            index_entry_size: Bytes(index)
         })),
         heads.prop_map(|(kv_heads, head_dim, bits, window)| {
-            LayerState::Window(WindowKv { kv_heads, head_dim, bits, window: Tokens(window) })
+            LayerState::SlidingWindow(WindowKv {
+                kv_heads,
+                head_dim,
+                element_bits: bits,
+                window_tokens: Tokens(window),
+            })
         }),
         compressed.prop_map(|(ratio, entry, index, window)| {
             let (ratio, window) = (Tokens(ratio), Tokens(window));
-            LayerState::Csa(CompressedKv { ratio, entry: Bytes(entry), index: Bytes(index), raw: Bytes(entry), window })
+            LayerState::Csa(CompressedKv {
+                compression_ratio: ratio,
+                entry_size: Bytes(entry),
+                index_entry_size: Bytes(index),
+                uncompressed_token_size: Bytes(entry),
+                window_tokens: window,
+            })
         }),
     ]
 }

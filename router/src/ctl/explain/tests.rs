@@ -14,10 +14,10 @@ fn receipt() -> Value {
     let chosen = candidate("colocated_prefill", "w-1", 1_500, None);
     let mut plan = chosen.clone();
     plan["because"] = json!({
-        "rule": "own", "terms": {}, "total": 1_500, "runner_up": {"action": "colocated_prefill", "worker": "w-2", "total": 9_750},
+        "rule": "lowest_cost", "terms": {}, "total": 1_500, "runner_up": {"action": "colocated_prefill", "worker": "w-2", "total": 9_750},
     });
     json!({
-        "request": "req-7", "tenant": "a", "model": "m", "mode": "own",
+        "request": "req-7", "tenant": "a", "model": "m", "mode": "active",
         "known": {
             "session": "s-1", "fallback": null, "rung": "leading", "owner": {"worker": "w-1"}, "prompt": 600, "sealed": 512,
             "deepest_overlap": 512, "grounds": {"view": "current", "unapplied": true, "promises": 0},
@@ -48,7 +48,7 @@ fn explanation_covers_lookup_evidence_through_outcome() {
 request     req-7
 session     s-1
 asked by    a, for m
-step        small_increment, mode own
+step        small_increment, mode active
 prompt      600 tokens, 512 of them sealed; the most that a worker holds is 512
 known       by token ids, recognised by leading
 owner       http://a:1
@@ -74,10 +74,10 @@ moved      0 bytes
 #[test]
 fn unplanned_step_shows_no_candidates() {
     let mut sticky = receipt();
-    (sticky["decision"], sticky["mode"], sticky["seen"]) = (Value::Null, json!("sticky"), Value::Null);
+    (sticky["decision"], sticky["mode"], sticky["seen"]) = (Value::Null, json!("bypass"), Value::Null);
     let shown = render(&sticky, &WorkerUrls::default());
     assert!(
-        shown.contains("not planned, mode sticky") && shown.contains("tried") && !shown.contains("TOTAL COST"),
+        shown.contains("not planned, mode bypass") && shown.contains("tried") && !shown.contains("TOTAL COST"),
         "{shown}"
     );
 }

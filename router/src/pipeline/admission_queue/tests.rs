@@ -103,9 +103,9 @@ fn body(word: &str) -> String {
 async fn full_worker(settings: &[&str]) -> (SimWorker, TestRouter, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.toml");
-    std::fs::write(&path, "blocks = 128\ncontext_tokens = 2048").unwrap();
+    std::fs::write(&path, "num_gpu_blocks = 128\nmax_model_len = 2048").unwrap();
     let worker = sim(&["--speed-up=50", &format!("--profile={}", path.display())]).await;
-    let fixed = ["models.tiny.text=builtin", "planner.admission.tolerated=0"];
+    let fixed = ["models.tiny.tokenizer_dir=builtin", "planner.admission.max_displaced_compute=0s"];
     let front = start_router_at(&[url(&worker)], &[&fixed, settings].concat()).await;
     wait_until("its memory and its blocks are known", || {
         let view = &front.gateway.fleet().snapshot()[0];
@@ -127,7 +127,7 @@ async fn fill(front: &TestRouter) {
             break;
         }
     }
-    front.gateway.routing.set(RoutingMode::Own, Percent::ALL);
+    front.gateway.routing.set(RoutingMode::Active, Percent::ALL);
 }
 
 async fn step(front: &TestRouter, word: &str) -> ClassifiedStep {
@@ -164,7 +164,7 @@ fn waited(front: &TestRouter, until: WaitOutcome) -> u64 {
 
 #[tokio::test]
 async fn a_step_waits_at_most_max_wait_and_its_receipt_says_why() {
-    let (_worker, front, _folder) = full_worker(&["planner.admission.longest=700000"]).await;
+    let (_worker, front, _folder) = full_worker(&["planner.admission.max_wait=700ms"]).await;
     fill(&front).await;
     assert_eq!(post(front.proxy_address(), PATH, body("it waits")).await.status, 200);
     let receipt = newest(&front);
@@ -199,12 +199,12 @@ async fn queued_steps_start_when_the_planner_is_bypassed() {
     let (address, account) = (front.proxy_address(), front.gateway.policies.occupancy().clone());
     let answer = tokio::spawn(async move { post(address, PATH, body("it waits")).await.status });
     wait_until("it waits", || account.queue_len() == 1).await;
-    front.gateway.routing.set(RoutingMode::Sticky, Percent::ALL);
+    front.gateway.routing.set(RoutingMode::Bypass, Percent::ALL);
     assert_eq!(answer.await.unwrap(), 200);
     let receipt = newest(&front);
     assert_eq!(
         (receipt.mode, receipt.waited.map(|waited| waited.until)),
-        (RoutingMode::Sticky, Some(WaitOutcome::Room))
+        (RoutingMode::Bypass, Some(WaitOutcome::Room))
     );
 }
 
@@ -220,7 +220,7 @@ async fn retried_bypassed_and_inexact_steps_do_not_queue() {
     step.mode = RoutingMode::Shadow;
     let shadow = plan(&step, &[]);
     assert!(!shadow.must_wait() && shadow.decision.is_some());
-    step.mode = RoutingMode::Own;
+    step.mode = RoutingMode::Active;
     let exact = step.located.workers.clone();
     for knowledge in [KvIndexState::Degraded, KvIndexState::Fallback] {
         step.located.workers = exact.iter().map(|view| vocabulary::WorkerView { knowledge, ..view.clone() }).collect();
@@ -232,7 +232,7 @@ async fn retried_bypassed_and_inexact_steps_do_not_queue() {
 
 #[tokio::test]
 async fn a_step_that_finds_the_queue_full_starts_and_is_counted() {
-    let (_worker, front, _folder) = full_worker(&["planner.admission.most=0"]).await;
+    let (_worker, front, _folder) = full_worker(&["planner.admission.max_queue=0"]).await;
     for number in 0..12 {
         assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
     }

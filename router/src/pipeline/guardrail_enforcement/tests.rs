@@ -92,7 +92,7 @@ async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alar
     wait_until("all receipts are filed", || receipts().len() == 40).await;
     for receipt in receipts() {
         let arm = steering.arm_of(receipt.known.session);
-        let expected = if arm == Some(Arm::Own) { RoutingMode::Own } else { RoutingMode::Shadow };
+        let expected = if arm == Some(Arm::Own) { RoutingMode::Active } else { RoutingMode::Shadow };
         assert_eq!((receipt.mode, receipt.control), (expected, arm == Some(Arm::Control)));
         assert_eq!(receipt.decision.as_ref().map(|decision| decision.plan.action), Some(action));
         assert_eq!(serde_json::to_value(&*receipt).unwrap()["control"] == true, receipt.control);
@@ -108,7 +108,8 @@ async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alar
 #[tokio::test]
 async fn a_retried_step_counts_for_the_action_chosen_first() {
     let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
-    let front = start_router(&[&one, &two], &["guardrail.control_percent=50", "models.tiny.text=builtin"]).await;
+    let front =
+        start_router(&[&one, &two], &["guardrail.control_percent=50", "models.tiny.tokenizer_dir=builtin"]).await;
     let live = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
     wait_until("both have a lease", live).await;
     let id = |name: &str| SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), name);

@@ -38,7 +38,7 @@ async fn ask(front: &TestRouter, path: &str, body: Value) -> Arc<Receipt> {
 async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
     let folder = without_template();
-    let text = format!("models.tiny.text={:?}", folder.path());
+    let text = format!("models.tiny.tokenizer_dir={:?}", folder.path());
     let front = start_router_at(&[url(&one), url(&two)], &[&text]).await;
     let known = || front.gateway.fleet().snapshot().iter().map(|worker| worker.knowledge).collect::<Vec<_>>();
     wait_until("their events are followed", || known() == [KvIndexState::Exact; 2]).await;

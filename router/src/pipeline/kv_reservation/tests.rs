@@ -17,9 +17,9 @@ async fn eviction(front: &TestRouter, word: &str) -> Micros {
 async fn a_receipt_names_the_sessions_a_step_evicts_but_never_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.toml");
-    std::fs::write(&path, "blocks = 128\ncontext_tokens = 2048").unwrap();
+    std::fs::write(&path, "num_gpu_blocks = 128\nmax_model_len = 2048").unwrap();
     let worker = sim(&["--speed-up=50", &format!("--profile={}", path.display())]).await;
-    let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+    let front = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
     let seen = |front: &TestRouter| {
         let view = &front.gateway.fleet().snapshot()[0];
         (view.capacity.kv, view.knowledge)

@@ -144,7 +144,7 @@ async fn steps_of_other_endpoints_are_exact_at_vllm_and_fallback_elsewhere() {
     let worker = sim(&["--speed-up=50"]).await;
     let (other, _server) = non_vllm_worker(&worker).await;
     for (at, is_vllm) in [(url(&worker), true), (other, false)] {
-        let front = start_router_at(&[at], &["models.tiny.text=builtin"]).await;
+        let front = start_router_at(&[at], &["models.tiny.tokenizer_dir=builtin"]).await;
         let known = |front: &TestRouter| front.gateway.fleet().snapshot()[0].knowledge;
         let user = json!([{"role": "user", "content": "Where is my bag?"}]);
         for (path, body, is_guessed) in [

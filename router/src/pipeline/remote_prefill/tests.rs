@@ -179,7 +179,7 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
         sim(&[&["--role=decode"], &flags[..]].concat()).await,
     ];
     let declared = [(&p, "prefill"), (&d, "decode"), (&e, "decode")].map(|(worker, role)| {
-        format!("{{url=\"{}#{role}\",profile={{link={{dialect=\"bidirectional\"}}}}}}", url(worker))
+        format!("{{url=\"{}#{role}\",profile={{link={{connector=\"nixl_bidirectional\"}}}}}}", url(worker))
     });
     let front = start_router_at(&[], &[&format!("workers=[{}]", declared.join(","))]).await;
     wait_until("all are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 3).await;

@@ -42,7 +42,7 @@ async fn a_disconnected_client_is_charged_for_delivered_tokens_only() {
         ("/v1/messages", chat(json!({}))),
         ("/v1/responses", response),
     ] {
-        let front = start_router_at(&[url(&worker)], &["models.tiny.text=builtin", METERED]).await;
+        let front = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin", METERED]).await;
         leave_after(&front, (path, &body), 300).await;
         wait_until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
         assert!(charged(&front) >= 280, "{path} {body}: {} tokens", charged(&front));

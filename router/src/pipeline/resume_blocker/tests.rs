@@ -212,7 +212,7 @@ async fn a_sampled_answer_is_retried_while_no_token_was_delivered() {
 #[tokio::test]
 async fn streams_that_must_not_resume_end_with_an_error() {
     let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
-    for (setting, why) in [("resume.enabled=false", "switched off"), ("resume.most_prompt_tokens=0", "too long")] {
+    for (setting, why) in [("resume.enabled=false", "switched off"), ("resume.max_prompt_tokens=0", "too long")] {
         let front = start_router(&[&one, &two], &[setting]).await;
         wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
         let asked = one.requests().len() + two.requests().len();

@@ -15,7 +15,7 @@ use crate::pipeline::token_ids::PromptTokenIds;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
 
 const PATH: &str = "/v1/chat/completions";
-const SETTINGS: [&str; 2] = ["models.tiny.text=builtin", "identity.look_every=1"];
+const SETTINGS: [&str; 2] = ["models.tiny.tokenizer_dir=builtin", "prefix_cache.verify_every=1"];
 
 fn body(turns: usize, settings: &Value) -> String {
     let mut messages = vec![json!({"role": "system", "content": "You are kind. ".repeat(60)})];
@@ -226,7 +226,7 @@ async fn a_spot_check_that_cannot_render_drops_the_prompt_but_trusts_the_model()
 #[tokio::test]
 async fn zero_cache_memory_computes_every_prompt_from_scratch() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[SETTINGS[0], "identity.memory=0"]).await;
+    let front = start_router(&[&worker], &[SETTINGS[0], "prefix_cache.memory_limit=0B"]).await;
     assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
     assert_eq!(ask(&front, 1, json!({})).await, Some("cold"));
     for (path, body) in other_endpoint_bodies(1) {

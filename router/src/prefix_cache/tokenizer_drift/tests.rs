@@ -8,7 +8,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, start_router_at, wait_until};
 
 const CHAT: &str = "/v1/chat/completions";
-const SETTINGS: [&str; 1] = ["models.tiny.text=builtin"];
+const SETTINGS: [&str; 1] = ["models.tiny.tokenizer_dir=builtin"];
 const AGREES: PromptTokenCount = PromptTokenCount { computed: Tokens(9), counted: Tokens(9) };
 const DISAGREES: PromptTokenCount = PromptTokenCount { computed: Tokens(9), counted: Tokens(8) };
 
@@ -214,7 +214,7 @@ async fn a_token_count_mismatch_shows_in_receipts_readyz_alarms_and_metrics() {
     let line = &ready["degraded"][0];
     assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("engine_disagrees")));
     let detail = line["detail"].as_str().unwrap();
-    assert!(detail.contains(&worker.url()) && detail.contains("models.\"tiny\".text"), "{detail}");
+    assert!(detail.contains(&worker.url()) && detail.contains("models.\"tiny\".tokenizer_dir"), "{detail}");
     let metrics = get(front.operator_address(), "/metrics").await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
     assert!(metrics.contains("ownerserve_tokenizer_drift_models 1"));
@@ -281,7 +281,7 @@ fn template_with_first_word(word: &str) -> tempfile::TempDir {
 /// `folder`.
 async fn followed_worker(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, TestRouter) {
     let sim = sim(flags).await;
-    let front = start_router_at(&[url(&sim)], &[&format!("models.tiny.text={:?}", folder.path())]).await;
+    let front = start_router_at(&[url(&sim)], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
     wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
         .await;
     (sim, front)
@@ -323,7 +323,7 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
     assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("cache_disagrees")), "{ready}");
-    assert!(line["detail"].as_str().unwrap().contains("models.\"tiny\".text"), "{line}");
+    assert!(line["detail"].as_str().unwrap().contains("models.\"tiny\".tokenizer_dir"), "{line}");
     let metrics = String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
     for series in [
         "tokenizer_drift_models 1",
@@ -373,7 +373,7 @@ async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
 async fn concurrent_cold_starts_and_evictions_suspect_no_mismatch() {
     let folder = template_with_first_word("a");
     let profile = folder.path().join("small.toml");
-    std::fs::write(&profile, "blocks = 160\ncontext_tokens = 2560\nstep_tokens = 512").unwrap();
+    std::fs::write(&profile, "num_gpu_blocks = 160\nmax_model_len = 2560\nmax_num_batched_tokens = 512").unwrap();
     let flags = [format!("--tokenizer-dir={}", folder.path().display()), format!("--profile={}", profile.display())];
     let (sim, front) = followed_worker(&["--speed-up=10", &flags[0], &flags[1]], &folder).await;
     for round in 0..8 {

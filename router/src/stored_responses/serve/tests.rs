@@ -27,7 +27,7 @@ async fn another_tenants_response_is_indistinguishable_from_a_missing_one() {
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     // The router's own proof of cache_salt would be counted as well.
-    let settings = [&format!("auth.keys_file={}", keys.display()), "auth.prove_salts=false"];
+    let settings = [&format!("auth.keys_file={}", keys.display()), "auth.verify_cache_salt=false"];
     let front = start_router(&[&worker], &settings).await;
     let ask = async |key: &str, body: Value| {
         let request = Request::post(PATH).header("authorization", format!("Bearer {key}"));
@@ -59,7 +59,7 @@ async fn a_client_chosen_request_id_cannot_reach_another_tenants_response() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"ka\" = \"a\"\n\"kb\" = \"b\"").unwrap();
-    let settings = [&format!("auth.keys_file={}", keys.display()), "auth.prove_salts=false"];
+    let settings = [&format!("auth.keys_file={}", keys.display()), "auth.verify_cache_salt=false"];
     let front = start_router(&[&worker], &settings).await;
     let call = async |key: &str, request: http::request::Builder, body: String| {
         let request = request.header("authorization", format!("Bearer {key}")).header("x-request-id", "victim");

@@ -103,7 +103,7 @@ impl BenchTargets {
         let (address, operator) = (free_address()?, free_address()?);
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", &address.to_string(), "--operator-listen", &operator.to_string()]);
-        command.arg("--data-dir").arg(self.folder.join(mode)).arg("--set").arg(format!("steering.mode={mode}"));
+        command.arg("--data-dir").arg(self.folder.join(mode)).arg("--set").arg(format!("routing.mode={mode}"));
         command.args(workers.map(|worker| format!("--worker=http://{worker}"))).env("RUST_LOG", "warn");
         self.spawn(name, address, command)
     }

@@ -230,19 +230,19 @@ impl ProcessCluster {
         flag("--listen", at_home(client));
         flag("--operator-listen", at_home(operator));
         flag("--data-dir", self.folder(seat).display().to_string());
-        flag("--set", format!("ledger.lease={}ms", self.setup.lease.as_millis()));
-        flag("--set", "models.tiny.text=builtin".into());
+        flag("--set", format!("ledger.lease_duration={}ms", self.setup.lease.as_millis()));
+        flag("--set", "models.tiny.tokenizer_dir=builtin".into());
         if boot.origin != BootOrigin::Standalone {
             flag("--cluster-listen", at_home(shadow.port()));
             flag("--set", format!("cluster.advertise={shadow}"));
             // Plain traffic is safe: its addresses are in namespaces that nobody else is in.
-            flag("--set", "cluster.insecure=true".into());
+            flag("--set", "cluster.allow_plaintext=true".into());
         }
         if let BootOrigin::JoinsThrough(seat) = boot.origin {
             flag("--join", self.network.relay_address(seat).to_string());
         }
         if let Some(level) = boot.max_level {
-            flag("--set", format!("cluster.max_level={level}"));
+            flag("--set", format!("cluster.max_feature_level={level}"));
         }
         for (worker, _) in &self.workers {
             flag("--worker", worker.clone());

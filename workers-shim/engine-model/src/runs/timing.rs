@@ -38,12 +38,12 @@ impl EngineTiming {
         Self {
             prefill_token: 1.0 / profile.prefill_tokens_per_second,
             attention_pair: 0.0,
-            chunk_tokens: Tokens(u64::from(profile.step_tokens)),
-            chunk_overhead: seconds(profile.step_overhead_us),
-            decode_step: seconds(profile.step_overhead_us) + seconds(profile.decode_step_us),
-            step_beside_chunk: seconds(profile.decode_step_us),
+            chunk_tokens: Tokens(u64::from(profile.max_num_batched_tokens)),
+            chunk_overhead: seconds(profile.step_overhead),
+            decode_step: seconds(profile.step_overhead) + seconds(profile.decode_step),
+            step_beside_chunk: seconds(profile.decode_step),
             context_token: 0.0,
-            decode_request: seconds(profile.decode_slowdown_us),
+            decode_request: seconds(profile.decode_step_per_request),
         }
     }
 

@@ -39,7 +39,7 @@ fn repeated_prompt_stores_its_last_block_twice() {
 
 #[test]
 fn every_evicted_copy_is_reported() {
-    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
+    let mut rig = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
     rig.answer(request(&prompt(1, 12), 1));
     rig.answer(request(&prompt(1, 12), 1));
     rig.answer(request(&prompt(2, 199), 1));
@@ -51,7 +51,8 @@ fn every_evicted_copy_is_reported() {
 
 #[test]
 fn eviction_starts_at_the_ends_of_the_oldest_prompts() {
-    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, step_tokens: 100, ..small_profile() });
+    let mut rig =
+        EngineHarness::new(EngineProfile { num_gpu_blocks: 50, max_num_batched_tokens: 100, ..small_profile() });
     rig.answer(request(&prompt(1, 80), 1));
     rig.answer(request(&prompt(2, 80), 1));
     let old = stored(&rig.events[0][0]).hashes.clone();
@@ -71,7 +72,7 @@ fn eviction_starts_at_the_ends_of_the_oldest_prompts() {
 
 #[test]
 fn copy_counting_listener_matches_the_cache() {
-    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
+    let mut rig = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
     for round in 0..40 {
         rig.answer(request(&prompt(round % 7, 20 + round), 1 + round % 9));
     }
@@ -83,7 +84,7 @@ fn copy_counting_listener_matches_the_cache() {
 
 #[test]
 fn preemption_takes_the_newest_request_and_keeps_answers_correct() {
-    let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
+    let mut rig = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
     let ids: Vec<SequenceId> = (0..4).map(|seed| rig.submit(request(&prompt(seed, 40), 60))).collect();
     for (seed, id) in (0u32..).zip(&ids) {
         rig.finish(*id);

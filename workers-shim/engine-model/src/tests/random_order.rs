@@ -27,8 +27,12 @@ fn random_prompt(dice: &mut WorkloadRng) -> Vec<u32> {
 fn answers_stay_correct_under_memory_pressure_and_cancellation() {
     for seed in 0..40 {
         let mut dice = WorkloadRng(seed);
-        let mut rig =
-            EngineHarness::new(EngineProfile { blocks: 50, max_running: 6, step_tokens: 24, ..small_profile() });
+        let mut rig = EngineHarness::new(EngineProfile {
+            num_gpu_blocks: 50,
+            max_num_seqs: 6,
+            max_num_batched_tokens: 24,
+            ..small_profile()
+        });
         let mut asked = Vec::new();
         for _ in 0..30 {
             let (tokens, length) = (random_prompt(&mut dice), 1 + dice.roll(40) as u32);
@@ -78,7 +82,7 @@ fn assert_memory_adds_up(rig: &mut EngineHarness, seed: u64) {
 fn event_listener_predicts_the_prefix_cache_hits() {
     for seed in 0..40 {
         let mut dice = WorkloadRng(1_000 + seed);
-        let mut rig = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
+        let mut rig = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
         for _ in 0..25 {
             let tokens = random_prompt(&mut dice);
             rig.answer(request(&tokens, 1 + dice.roll(10) as u32));
@@ -121,7 +125,7 @@ fn transfers_among_busy_engines_never_change_an_answer() {
         let mut dice = WorkloadRng(9_000 + seed);
         let mut rigs = [
             EngineHarness::new(small_profile()),
-            EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() }),
+            EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() }),
             EngineHarness::new(small_profile()),
         ];
         for round in 0..12 {

@@ -34,7 +34,7 @@ fn answer_does_not_depend_on_cached_blocks() {
 #[test]
 fn answer_does_not_depend_on_block_size_or_chunks() {
     let prompt = prompt(3, 70);
-    let odd = EngineProfile { block_tokens: 4, step_tokens: 7, ..small_profile() };
+    let odd = EngineProfile { block_size: 4, max_num_batched_tokens: 7, ..small_profile() };
     assert_eq!(EngineHarness::new(odd).answer(request(&prompt, 9)), answer_of_fresh_engine(&prompt, 9));
 }
 
@@ -134,7 +134,7 @@ fn token_generator_emits_no_special_token_mid_answer() {
 
 #[test]
 fn uncomputable_requests_are_refused() {
-    let mut rig = EngineHarness::new(EngineProfile { max_waiting: 1, ..small_profile() });
+    let mut rig = EngineHarness::new(EngineProfile { max_queue: 1, ..small_profile() });
     let mut ask = |tokens| rig.engine.submit(Micros(0), request(&prompt(1, tokens), 1));
     assert_eq!(ask(0), Err(RequestRejection::EmptyPrompt));
     assert_eq!(ask(200), Err(RequestRejection::TooLong { prompt: 200, context: 200 }));
@@ -152,7 +152,7 @@ fn invalid_profile_names_its_field() {
         check(EngineProfile { prefill_tokens_per_second: f64::NAN, ..small_profile() }),
         "prefill_tokens_per_second"
     );
-    assert_eq!(check(EngineProfile { blocks: 10, ..small_profile() }), "context_tokens");
-    assert_eq!(check(EngineProfile { step_tokens: 2, ..small_profile() }), "step_tokens");
+    assert_eq!(check(EngineProfile { num_gpu_blocks: 10, ..small_profile() }), "max_model_len");
+    assert_eq!(check(EngineProfile { max_num_batched_tokens: 2, ..small_profile() }), "max_num_batched_tokens");
     assert_eq!(EngineProfile::default().check(), Ok(()));
 }

@@ -186,7 +186,7 @@ fn expired_lease_frees_the_blocks_and_later_reads_are_garbage() {
 
 #[test]
 fn held_blocks_are_not_evicted() {
-    let mut p = EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() });
+    let mut p = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
     let mut d = EngineHarness::new(small_profile());
     let kept = prompt(1, 80);
     let source = produce(&mut p, &kept);
@@ -306,8 +306,10 @@ fn reused_request_name_releases_its_previous_blocks() {
 
 #[test]
 fn consumers_wait_for_memory_before_pulling() {
-    let (mut p, mut d) =
-        (EngineHarness::new(small_profile()), EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() }));
+    let (mut p, mut d) = (
+        EngineHarness::new(small_profile()),
+        EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() }),
+    );
     let (busy, wanted) = (prompt(1, 150), prompt(2, 120));
     let source = produce(&mut p, &wanted);
     let first = d.submit(request(&busy, 10));
@@ -328,8 +330,10 @@ fn consumers_wait_for_memory_before_pulling() {
 
 #[test]
 fn preempted_consumer_recomputes_its_prompt() {
-    let (mut p, mut d) =
-        (EngineHarness::new(small_profile()), EngineHarness::new(EngineProfile { blocks: 50, ..small_profile() }));
+    let (mut p, mut d) = (
+        EngineHarness::new(small_profile()),
+        EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() }),
+    );
     let (mine, other) = (prompt(1, 60), prompt(2, 60));
     let first = d.submit(request(&other, 130));
     d.advance(Micros(7_000));

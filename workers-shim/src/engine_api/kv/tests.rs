@@ -46,7 +46,7 @@ fn source_legs_never_stream_and_only_sglang_keeps_the_clients_length() {
 #[test]
 fn store_connector_adds_no_transfer_params() {
     let plain: Map<String, Value> = serde_json::from_str(CHAT).unwrap();
-    for spoken in [KvConnector::Plain, KvConnector::Store] {
+    for spoken in [KvConnector::None, KvConnector::SharedStore] {
         assert_eq!(legs(spoken)[1], plain);
     }
 }
@@ -129,9 +129,9 @@ fn sglang_server_info_gives_bootstrap_address_and_role() {
 fn metrics_identify_the_connector() {
     let of = |page: &str| KvConnector::from_metrics(&Scrape::read(page));
     assert_eq!(of("vllm:nixl_num_failed_transfers_total{engine=\"0\"} 0.0\n"), KvConnector::Nixl);
-    assert_eq!(of("vllm:num_requests_running 1\n"), KvConnector::Plain);
+    assert_eq!(of("vllm:num_requests_running 1\n"), KvConnector::None);
     for (kind, spoken) in
-        [("unified", KvConnector::Plain), ("prefill", KvConnector::Sglang), ("decode", KvConnector::Sglang)]
+        [("unified", KvConnector::None), ("prefill", KvConnector::Sglang), ("decode", KvConnector::Sglang)]
     {
         assert_eq!(of(&format!("sglang:num_running_reqs{{engine_type=\"{kind}\",tp_rank=\"0\"}} 0.0\n")), spoken);
     }
@@ -157,7 +157,7 @@ fn connector_fields_from_clients_never_reach_an_engine() {
 
 #[test]
 fn bidirectional_source_leg_carries_the_returned_params_and_requests_ids() {
-    let transfer = transfer(KvConnector::Bidirectional);
+    let transfer = transfer(KvConnector::NixlBidirectional);
     assert_eq!(transfer.returns_kv(), ReturnsKv::WithWholeAnswers);
     let seen = r#"{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"remote_num_tokens":9}"#;
     let answer = Bytes::from(format!(r#"{{"kv_transfer_params":{seen}}}"#));

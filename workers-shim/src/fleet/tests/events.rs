@@ -114,13 +114,15 @@ async fn cleared_engine_cache_clears_the_index() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn indivisible_block_size_falls_back_to_approximation() {
-    let odd = SimOptions { profile: EngineProfile { block_tokens: 10, ..sim_options().profile }, ..sim_options() };
+    let odd = SimOptions { profile: EngineProfile { block_size: 10, ..sim_options().profile }, ..sim_options() };
     let worker = sim(odd).await;
     let watch = FleetHarness::at(worker.address());
     watch.until_exact().await;
     ask(worker.address(), &prompt(1, 40), 1).await;
     watch
-        .until("a misfit", |watch| watch.inexact_reason().contains("`models.tiny.block` to a number that divides 10"))
+        .until("a misfit", |watch| {
+            watch.inexact_reason().contains("`models.tiny.block_size` to a number that divides 10")
+        })
         .await;
     // The fleet's view of a worker follows its sources with a delay.
     watch.until("guesses", |watch| watch.view(0).knowledge == KvIndexState::Fallback).await;

@@ -44,7 +44,7 @@ async fn unanswered_address_is_unreachable_and_reports_no_liveness() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kv_moves_only_within_one_fabric() {
     let (a, b) = (sim(sim_options()).await, sim(sim_options()).await);
-    let larger = SimOptions { profile: EngineProfile { block_tokens: 16, ..sim_options().profile }, ..sim_options() };
+    let larger = SimOptions { profile: EngineProfile { block_size: 16, ..sim_options().profile }, ..sim_options() };
     let c = sim(larger).await;
     let spec = |worker: &SimWorker| WorkerDefinition::at(&url(worker.address()), WorkerRole::Hybrid);
     let watch = FleetHarness::with_workers(vec![spec(&a), spec(&b), spec(&c)]);

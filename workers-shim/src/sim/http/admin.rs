@@ -57,7 +57,7 @@ fn model(app: &SimState, name: &str, parent: Value) -> Value {
         "owned_by": "vllm",
         "root": name,
         "parent": parent,
-        "max_model_len": app.profile.context_tokens,
+        "max_model_len": app.profile.max_model_len,
         "permission": [],
     })
 }

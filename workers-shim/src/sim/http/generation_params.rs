@@ -115,7 +115,7 @@ impl GenerationParams {
         prompt: &[u32],
         choice: u32,
     ) -> Result<EngineRequest, ErrorResponse> {
-        let (length, context) = (prompt.len() as u32, app.profile.context_tokens);
+        let (length, context) = (prompt.len() as u32, app.profile.max_model_len);
         let room = context.saturating_sub(length);
         if let Some(asked) = self.max_tokens.filter(|asked| *asked > room && room > 0) {
             let message = format!(
@@ -125,7 +125,7 @@ impl GenerationParams {
             return Err(ErrorResponse::bad_request(message, Some("max_tokens")));
         }
         let mut sampling = self.sampling.clone();
-        sampling.max_tokens = self.max_tokens.unwrap_or(app.profile.answer_tokens).min(room.max(1));
+        sampling.max_tokens = self.max_tokens.unwrap_or(app.profile.default_max_tokens).min(room.max(1));
         if choice > 0 {
             sampling.salt = Some(sampling.salt.unwrap_or(0) ^ xxh3_64(&choice.to_le_bytes()));
         }

@@ -26,7 +26,7 @@ fn render(app: &SimState) -> String {
     let _ = writeln!(page.text, "process_start_time_seconds {:?}", app.started);
     gauges(&mut page, app, &stats);
     counters(&mut page, &stats);
-    if matches!(app.transfers.connector, KvConnector::Nixl | KvConnector::Bidirectional) {
+    if matches!(app.transfers.connector, KvConnector::Nixl | KvConnector::NixlBidirectional) {
         transfers(&mut page, app, &stats);
     }
     page.text += &latencies.first_token.render("vllm:time_to_first_token_seconds", &labels);
@@ -60,14 +60,14 @@ impl MetricsWriter {
 
 fn gauges(page: &mut MetricsWriter, app: &SimState, stats: &EngineStats) {
     let waiting = stats.waiting + stats.pulling;
-    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.blocks);
+    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.num_gpu_blocks);
     page.write_sample(("vllm:num_requests_running", "gauge"), format!("{}.0", stats.running));
     page.write_sample(("vllm:num_requests_waiting", "gauge"), format!("{waiting}.0"));
     let reasons = [("capacity", u64::from(stats.waiting)), ("deferred", u64::from(stats.pulling))];
     page.write_labelled(("vllm:num_requests_waiting_by_reason", "gauge"), "reason", &reasons);
     page.write_sample(("vllm:kv_cache_usage_perc", "gauge"), format!("{usage:?}"));
     page.write_family("vllm:cache_config_info", "gauge");
-    let (block, blocks) = (app.profile.block_tokens, app.profile.blocks);
+    let (block, blocks) = (app.profile.block_size, app.profile.num_gpu_blocks);
     let _ = writeln!(
         page.text,
         "vllm:cache_config_info{{block_size=\"{block}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",\

@@ -9,7 +9,7 @@ use super::SimState;
 pub(super) fn render(app: &SimState) -> String {
     let (stats, _) = app.driver.stats_and_latencies();
     let kind = if app.transfers.role == WorkerRole::Hybrid { "unified" } else { app.transfers.role.as_str() };
-    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.blocks);
+    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.num_gpu_blocks);
     let labels = format!("engine_type=\"{kind}\",model_name=\"{}\",pp_rank=\"0\",tp_rank=\"0\"", app.model);
     let mut page = String::new();
     for (name, value) in [
@@ -17,9 +17,9 @@ pub(super) fn render(app: &SimState) -> String {
         ("num_queue_reqs", f64::from(stats.waiting + stats.pulling)),
         ("token_usage", usage),
         ("max_total_num_tokens", app.profile.capacity() as f64),
-        ("page_size", f64::from(app.profile.block_tokens)),
-        ("num_pages", f64::from(app.profile.blocks)),
-        ("context_len", f64::from(app.profile.context_tokens)),
+        ("page_size", f64::from(app.profile.block_size)),
+        ("num_pages", f64::from(app.profile.num_gpu_blocks)),
+        ("context_len", f64::from(app.profile.max_model_len)),
     ] {
         let _ = writeln!(page, "# TYPE sglang:{name} gauge\nsglang:{name}{{{labels}}} {value:?}");
     }

@@ -24,7 +24,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<SimState>>, body: Bytes) -> R
     let strings = fields.flag("return_token_strs")?;
     let texts = strings.then(|| tokens.iter().map(|id| app.codec.decode(&[*id])).collect::<Vec<_>>());
     Ok(Json(json!({
-        "count": tokens.len(), "max_model_len": app.profile.context_tokens, "tokens": tokens, "token_strs": texts,
+        "count": tokens.len(), "max_model_len": app.profile.max_model_len, "tokens": tokens, "token_strs": texts,
     })))
 }
 

@@ -46,7 +46,7 @@ impl TransferService {
         let params = fields.object("kv_transfer_params")?;
         match (self.connector, params) {
             (KvConnector::Nixl, params) => Ok(TransferSide::Standalone(transfer_of(params))),
-            (KvConnector::Bidirectional, params) => Ok(TransferSide::Standalone(bidirectional_transfer_of(params))),
+            (KvConnector::NixlBidirectional, params) => Ok(TransferSide::Standalone(bidirectional_transfer_of(params))),
             (KvConnector::Sglang, _) if self.role != WorkerRole::Hybrid => self.bootstrap_side(fields),
             (KvConnector::Mooncake, Some(params)) => {
                 let text = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();

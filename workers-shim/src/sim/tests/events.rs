@@ -147,7 +147,7 @@ fn published_batch_equals_vllms_bytes() {
 
 #[tokio::test]
 async fn subscriber_sees_stores_evictions_and_resets() {
-    let small = EngineProfile { blocks: 40, context_tokens: 300, ..profile() };
+    let small = EngineProfile { num_gpu_blocks: 40, max_model_len: 300, ..profile() };
     let bench = SimWorkerFixture::with(SimOptions { profile: small, ..options() }).await;
     let mut listener = EventSubscriber::new(&bench).await;
     for seed in 0..4 {

@@ -5,8 +5,8 @@ use crate::sim::SimError;
 use futures::StreamExt;
 
 fn slow() -> SimOptions {
-    let decode_step_us = ::vocabulary::Micros(20_000);
-    SimOptions { profile: EngineProfile { decode_step_us, ..profile() }, ..options() }
+    let decode_step = ::vocabulary::Micros(20_000);
+    SimOptions { profile: EngineProfile { decode_step, ..profile() }, ..options() }
 }
 
 fn long(stream: bool) -> Value {
@@ -114,7 +114,7 @@ async fn idle_worker_takes_no_steps() {
 #[tokio::test]
 async fn invalid_options_are_refused() {
     let started = |options| SimWorker::start(options, Arc::new(TinyTokenizer));
-    let wrong = EngineProfile { blocks: 0, ..profile() };
+    let wrong = EngineProfile { num_gpu_blocks: 0, ..profile() };
     assert!(matches!(started(SimOptions { profile: wrong, ..options() }).await, Err(SimError::Model(_))));
     assert!(matches!(started(SimOptions { speed_up: 0.0, ..options() }).await, Err(SimError::Option { .. })));
     let taken = SimWorkerFixture::new().await;
@@ -136,6 +136,6 @@ fn committed_profiles_parse_and_build_engines() {
     let h100: EngineProfile =
         toml::from_str(&std::fs::read_to_string(format!("{folder}/h100-8b.toml")).unwrap()).unwrap();
     let compute = h100.step_time(100_000, 0).0 as f64 / 1e6;
-    let moved = h100.link_time(100_000 / h100.block_tokens).0 as f64 / 1e6;
+    let moved = h100.link_time(100_000 / h100.block_size).0 as f64 / 1e6;
     assert!((compute - 9.3).abs() < 0.1 && (moved - 0.33).abs() < 0.01, "{compute} s, {moved} s");
 }

@@ -162,7 +162,7 @@ async fn hanging_params_kill_the_engine_when_the_client_leaves() {
 
 #[tokio::test]
 async fn transfer_takes_the_links_time() {
-    let slow = EngineProfile { link_bytes_per_second: 75.0 * 131_072.0 * 4.0, ..profile() };
+    let slow = EngineProfile { link_bandwidth: 75.0 * 131_072.0 * 4.0, ..profile() };
     let (p, d) =
         (SimWorkerFixture::new().await, SimWorkerFixture::with(SimOptions { profile: slow, ..options() }).await);
     let prompt = words(1, 75);
@@ -199,7 +199,7 @@ async fn corruption_fault_damages_every_third_read_until_recomputed() {
 async fn bidirectional_producer_pulls_the_consumers_kv_on_the_next_turn() {
     let both_ways = || {
         let mut options = options();
-        options.handing.dialect = crate::engine_api::KvConnector::Bidirectional;
+        options.handing.dialect = crate::engine_api::KvConnector::NixlBidirectional;
         SimWorkerFixture::with(options)
     };
     let (p, d) = (both_ways().await, both_ways().await);

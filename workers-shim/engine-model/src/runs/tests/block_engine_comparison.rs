@@ -14,7 +14,7 @@ struct GrowingConversation {
 /// and the cached tokens.
 fn run_on_both_engines(profile: &EngineProfile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>) {
     const ANSWER: u32 = 24;
-    let block = profile.block_tokens;
+    let block = profile.block_size;
     let mut runs = RunTree::default();
     let mut rig = EngineHarness::new(profile.clone());
     let mut turns = Vec::new();
@@ -67,7 +67,8 @@ fn mean(all: &[[f64; 3]], which: usize) -> f64 {
 
 #[test]
 fn run_and_block_engines_agree_on_times_and_cache_hits() {
-    let roomy = EngineProfile { blocks: 4_096, context_tokens: 8_000, step_tokens: 256, ..small_profile() };
+    let roomy =
+        EngineProfile { num_gpu_blocks: 4_096, max_model_len: 8_000, max_num_batched_tokens: 256, ..small_profile() };
     let (blocks, runs) = run_on_both_engines(&roomy);
     // Larger tolerance for answers: these prompts are slightly longer than a chunk, which takes two steps in the
     // block-level engine and 1.2 in the run-level engine.
@@ -79,9 +80,10 @@ fn run_and_block_engines_agree_on_times_and_cache_hits() {
 
 #[test]
 fn run_and_block_engines_recompute_alike_under_memory_pressure() {
-    let tight = EngineProfile { blocks: 1_000, context_tokens: 4_000, step_tokens: 256, ..small_profile() };
+    let tight =
+        EngineProfile { num_gpu_blocks: 1_000, max_model_len: 4_000, max_num_batched_tokens: 256, ..small_profile() };
     let (blocks, runs) = run_on_both_engines(&tight);
-    let (roomy, _) = run_on_both_engines(&EngineProfile { blocks: 4_096, ..tight });
+    let (roomy, _) = run_on_both_engines(&EngineProfile { num_gpu_blocks: 4_096, ..tight });
     assert!(mean(&blocks, 2) < 0.8 * mean(&roomy, 2), "the memory is too large for this test");
     let (seen, expected) = (mean(&runs, 2), mean(&blocks, 2));
     assert!((seen / expected - 1.0).abs() < 0.25, "{seen} found by runs, {expected} by blocks");

@@ -7,9 +7,9 @@
 
 use super::{ConnectorProtocol, LegFields, HandoffParams, ReturnsKv, TransferHandshake, LegOrder, ReversePullParams, Scrape, nixl};
 
-pub(super) struct BidirectionalConnector;
+pub(super) struct NixlBidirectionalConnector;
 
-impl ConnectorProtocol for BidirectionalConnector {
+impl ConnectorProtocol for NixlBidirectionalConnector {
     fn leg_order(&self) -> Option<LegOrder> {
         nixl::NixlConnector.leg_order()
     }

@@ -2,9 +2,9 @@
 
 use super::{ConnectorProtocol, LegOrder};
 
-pub(super) struct PlainConnector;
+pub(super) struct NoConnector;
 
-impl ConnectorProtocol for PlainConnector {
+impl ConnectorProtocol for NoConnector {
     fn leg_order(&self) -> Option<LegOrder> {
         None
     }

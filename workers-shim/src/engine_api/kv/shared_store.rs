@@ -4,9 +4,9 @@
 
 use super::{ConnectorProtocol, LegOrder};
 
-pub(super) struct StoreConnector;
+pub(super) struct SharedStoreConnector;
 
-impl ConnectorProtocol for StoreConnector {
+impl ConnectorProtocol for SharedStoreConnector {
     fn leg_order(&self) -> Option<LegOrder> {
         Some(LegOrder::Stored)
     }
