@@ -29,6 +29,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Subcommand};
+use vocabulary::TimeSpan;
 
 pub(crate) use self::table::{aligned, field_list, row};
 

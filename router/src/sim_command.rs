@@ -15,6 +15,7 @@ use workers_shim::sim::{
     EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
 };
 
+use crate::config::{FileProblem, read_toml, renamed_keys};
 use crate::flags;
 use crate::serve::wait_for_signal;
 
@@ -101,9 +102,9 @@ enum KvConnectorArg {
 impl KvConnectorArg {
     fn connector(self) -> KvConnector {
         match self {
-            Self::None => KvConnector::Plain,
+            Self::None => KvConnector::None,
             Self::Nixl => KvConnector::Nixl,
-            Self::NixlBidirectional => KvConnector::Bidirectional,
+            Self::NixlBidirectional => KvConnector::NixlBidirectional,
             Self::Mooncake => KvConnector::Mooncake,
             Self::Sglang => KvConnector::Sglang,
         }

@@ -17,9 +17,8 @@ use simulator::policies::PolicyKind;
 use simulator::report::{self, ReportSubject, SimulationReport};
 use simulator::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace};
 use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup, TierPolicy};
-use vocabulary::{Micros, Tokens};
+use vocabulary::{ByteCount, Micros, TimeSpan, Tokens};
 
-use crate::config::units::{ByteCount, TimeSpan};
 use crate::ctl::{aligned, pretty};
 use crate::flags;
 use crate::trace_command::files::{self, TraceFilesError};

@@ -17,10 +17,9 @@ use simulator::policies::{Ablation, PolicyKind};
 use simulator::report::RunFigures;
 use simulator::trace::{ReplayLimits, Trace};
 use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup};
-use vocabulary::{Micros, Tokens, WorkerRole};
+use vocabulary::{Micros, TimeSpan, Tokens, WorkerRole};
 use workers_shim::sim::EngineProfile;
 
-use crate::config::units::TimeSpan;
 use crate::ctl::pretty;
 use crate::demo::ComparedPolicy;
 use crate::demo::local_cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};

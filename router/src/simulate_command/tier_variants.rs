@@ -74,7 +74,7 @@ impl TierVariant {
         let model = self.model.as_ref().filter(|_| self.policy == Some(TierPolicy::LowestCost))?;
         Some(match model.checkpoints() {
             CheckpointInterval::Full => "the cheapest is to store every token's windows (`lowest_cost`)".to_owned(),
-            CheckpointInterval::Every(period) => {
+            CheckpointInterval::EveryTokens(period) => {
                 format!("the cheapest is to store windows at every {period} tokens (`lowest_cost`)")
             }
             CheckpointInterval::None => "the cheapest is to store no windows (`lowest_cost`)".to_owned(),

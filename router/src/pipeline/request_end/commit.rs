@@ -27,7 +27,7 @@ impl CommitSink {
         let (located, plan) = (&end.step.located, &end.planned.plan);
         match (end.step.mode, end.outcome) {
             // In this mode the ledger is not asked, and so not told either.
-            (RoutingMode::Sticky, _) => {}
+            (RoutingMode::Bypass, _) => {}
             // The step was not announced.
             _ if end.attempts.is_empty() => {}
             (_, RequestOutcome::Complete) => {
