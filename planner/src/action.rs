@@ -6,7 +6,7 @@ use strum::VariantArray as _;
 /// How a step is served. The label is derived from the plan's legs and handoff, so it always matches what the plan
 /// does.
 ///
-/// *target* is the worker of the decode leg; *start* is the number of prompt tokens cached there when the step's own
+/// *target* is the worker of the leg that answers; *start* is the number of prompt tokens cached there when the step's own
 /// computation begins:
 ///
 /// - One leg, no handoff:

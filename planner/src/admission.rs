@@ -57,14 +57,14 @@ pub enum AdmissionReason {
 /// Each victim at the decode worker counts `eviction_cost x p / (1 - p)`, where `p` is the chance that its session
 /// comes back within 15 s: a returning session evicts another one, which returns with about the same chance, and so on.
 pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Micros {
-    let leg = &decision.plan.decode;
+    let leg = decision.plan.answer_leg();
     let Some(view) = inputs.workers.iter().find(|view| view.id == leg.worker) else { return Micros::ZERO };
     if view.capacity.kv == Tokens::ZERO {
         return Micros::ZERO;
     }
     let visit = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
     let alone = decision.local_legs().find(|alone| alone.worker == leg.worker);
-    let cached = alone.unwrap_or(leg).tokens_cached;
+    let cached = alone.unwrap_or(leg).cached_tokens;
     let at =
         WorkerCandidate::new((inputs, visit), view, CachedPrefix { rank: leg.rank, cached, ..CachedPrefix::default() });
     let stored = inputs.request.prompt + inputs.request.answer + at.expected_growth(inputs) - cached;

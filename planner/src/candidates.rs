@@ -9,8 +9,9 @@ use crate::fleet_layout::{FabricShortlist, Fabrics, FleetLayout};
 use crate::lcm::lcm;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{
-    Action, CandidateRefusal, CostTerms, Handoff, Leg, MoveReason, OwnershipEffect, PlanCandidate, PrefixRestore,
-    ReplicateDispatch, RestoreSplit, SelectionRule, StepKind, TransferPermission,
+    Action, CandidateRefusal, CostTerms, Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect,
+    PlanCandidate, PlanSequence, PrefixRestore, ReplicateDispatch, RestoreSplit, SelectionRule, StepKind,
+    TransferPermission, WorkerRank,
 };
 
 /// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
@@ -65,24 +66,22 @@ impl PricedReplicate {
 
 /// Candidate without its label and refusal.
 struct CandidateDraft {
-    prefill: Leg,
-    decode: Leg,
-    handoff: Option<Handoff>,
+    sequence: PlanSequence,
     claim: OwnershipEffect,
     terms: CostTerms,
 }
 
 impl CandidateDraft {
     fn labelled(self, action: Action, refused: Option<CandidateRefusal>) -> PlanCandidate {
-        let Self { prefill, decode, handoff, claim, terms } = self;
-        PlanCandidate { action, prefill, decode, handoff, claim, terms, total: terms.total(), refused }
+        let Self { sequence, claim, terms } = self;
+        PlanCandidate { action, sequence, claim, terms, total: terms.total(), refused }
     }
 }
 
 impl CandidateBuilder<'_> {
     fn push_all(&self, target: usize, all: &mut Vec<PlanCandidate>) {
         if let Some(refused) = self.layout.target_refusal(target) {
-            all.push(self.unpriced(target, None).labelled(Action::ColocatedPrefill, Some(refused)));
+            all.push(self.unpriced(target).labelled(Action::ColocatedPrefill, Some(refused)));
             return;
         }
         if !self.at(target).serves_alone() {
@@ -156,16 +155,16 @@ impl CandidateBuilder<'_> {
     /// The sealed prefix is replicated to the target, which serves the step, in the cheapest way that is enabled.
     fn fetch_candidate(&self, target: usize, replicate: &ReplicateOption) -> PlanCandidate {
         let ReplicateOption { from, split: way, alternative_split: other, .. } = *replicate;
-        let claim = self.claim(target, Some(&self.handoff(from, &way)));
+        let claim = self.claim(target, Some(HandoffKind::Replicate));
         let first = self.price_fetch(target, from, &way, &claim);
         let second = other.map(|other| (other, self.price_fetch(target, from, &other, &claim)));
         let (way, PricedReplicate { terms, action, refused }) = match second {
             Some((other, second)) if second.preference() < first.preference() => (other, second),
             _ => (way, first),
         };
-        let leg = self.leg(target, way.start);
-        let handoff = Some(self.handoff(from, &way));
-        CandidateDraft { prefill: leg, decode: leg, handoff, claim, terms }.labelled(action, refused)
+        let leg = self.leg(target, LegRole::Serve, way.start);
+        let sequence = PlanSequence::replicate(self.replicate_handoff(from, &way, &leg), leg);
+        CandidateDraft { sequence, claim, terms }.labelled(action, refused)
     }
 
     fn price_fetch(&self, target: usize, from: usize, way: &RestoreSplit, claim: &OwnershipEffect) -> PricedReplicate {
@@ -216,8 +215,12 @@ impl CandidateBuilder<'_> {
         let until = held.min(self.layout.replicable_tokens());
         let cached = self.at(target).prefix.cached;
         let bytes = (until > cached).then(|| self.cost_model.bytes(self.at(target), cached, until))?;
-        let handoff = self.handoff(from, &RestoreSplit { loaded: until, bytes, start: until });
-        Some(self.unpriced(target, Some(handoff)).labelled(Action::ArtifactFetch, Some(why)))
+        let leg = self.leg(target, LegRole::Serve, cached);
+        let handoff = self.replicate_handoff(from, &RestoreSplit { loaded: until, bytes, start: until }, &leg);
+        let claim = self.claim(target, Some(HandoffKind::Replicate));
+        let draft =
+            CandidateDraft { sequence: PlanSequence::replicate(handoff, leg), claim, terms: CostTerms::default() };
+        Some(draft.labelled(Action::ArtifactFetch, Some(why)))
     }
 
     /// The prompt is computed at `prefiller`, and the target pulls its KV.
@@ -225,8 +228,7 @@ impl CandidateBuilder<'_> {
         let (source, at) = (self.at(prefiller), self.at(target));
         let prompt = self.layout.inputs.request.prompt;
         let bytes = self.cost_model.bytes(at, at.prefix.cached, prompt);
-        let handoff = Handoff::RemotePrefill { bytes };
-        let claim = self.claim(target, Some(&handoff));
+        let claim = self.claim(target, Some(HandoffKind::RemotePrefill));
         let serving = TargetWork {
             start: at.prefix.cached,
             compute_site: ComputeSite::Pulled,
@@ -235,10 +237,12 @@ impl CandidateBuilder<'_> {
         let mut terms =
             sequential_terms(&self.source_cost(prefiller, prompt), &self.cost_model.target_terms(at, serving));
         terms.network = self.network_time(target, bytes) + source.speed.step;
-        let prefill = self.leg(prefiller, source.prefix.cached);
-        let decode = Leg { tokens_computed: Tokens::ZERO, ..self.leg(target, at.prefix.cached) };
+        let prefill = self.leg(prefiller, LegRole::Prefill, source.prefix.cached);
+        let decode = Leg { computed_tokens: Tokens::ZERO, ..self.leg(target, LegRole::Decode, at.prefix.cached) };
+        let kind = HandoffKind::RemotePrefill;
+        let handoff = Handoff { kind, source: prefill.at(), target: decode.at(), blocks: None, bytes };
         let allowed = self.layout.inputs.allows(Action::RemotePrefill);
-        CandidateDraft { prefill, decode, handoff: Some(handoff), claim, terms }
+        CandidateDraft { sequence: PlanSequence::remote_prefill(prefill, handoff, decode), claim, terms }
             .labelled(Action::RemotePrefill, (!allowed).then_some(CandidateRefusal::Disabled))
     }
 
@@ -251,20 +255,18 @@ impl CandidateBuilder<'_> {
             compute_site: ComputeSite::Here,
             duplicated_until: self.tokens_elsewhere(target, &claim),
         };
-        let leg = self.leg(target, start);
         CandidateDraft {
-            prefill: leg,
-            decode: leg,
-            handoff: None,
+            sequence: PlanSequence::serve(self.leg(target, LegRole::Serve, start)),
             claim,
             terms: self.cost_model.target_terms(self.at(target), serving),
         }
     }
 
-    fn unpriced(&self, target: usize, handoff: Option<Handoff>) -> CandidateDraft {
-        let leg = self.leg(target, self.at(target).prefix.cached);
-        let claim = self.claim(target, handoff.as_ref());
-        CandidateDraft { prefill: leg, decode: leg, handoff, claim, terms: CostTerms::default() }
+    /// One leg at `target` that is not priced.
+    fn unpriced(&self, target: usize) -> CandidateDraft {
+        let leg = self.leg(target, LegRole::Serve, self.at(target).prefix.cached);
+        let claim = self.claim(target, None);
+        CandidateDraft { sequence: PlanSequence::serve(leg), claim, terms: CostTerms::default() }
     }
 
     /// Returns what `from` can send to `target`: a prefix longer than the target's that ends at a block boundary of
@@ -308,10 +310,12 @@ impl CandidateBuilder<'_> {
         tokens.min(self.layout.inputs.request.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
     }
 
-    fn handoff(&self, from: usize, way: &RestoreSplit) -> Handoff {
+    /// Copy of a prefix from `from` to the worker of `leg`.
+    fn replicate_handoff(&self, from: usize, way: &RestoreSplit, leg: &Leg) -> Handoff {
         let WorkerCandidate { view, prefix: holding, .. } = self.at(from);
-        let blocks = way.loaded.whole_blocks(self.layout.inputs.request.block);
-        Handoff::Replicate { from: view.id, rank: holding.rank, blocks, bytes: way.bytes }
+        let source = WorkerRank { worker: view.id, rank: holding.rank };
+        let blocks = Some(way.loaded.whole_blocks(self.layout.inputs.request.block));
+        Handoff { kind: HandoffKind::Replicate, source, target: leg.at(), blocks, bytes: way.bytes }
     }
 
     /// Cost of a source that computes the prompt up to `to`.
@@ -333,10 +337,10 @@ impl CandidateBuilder<'_> {
         link.map_or(Micros(u64::MAX), |link| self.cost_model.network(link, bytes))
     }
 
-    fn leg(&self, place: usize, cached: Tokens) -> Leg {
+    fn leg(&self, place: usize, role: LegRole, cached: Tokens) -> Leg {
         let at = self.at(place);
-        let tokens_computed = self.layout.inputs.request.prompt - cached;
-        Leg { worker: at.view.id, rank: at.prefix.rank, tokens_cached: cached, tokens_computed }
+        let computed_tokens = self.layout.inputs.request.prompt - cached;
+        Leg { role, worker: at.view.id, rank: at.prefix.rank, cached_tokens: cached, computed_tokens }
     }
 
     /// Tokens of the prompt that another worker keeps, if more than the target. After a move the old owner's copy no
@@ -349,14 +353,13 @@ impl CandidateBuilder<'_> {
     }
 
     /// Ownership moves if the owner should be left, or if the target already holds more of the session than the owner.
-    fn claim(&self, target: usize, handoff: Option<&Handoff>) -> OwnershipEffect {
+    fn claim(&self, target: usize, handoff: Option<HandoffKind>) -> OwnershipEffect {
         let session = self.layout.inputs.session;
         let Some(from) = session.owner else { return OwnershipEffect::Open };
         if self.layout.is_owner(target) {
             return OwnershipEffect::Keep;
         }
-        let replicates = matches!(handoff, Some(Handoff::Replicate { .. }));
-        if replicates && !self.layout.inputs.allows(Action::StateMigration) {
+        if handoff == Some(HandoffKind::Replicate) && !self.layout.inputs.allows(Action::StateMigration) {
             return OwnershipEffect::Borrow;
         }
         let lives_there =

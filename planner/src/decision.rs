@@ -3,19 +3,15 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, ModelId, Tokens};
 
-use crate::{Action, CostTerms, Handoff, Leg, OwnershipEffect, Plan, StepKind};
+use crate::{Action, CostTerms, Leg, OwnershipEffect, Plan, PlanSequence, StepKind};
 
 /// One way to serve the step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PlanCandidate {
     /// Label of what the candidate does.
     pub action: Action,
-    /// Leg that would compute the prompt.
-    pub prefill: Leg,
-    /// Leg that would generate the answer.
-    pub decode: Leg,
-    /// KV transfer, if any.
-    pub handoff: Option<Handoff>,
+    /// What would be sent to the workers, in order.
+    pub sequence: PlanSequence,
     /// Change of ownership after the step.
     pub claim: OwnershipEffect,
     /// Cost by term; zero if the candidate was refused before it was priced.
@@ -80,7 +76,8 @@ pub struct Decision {
 impl Decision {
     /// Returns one leg per worker, with what the worker has cached before any transfer.
     pub(crate) fn local_legs(&self) -> impl Iterator<Item = &Leg> {
-        self.candidates.iter().filter(|candidate| candidate.handoff.is_none()).map(|candidate| &candidate.decode)
+        let local = self.candidates.iter().map(|candidate| &candidate.sequence).filter(|one| !one.has_handoff());
+        local.map(PlanSequence::answer_leg)
     }
 }
 

@@ -47,7 +47,10 @@ pub use inputs::{
 pub use kv_occupancy::{Footprint, OccupancyModel, PrefillLoad, RankMemory, Victim};
 pub use lcm::lcm;
 pub use micros::ComputeRate;
-pub use plan::{Handoff, Leg, MoveReason, OwnershipEffect, Plan, PlanRationale, RunnerUp};
+pub use plan::{
+    Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect, Plan, PlanPart, PlanRationale, PlanSequence,
+    PlanSequenceError, RunnerUp, WorkerRank,
+};
 pub use plan_check::PlanViolation;
 pub use planning_case::PlanningCase;
 pub use policy::{

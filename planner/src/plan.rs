@@ -1,51 +1,218 @@
-//! The plan type: which worker computes, which generates, what moves between them, and who owns the result.
+//! The plan type: the legs and handoffs that serve a step, in order, and who owns the result.
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, Bytes, DpRank, Epoch, Micros, Owner, Tokens, WorkerId};
 
 use crate::{Action, CostTerms, SelectionRule};
 
-/// One worker's part of a plan, with the tokens expected to be cached and computed there.
+/// What a leg does for the step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum LegRole {
+    /// Computes the prompt and generates the answer.
+    Serve,
+    /// Computes the prompt for another worker.
+    Prefill,
+    /// Generates the answer from KV that a prefill leg computed.
+    Decode,
+}
+
+impl LegRole {
+    /// Returns the role's name for logs and the API.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// One engine request of a plan, with the tokens expected to be cached and computed there.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Leg {
+    /// What the leg does.
+    pub role: LegRole,
     /// Worker that runs the leg.
     pub worker: WorkerId,
     /// Data-parallel rank of the worker.
     pub rank: DpRank,
     /// Leading prompt tokens cached when the leg begins, after a replicate if there is one.
-    pub tokens_cached: Tokens,
+    pub cached_tokens: Tokens,
     /// Prompt tokens that the leg computes. Tokens neither cached nor computed are pulled from the prefill leg.
-    pub tokens_computed: Tokens,
+    pub computed_tokens: Tokens,
+}
+
+impl Leg {
+    /// Returns a leg of which no prompt token is known to be cached or computed.
+    pub fn new(role: LegRole, WorkerRank { worker, rank }: WorkerRank) -> Self {
+        Self { role, worker, rank, cached_tokens: Tokens::ZERO, computed_tokens: Tokens::ZERO }
+    }
+
+    /// Returns where the leg runs.
+    pub fn at(&self) -> WorkerRank {
+        WorkerRank { worker: self.worker, rank: self.rank }
+    }
+}
+
+/// One data-parallel rank of a worker: each has a KV cache of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+pub struct WorkerRank {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The rank.
+    pub rank: DpRank,
+}
+
+/// How KV is handed over.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum HandoffKind {
+    /// The prefill leg computes the whole prompt at the source, and the decode leg pulls what its worker lacks.
+    RemotePrefill,
+    /// Leading blocks of the prompt are copied to the target before the leg that runs there.
+    Replicate,
 }
 
 /// KV transfer between two workers to serve a step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Handoff {
-    /// The prefill leg computes the whole prompt elsewhere, and the decode leg pulls what its worker lacks.
-    RemotePrefill {
-        /// Bytes that the decode leg is expected to pull.
-        bytes: Bytes,
-    },
-    /// The first `blocks` of the prompt are copied to the target; then one ordinary leg runs there.
-    Replicate {
-        /// Worker that holds the blocks.
-        from: WorkerId,
-        /// Rank of that worker.
-        rank: DpRank,
-        /// Number of leading blocks of the hash chain; ends at a block boundary of both engines.
-        blocks: Blocks,
-        /// Bytes expected to move: the part that the target lacks.
-        bytes: Bytes,
-    },
+pub struct Handoff {
+    /// How the KV is handed over.
+    pub kind: HandoffKind,
+    /// Where the KV is.
+    pub source: WorkerRank,
+    /// Where the KV is needed.
+    pub target: WorkerRank,
+    /// Number of leading blocks of the hash chain that are present at the target afterwards; ends at a block boundary
+    /// of both engines. `None` when it is the whole prompt.
+    pub blocks: Option<Blocks>,
+    /// Bytes expected to move: the part that the target lacks.
+    pub bytes: Bytes,
 }
 
-impl Handoff {
+/// One element of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum PlanPart {
+    /// An engine request.
+    Leg(Leg),
+    /// A KV transfer.
+    Handoff(Handoff),
+}
+
+/// Legs and handoffs of a plan in the order of their execution. The last part is the leg that generates the answer.
+///
+/// Three shapes are legal (see [`Plan::check`]): a leg that serves; a replicate and a leg that serves; a prefill leg, a
+/// remote prefill and a decode leg. Held without an allocation, because the planner builds one for each candidate.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(try_from = "Vec<PlanPart>", into = "Vec<PlanPart>")]
+pub struct PlanSequence {
+    pub(crate) before_answer: [Option<PlanPart>; MAX_PARTS - 1],
+    pub(crate) answer: Leg,
+}
+
+/// Most parts of a sequence.
+const MAX_PARTS: usize = 3;
+
+/// A list of legs and handoffs that is no plan.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
+pub enum PlanSequenceError {
+    /// The last part is not a leg, or there is no part.
+    #[error("a plan ends with the leg that answers")]
+    NoAnswerLeg,
+    /// There are more parts than a plan may have.
+    #[error("{0} parts are more than the {MAX_PARTS} that a plan may have")]
+    TooManyParts(usize),
+}
+
+impl PlanSequence {
+    /// One leg, no transfer.
+    pub fn serve(leg: Leg) -> Self {
+        Self { before_answer: [None; MAX_PARTS - 1], answer: leg }
+    }
+
+    /// A replicate to the worker of the leg, then the leg.
+    pub fn replicate(handoff: Handoff, leg: Leg) -> Self {
+        Self { before_answer: [Some(PlanPart::Handoff(handoff)), None], answer: leg }
+    }
+
+    /// A prefill leg, the transfer of its KV, and the decode leg.
+    pub fn remote_prefill(prefill: Leg, handoff: Handoff, decode: Leg) -> Self {
+        Self { before_answer: [Some(PlanPart::Leg(prefill)), Some(PlanPart::Handoff(handoff))], answer: decode }
+    }
+
+    /// Returns the parts before the leg that answers.
+    pub fn before_answer(&self) -> impl Iterator<Item = &PlanPart> {
+        self.before_answer.iter().flatten()
+    }
+
+    /// Returns all parts, the leg that answers last.
+    pub fn parts(&self) -> impl Iterator<Item = PlanPart> {
+        self.before_answer().copied().chain([PlanPart::Leg(self.answer)])
+    }
+
+    /// Returns the leg that generates the answer.
+    pub fn answer_leg(&self) -> &Leg {
+        &self.answer
+    }
+
+    /// Returns the worker that generates the answer.
+    pub fn target(&self) -> WorkerId {
+        self.answer.worker
+    }
+
+    /// Returns the leg that computes the prompt: the first one.
+    pub fn prompt_leg(&self) -> &Leg {
+        self.legs().next().unwrap_or(&self.answer)
+    }
+
+    /// Returns the legs.
+    pub fn legs(&self) -> impl Iterator<Item = &Leg> {
+        let legs = self.before_answer().filter_map(|part| if let PlanPart::Leg(leg) = part { Some(leg) } else { None });
+        legs.chain([&self.answer])
+    }
+
+    /// Returns the handoffs.
+    pub fn handoffs(&self) -> impl Iterator<Item = &Handoff> {
+        self.before_answer().filter_map(|part| if let PlanPart::Handoff(handoff) = part { Some(handoff) } else { None })
+    }
+
+    /// Returns the first handoff of this kind.
+    pub fn handoff(&self, kind: HandoffKind) -> Option<&Handoff> {
+        self.handoffs().find(|handoff| handoff.kind == kind)
+    }
+
+    /// Returns whether KV moves between workers.
+    pub fn has_handoff(&self) -> bool {
+        self.handoffs().next().is_some()
+    }
+
     /// Returns the bytes expected to move.
-    pub fn bytes(&self) -> Bytes {
-        match self {
-            Self::RemotePrefill { bytes } | Self::Replicate { bytes, .. } => *bytes,
+    pub fn moved_bytes(&self) -> Bytes {
+        self.handoffs().map(|handoff| handoff.bytes).sum()
+    }
+
+    /// Returns the workers that compute for the plan: other ones first, then the target.
+    pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
+        let target = self.target();
+        self.legs().map(|leg| leg.worker).filter(move |worker| *worker != target).chain([target])
+    }
+}
+
+impl TryFrom<Vec<PlanPart>> for PlanSequence {
+    type Error = PlanSequenceError;
+
+    fn try_from(mut parts: Vec<PlanPart>) -> Result<Self, PlanSequenceError> {
+        let Some(PlanPart::Leg(answer)) = parts.pop() else { return Err(PlanSequenceError::NoAnswerLeg) };
+        let mut before_answer = [None; MAX_PARTS - 1];
+        if parts.len() > before_answer.len() {
+            return Err(PlanSequenceError::TooManyParts(parts.len() + 1));
         }
+        before_answer.iter_mut().zip(parts).for_each(|(place, part)| *place = Some(part));
+        Ok(Self { before_answer, answer })
+    }
+}
+
+impl From<PlanSequence> for Vec<PlanPart> {
+    fn from(sequence: PlanSequence) -> Self {
+        sequence.parts().collect()
     }
 }
 
@@ -90,17 +257,13 @@ pub enum MoveReason {
     StateIsThere,
 }
 
-/// How one step is served. In a colocated plan both legs are equal.
+/// How one step is served.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Plan {
     /// Label of the plan; see [`Action`] for when each applies.
     pub action: Action,
-    /// Leg that computes the prompt.
-    pub prefill: Leg,
-    /// Leg that generates the answer at the target. Equal to `prefill` unless the handoff is a remote prefill.
-    pub decode: Leg,
-    /// KV transfer before the decode leg, if any.
-    pub handoff: Option<Handoff>,
+    /// What is sent to the workers, in order.
+    pub sequence: PlanSequence,
     /// What the commit does to ownership.
     pub claim: OwnershipEffect,
     /// Why this plan was chosen.
@@ -108,15 +271,39 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the worker that generates the answer.
-    pub fn target(&self) -> WorkerId {
-        self.decode.worker
+    /// Returns the leg that generates the answer.
+    pub fn answer_leg(&self) -> &Leg {
+        self.sequence.answer_leg()
     }
 
-    /// Returns the workers that compute for the plan: the prefill worker, if it is another one, then the target.
-    pub fn workers(&self) -> impl Iterator<Item = WorkerId> + use<> {
-        let (prefill, target) = (self.prefill.worker, self.target());
-        (prefill != target).then_some(prefill).into_iter().chain([target])
+    /// Returns the worker that generates the answer.
+    pub fn target(&self) -> WorkerId {
+        self.sequence.target()
+    }
+
+    /// Returns the leg that computes the prompt.
+    pub fn prompt_leg(&self) -> &Leg {
+        self.sequence.prompt_leg()
+    }
+
+    /// Returns the legs.
+    pub fn legs(&self) -> impl Iterator<Item = &Leg> {
+        self.sequence.legs()
+    }
+
+    /// Returns the handoffs.
+    pub fn handoffs(&self) -> impl Iterator<Item = &Handoff> {
+        self.sequence.handoffs()
+    }
+
+    /// Returns the bytes expected to move.
+    pub fn moved_bytes(&self) -> Bytes {
+        self.sequence.moved_bytes()
+    }
+
+    /// Returns the workers that compute for the plan: other ones first, then the target.
+    pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
+        self.sequence.workers()
     }
 }
 

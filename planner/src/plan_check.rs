@@ -1,10 +1,11 @@
 //! Legality of plans. The executor runs any legal plan and refuses every other one; it makes no choices of its own.
 
-use vocabulary::{Blocks, DpRank, KvIndexState, Owner, Tokens, WorkerHealth, WorkerId, WorkerView};
+use vocabulary::{Blocks, KvIndexState, Owner, Tokens, WorkerHealth, WorkerId, WorkerView};
 
 use crate::worker_candidate::{length_refusal, serves_alone};
 use crate::{
-    Action, AttentionSpec, Handoff, Leg, OwnershipEffect, Plan, PlanningInputs, TransferObstacle, TransferPermission,
+    Action, AttentionSpec, Handoff, HandoffKind, Leg, LegRole, OwnershipEffect, Plan, PlanPart, PlanningInputs,
+    TransferObstacle, TransferPermission, WorkerRank,
 };
 
 /// Why a plan is illegal. Always a bug of the router, or a check against inputs other than those of the planning.
@@ -25,7 +26,7 @@ pub enum PlanViolation {
     /// A leg or source is unreachable.
     #[error("{0} is not reached")]
     Unreachable(WorkerId),
-    /// The decode leg is at a worker that does not decode.
+    /// The leg that answers is at a worker that does not decode.
     #[error("{0} does not decode")]
     PrefillOnly(WorkerId),
     /// Prompt and answer exceed the limits of a leg's worker.
@@ -34,9 +35,15 @@ pub enum PlanViolation {
     /// A leg's tokens do not add up to the prompt.
     #[error("the tokens of the leg at {0} do not add up to the prompt")]
     TokenSum(WorkerId),
-    /// The legs differ although there is no remote prefill.
-    #[error("the legs differ without a handoff between them")]
-    LegsDiffer,
+    /// More than one handoff.
+    #[error("a plan may have one handoff at most")]
+    TooManyHandoffs,
+    /// Legs and handoffs in an order that no executor runs.
+    #[error("no plan has these legs and handoffs in this order")]
+    UnsupportedSequence,
+    /// A handoff from or to another place than that of the leg that computes or uses the KV.
+    #[error("the handoff at {0} does not join the legs")]
+    HandoffApart(WorkerId),
     /// A handoff from a worker to itself.
     #[error("{0} would hand off to itself")]
     ToItself(WorkerId),
@@ -78,64 +85,120 @@ pub enum PlanViolation {
     WrongClaim,
 }
 
+/// The three legal sequences.
+#[derive(Clone, Copy)]
+enum SequenceShape<'a> {
+    Serve,
+    Replicate { handoff: &'a Handoff, blocks: Blocks },
+    RemotePrefill { prefill: &'a Leg, handoff: &'a Handoff },
+}
+
 impl Plan {
     /// Returns whether this plan may be executed for these inputs.
     pub fn check(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
-        let target = check_leg(&self.decode, inputs)?;
+        let shape = self.shape()?;
+        let target = check_leg(self.answer_leg(), inputs)?;
         if !target.role.decodes() {
             return Err(PlanViolation::PrefillOnly(target.id));
         }
-        check_leg(&self.prefill, inputs)?;
-        match &self.handoff {
-            None | Some(Handoff::Replicate { .. }) if !serves_alone(target) => {
-                return Err(PlanViolation::NeedsPrefiller(target.id));
+        self.legs().try_for_each(|leg| check_leg(leg, inputs).map(drop))?;
+        if self.answer_leg().role == LegRole::Serve && !serves_alone(target) {
+            return Err(PlanViolation::NeedsPrefiller(target.id));
+        }
+        if let (TransferPermission::Forbidden(bar), true) = (inputs.request.transfers, self.sequence.has_handoff()) {
+            return Err(PlanViolation::TransferForbidden(bar));
+        }
+        match shape {
+            SequenceShape::Serve => whole_prompt(self.answer_leg(), inputs)?,
+            SequenceShape::Replicate { handoff, blocks } => {
+                whole_prompt(self.answer_leg(), inputs)?;
+                self.check_replicate(inputs, target, (handoff, blocks))?;
             }
-            None => self.check_single(inputs)?,
-            Some(handoff) => {
-                if let TransferPermission::Forbidden(bar) = inputs.request.transfers {
-                    return Err(PlanViolation::TransferForbidden(bar));
-                }
-                match *handoff {
-                    Handoff::RemotePrefill { .. } => self.check_remote(inputs)?,
-                    Handoff::Replicate { from, rank, blocks, .. } => {
-                        self.check_single(inputs)?;
-                        check_replicate(inputs, target, (from, rank), blocks)?;
-                    }
-                }
-            }
+            SequenceShape::RemotePrefill { prefill, handoff } => self.check_remote(inputs, (prefill, handoff))?,
         }
         self.check_label(inputs)?;
         self.check_claim(inputs)
     }
 
-    fn check_single(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
-        if self.prefill != self.decode {
-            return Err(PlanViolation::LegsDiffer);
+    fn shape(&self) -> Result<SequenceShape<'_>, PlanViolation> {
+        if self.handoffs().count() > 1 {
+            return Err(PlanViolation::TooManyHandoffs);
         }
-        whole_prompt(&self.decode, inputs)
+        let [first, second] = [&self.sequence.before_answer[0], &self.sequence.before_answer[1]].map(Option::as_ref);
+        match (first, second, self.answer_leg().role) {
+            (None, None, LegRole::Serve) => Ok(SequenceShape::Serve),
+            (
+                Some(PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, blocks: Some(blocks), .. })),
+                None,
+                LegRole::Serve,
+            ) => Ok(SequenceShape::Replicate { handoff, blocks: *blocks }),
+            (
+                Some(PlanPart::Leg(prefill @ Leg { role: LegRole::Prefill, .. })),
+                Some(PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::RemotePrefill, blocks: None, .. })),
+                LegRole::Decode,
+            ) => Ok(SequenceShape::RemotePrefill { prefill, handoff }),
+            _ => Err(PlanViolation::UnsupportedSequence),
+        }
     }
 
-    fn check_remote(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
-        let (source, target) = (self.prefill.worker, self.decode.worker);
+    fn check_remote(
+        &self,
+        inputs: &PlanningInputs<'_>,
+        (prefill, handoff): (&Leg, &Handoff),
+    ) -> Result<(), PlanViolation> {
+        let decode = self.answer_leg();
+        let (source, target) = (prefill.worker, decode.worker);
         if source == target {
             return Err(PlanViolation::ToItself(target));
         }
-        whole_prompt(&self.prefill, inputs)?;
-        if self.decode.tokens_cached > inputs.request.prompt || self.decode.tokens_computed != Tokens::ZERO {
+        if (handoff.source, handoff.target) != (prefill.at(), decode.at()) {
+            return Err(PlanViolation::HandoffApart(target));
+        }
+        whole_prompt(prefill, inputs)?;
+        if decode.cached_tokens > inputs.request.prompt || decode.computed_tokens != Tokens::ZERO {
             return Err(PlanViolation::TokenSum(target));
         }
         check_fabric(inputs, find(source, inputs)?, find(target, inputs)?)
     }
 
+    fn check_replicate(
+        &self,
+        inputs: &PlanningInputs<'_>,
+        target: &WorkerView,
+        (handoff, blocks): (&Handoff, Blocks),
+    ) -> Result<(), PlanViolation> {
+        let source = check_participant(handoff.source, inputs)?;
+        if source.id == target.id {
+            return Err(PlanViolation::ToItself(target.id));
+        }
+        if handoff.target != self.answer_leg().at() {
+            return Err(PlanViolation::HandoffApart(target.id));
+        }
+        check_fabric(inputs, source, target)?;
+        let tokens = blocks.tokens(inputs.request.block);
+        if tokens == Tokens::ZERO || tokens >= inputs.request.prompt || blocks > inputs.session.sealed {
+            return Err(PlanViolation::NotSealed(blocks));
+        }
+        let engines = [source, target].map(|end| end.capacity.block);
+        let model = inputs.attention.map_or(Tokens(1), AttentionSpec::block);
+        if engines.into_iter().chain([model]).any(|block| tokens.0.checked_rem(block.0).is_some_and(|rest| rest != 0)) {
+            return Err(PlanViolation::Unaligned(blocks));
+        }
+        if believed_blocks(inputs, source, handoff.source) < blocks {
+            return Err(PlanViolation::BlocksNotHeld(source.id));
+        }
+        Ok(())
+    }
+
     fn check_label(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
+        let replicates = self.sequence.handoff(HandoffKind::Replicate).is_some();
+        let is_remote = self.sequence.handoff(HandoffKind::RemotePrefill).is_some();
         let fits = match self.action {
-            Action::ColocatedPrefill | Action::DecodeContinuation => self.handoff.is_none(),
-            Action::RemotePrefill => matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
-            Action::TailRecompute => !matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
-            Action::ArtifactFetch => matches!(self.handoff, Some(Handoff::Replicate { .. })),
-            Action::StateMigration => {
-                matches!((self.handoff, self.claim), (Some(Handoff::Replicate { .. }), OwnershipEffect::Move { .. }))
-            }
+            Action::ColocatedPrefill | Action::DecodeContinuation => !self.sequence.has_handoff(),
+            Action::RemotePrefill => is_remote,
+            Action::TailRecompute => !is_remote,
+            Action::ArtifactFetch => replicates,
+            Action::StateMigration => replicates && matches!(self.claim, OwnershipEffect::Move { .. }),
         };
         match fits {
             false => Err(PlanViolation::Mislabelled(self.action)),
@@ -147,7 +210,8 @@ impl Plan {
     fn check_claim(&self, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
         let target = find(self.target(), inputs)?;
         let owner = inputs.session.owner;
-        let owned = owner == Some(Owner { worker: target.id, incarnation: target.incarnation, rank: self.decode.rank });
+        let owned =
+            owner == Some(Owner { worker: target.id, incarnation: target.incarnation, rank: self.answer_leg().rank });
         let right = match self.claim {
             OwnershipEffect::Keep => owned,
             OwnershipEffect::Open => owner.is_none(),
@@ -164,8 +228,7 @@ fn find<'a>(worker: WorkerId, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerV
 
 /// Returns a worker that may take part in the plan, as a leg or as a source.
 fn check_participant<'a>(
-    worker: WorkerId,
-    rank: DpRank,
+    WorkerRank { worker, rank }: WorkerRank,
     inputs: &PlanningInputs<'a>,
 ) -> Result<&'a WorkerView, PlanViolation> {
     let view = find(worker, inputs)?;
@@ -184,12 +247,12 @@ fn check_participant<'a>(
 }
 
 fn check_leg<'a>(leg: &Leg, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerView, PlanViolation> {
-    let view = check_participant(leg.worker, leg.rank, inputs)?;
+    let view = check_participant(leg.at(), inputs)?;
     if length_refusal(inputs.request, view).is_some() { Err(PlanViolation::TooLong(view.id)) } else { Ok(view) }
 }
 
 fn whole_prompt(leg: &Leg, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
-    let sum = leg.tokens_cached.0.checked_add(leg.tokens_computed.0);
+    let sum = leg.cached_tokens.0.checked_add(leg.computed_tokens.0);
     if sum == Some(inputs.request.prompt.0) { Ok(()) } else { Err(PlanViolation::TokenSum(leg.worker)) }
 }
 
@@ -205,32 +268,9 @@ fn check_fabric(inputs: &PlanningInputs<'_>, source: &WorkerView, target: &Worke
     }
 }
 
-fn check_replicate(
-    inputs: &PlanningInputs<'_>,
-    target: &WorkerView,
-    from: (WorkerId, DpRank),
-    blocks: Blocks,
-) -> Result<(), PlanViolation> {
-    let source = check_participant(from.0, from.1, inputs)?;
-    if source.id == target.id {
-        return Err(PlanViolation::ToItself(target.id));
-    }
-    check_fabric(inputs, source, target)?;
-    let tokens = blocks.tokens(inputs.request.block);
-    if tokens == Tokens::ZERO || tokens >= inputs.request.prompt || blocks > inputs.session.sealed {
-        return Err(PlanViolation::NotSealed(blocks));
-    }
-    let engines = [source, target].map(|end| end.capacity.block);
-    let model = inputs.attention.map_or(Tokens(1), AttentionSpec::block);
-    if engines.into_iter().chain([model]).any(|block| tokens.0.checked_rem(block.0).is_some_and(|rest| rest != 0)) {
-        return Err(PlanViolation::Unaligned(blocks));
-    }
-    if believed_blocks(inputs, source, from.1) < blocks { Err(PlanViolation::BlocksNotHeld(source.id)) } else { Ok(()) }
-}
-
 /// Returns the blocks of the prompt that a rank is believed to hold: observed, in a live intent, or (without exact KV
 /// events) owned.
-fn believed_blocks(inputs: &PlanningInputs<'_>, worker: &WorkerView, rank: DpRank) -> Blocks {
+fn believed_blocks(inputs: &PlanningInputs<'_>, worker: &WorkerView, WorkerRank { rank, .. }: WorkerRank) -> Blocks {
     let seen = inputs.overlaps.iter().filter(|o| (o.worker, o.rank) == (worker.id, rank)).map(|o| o.blocks);
     let promised = inputs.session.promises.iter().filter(|p| (p.worker, p.rank) == (worker.id, rank)).map(|p| p.blocks);
     let owners = inputs.session.owner.iter().chain(&inputs.session.replicas);

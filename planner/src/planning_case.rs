@@ -73,7 +73,7 @@ impl OccupancyModel {
         let visit = self.session_lookup(inputs.session.id, inputs.occupancy.now);
         let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
         let mut all: Vec<RankMemory> = Vec::with_capacity(views.len());
-        for &Leg { worker, rank, tokens_cached: found, .. } in decision.local_legs() {
+        for &Leg { worker, rank, cached_tokens: found, .. } in decision.local_legs() {
             let Some(view) = views.get(&worker) else { continue };
             let at = Owner { worker, incarnation: view.incarnation, rank };
             if !self.knows(at) {

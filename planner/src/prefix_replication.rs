@@ -13,7 +13,10 @@ use crate::fleet_layout::FleetLayout;
 use crate::micros::{micros, valid_or_zero};
 use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerSpeed;
-use crate::{Handoff, OwnershipEffect, PlanCandidate, PlanningInputs, ReplicateDispatch, SelectionRule, plan};
+use crate::{
+    Handoff, HandoffKind, OwnershipEffect, PlanCandidate, PlanningInputs, ReplicateDispatch, SelectionRule, WorkerRank,
+    plan,
+};
 
 /// Limits on replication: what a move has to save, and which workers it leaves alone.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
@@ -104,8 +107,8 @@ impl ReplicationSkipReason {
 /// Replicate of a candidate.
 #[derive(Clone, Copy)]
 struct ReplicateTransfer {
-    from: WorkerId,
-    rank: DpRank,
+    source: WorkerRank,
+    target: WorkerRank,
     blocks: Blocks,
     bytes: Bytes,
 }
@@ -130,9 +133,9 @@ pub fn plan_prefix_replication(
         .ok_or(ReplicationSkipReason::NotInGap)?;
     let now = plan(inputs).map_err(|_| ReplicationSkipReason::NoPlan)?;
     let (candidate, sending) = cheapest_replicate(inputs, &now.candidates, bounds)?;
-    let after = overlaps_after_replication(inputs, candidate, sending.blocks);
+    let after = overlaps_after_replication(inputs, sending);
     let after = plan(&PlanningInputs { overlaps: &after, ..*inputs }).map_err(|_| ReplicationSkipReason::NoPlan)?.plan;
-    if after.target() != candidate.decode.worker || after.handoff.is_some() {
+    if after.target() != sending.target.worker || after.sequence.has_handoff() {
         return Err(ReplicationSkipReason::NotUsed);
     }
     let saves = micros((now.plan.because.total - after.because.total).0 as f64 * chance);
@@ -146,10 +149,10 @@ pub fn plan_prefix_replication(
     };
     Ok(PrefixReplication {
         kind,
-        from: sending.from,
-        from_rank: sending.rank,
-        to: candidate.decode.worker,
-        to_rank: candidate.decode.rank,
+        from: sending.source.worker,
+        from_rank: sending.source.rank,
+        to: sending.target.worker,
+        to_rank: sending.target.rank,
         blocks: sending.blocks,
         bytes: sending.bytes,
         saves,
@@ -166,9 +169,13 @@ fn cheapest_replicate<'a>(
     let mut why = ReplicationSkipReason::NoTarget;
     let mut best: Option<(&PlanCandidate, ReplicateTransfer)> = None;
     for candidate in all.iter().filter(|candidate| candidate.refused.is_none()) {
-        let Some(Handoff::Replicate { from, rank, blocks, bytes }) = candidate.handoff else { continue };
+        let Some(&Handoff { source: from, target: to, blocks: Some(blocks), bytes, .. }) =
+            candidate.sequence.handoff(HandoffKind::Replicate)
+        else {
+            continue;
+        };
         let find = |id| inputs.workers.iter().find(|view| view.id == id);
-        let (Some(source), Some(target)) = (find(from), find(candidate.decode.worker)) else { continue };
+        let (Some(source), Some(target)) = (find(from.worker), find(to.worker)) else { continue };
         if target.health != WorkerHealth::Ready || target.knowledge != KvIndexState::Exact {
             continue;
         }
@@ -183,17 +190,17 @@ fn cheapest_replicate<'a>(
             why = why.max(ReplicationSkipReason::TooLarge);
             continue;
         }
-        let key = |candidate: &PlanCandidate| (candidate.total - candidate.terms.network, candidate.decode.worker);
+        let key = |candidate: &PlanCandidate| (candidate.total - candidate.terms.network, candidate.sequence.target());
         if best.is_none_or(|(least, _)| key(candidate) < key(least)) {
-            best = Some((candidate, ReplicateTransfer { from, rank, blocks, bytes }));
+            best = Some((candidate, ReplicateTransfer { source: from, target: to, blocks, bytes }));
         }
     }
     best.ok_or(why)
 }
 
 /// Returns the overlaps as they are once the prefix has arrived.
-fn overlaps_after_replication(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate, blocks: Blocks) -> Vec<Overlap> {
-    let (worker, rank) = (candidate.decode.worker, candidate.decode.rank);
+fn overlaps_after_replication(inputs: &PlanningInputs<'_>, sending: ReplicateTransfer) -> Vec<Overlap> {
+    let ReplicateTransfer { target: WorkerRank { worker, rank }, blocks, .. } = sending;
     let mut all = inputs.overlaps.to_vec();
     all.push(Overlap { worker, rank, tier: Tier::Hbm, blocks });
     all
@@ -209,7 +216,7 @@ fn replication_cost(
     const MIB: f64 = 1_048_576.0;
     let table = FleetLayout::build(inputs).ok()?;
     let prices = CostModel::new(&table.inputs, table.session_lookup);
-    let at = table.candidates.iter().find(|at| at.view.id == candidate.decode.worker)?;
+    let at = table.candidates.iter().find(|at| at.view.id == sending.target.worker)?;
     let network = prices.network(at.view.link.as_ref()?, sending.bytes);
     let brought = sending.blocks.tokens(inputs.request.block) - at.prefix.on_device();
     let copy = match candidate.claim {

@@ -31,19 +31,19 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
     let others = allowed().filter(|candidate| **candidate != chosen);
     let runner_up = others.min_by(|a, b| cheaper(inputs, a, b)).map(|next| RunnerUp {
         action: next.action,
-        worker: next.decode.worker,
+        worker: next.sequence.target(),
         total: next.total,
     });
     let because = PlanRationale { rule: inputs.policy.policy, terms: chosen.terms, total: chosen.total, runner_up };
-    let PlanCandidate { action, prefill, decode, handoff, claim, .. } = chosen;
-    Ok(Decision { step: inputs.step, plan: Plan { action, prefill, decode, handoff, claim, because }, candidates })
+    let PlanCandidate { action, sequence, claim, .. } = chosen;
+    Ok(Decision { step: inputs.step, plan: Plan { action, sequence, claim, because }, candidates })
 }
 
 type RendezvousRank = (Reverse<u64>, WorkerId);
 
 /// Sort key of a worker for the session: the same on every router, different for each session.
 fn affinity_key(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate) -> RendezvousRank {
-    let worker = candidate.decode.worker;
+    let worker = candidate.sequence.target();
     (Reverse(rendezvous::weight(inputs.session.id, worker)), worker)
 }
 
@@ -58,16 +58,17 @@ fn round_robin<'a>(
     allowed: impl Iterator<Item = &'a PlanCandidate>,
 ) -> Option<&'a PlanCandidate> {
     let mut all: Vec<_> = allowed.collect();
-    all.sort_unstable_by_key(|candidate| candidate.decode.worker);
+    all.sort_unstable_by_key(|candidate| candidate.sequence.target());
     let turn = inputs.round_robin_index.checked_rem(all.len() as u64)?;
     all.get(turn as usize).copied()
 }
 
 /// Returns the cached share of the prompt minus the load relative to the busiest worker's, both in thousandths.
 fn match_rate_minus_load(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate, most: u64) -> i64 {
-    let own = inputs.workers.iter().find(|view| view.id == candidate.decode.worker);
+    let leg = candidate.sequence.answer_leg();
+    let own = inputs.workers.iter().find(|view| view.id == leg.worker);
     let load = own.map_or(0, |view| request_count(&view.load));
-    thousandths(candidate.decode.tokens_cached.0, inputs.request.prompt.0) - thousandths(load, most)
+    thousandths(leg.cached_tokens.0, inputs.request.prompt.0) - thousandths(load, most)
 }
 
 fn request_count(load: &WorkerLoad) -> u64 {

@@ -276,15 +276,16 @@ fn worker(name: &str, role: &str) -> WorkerView {
 
 /// Formats a candidate in one line: `ACTION at TARGET CACHED+COMPUTED[, HANDOFF], CLAIM`.
 fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
-    let PlanCandidate { action, prefill, decode, handoff, claim, .. } = candidate;
-    let handoff = match handoff {
-        None => String::new(),
-        Some(Handoff::RemotePrefill { .. }) => {
-            let (cached, computed) = (prefill.tokens_cached, prefill.tokens_computed);
+    let PlanCandidate { action, sequence, claim, .. } = candidate;
+    let (prefill, decode) = (sequence.prompt_leg(), sequence.answer_leg());
+    let handoffs = sequence.handoffs().map(|Handoff { kind, source, blocks, .. }| match kind {
+        HandoffKind::RemotePrefill => {
+            let (cached, computed) = (prefill.cached_tokens, prefill.computed_tokens);
             format!(", prefill at {} {cached}+{computed}", scene.name(prefill.worker))
         }
-        Some(Handoff::Replicate { from, blocks, .. }) => format!(", {blocks} blocks from {}", scene.name(*from)),
-    };
+        HandoffKind::Replicate => format!(", {} blocks from {}", blocks.unwrap(), scene.name(source.worker)),
+    });
+    let handoff = handoffs.collect::<String>();
     let claim = match claim {
         OwnershipEffect::Keep => "keep".to_owned(),
         OwnershipEffect::Open => "open".to_owned(),
@@ -292,8 +293,13 @@ fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
         OwnershipEffect::Move { why, .. } => format!("move ({})", serde_json::to_value(why).unwrap().as_str().unwrap()),
     };
     let rank = if decode.rank.0 == 0 { String::new() } else { format!("/{}", decode.rank.0) };
-    let at = format!("{}{rank} {}+{}", scene.name(decode.worker), decode.tokens_cached, decode.tokens_computed);
+    let at = format!("{}{rank} {}+{}", scene.name(decode.worker), decode.cached_tokens, decode.computed_tokens);
     format!("{action} at {at}{handoff}, {claim}")
+}
+
+/// Returns whether a candidate serves at this worker without a transfer.
+pub(crate) fn is_local_to(candidate: &PlanCandidate, name: &str) -> bool {
+    candidate.sequence.target() == id(name) && !candidate.sequence.has_handoff()
 }
 
 /// Returns the plan of a scene in one line, or the planning error.
@@ -303,9 +309,9 @@ pub(crate) fn decide(text: &str) -> String {
         Err(none) => none.to_string(),
         Ok(decision) => {
             assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
-            let Plan { action, prefill, decode, handoff, claim, because } = decision.plan;
+            let Plan { action, sequence, claim, because } = decision.plan;
             let (terms, total, refused) = (because.terms, because.total, None);
-            line(&scene, &PlanCandidate { action, prefill, decode, handoff, claim, terms, total, refused })
+            line(&scene, &PlanCandidate { action, sequence, claim, terms, total, refused })
         }
     }
 }
@@ -321,7 +327,7 @@ pub(crate) fn list(text: &str) -> Vec<String> {
     let scene = PlanningScene::read(text);
     let each = |candidate: &PlanCandidate| match candidate.refused {
         None => line(&scene, candidate),
-        Some(why) => format!("{} at {}: {}", candidate.action, scene.name(candidate.decode.worker), why.as_str()),
+        Some(why) => format!("{} at {}: {}", candidate.action, scene.name(candidate.sequence.target()), why.as_str()),
     };
     scene.plan().candidates.iter().map(each).collect()
 }
@@ -331,6 +337,6 @@ pub(crate) fn list(text: &str) -> Vec<String> {
 pub(crate) fn terms(text: &str, action: Action, target: &str) -> CostTerms {
     let scene = PlanningScene::read(text);
     let candidates = scene.plan().candidates;
-    let found = candidates.iter().find(|c| c.action == action && c.decode.worker == id(target));
+    let found = candidates.iter().find(|c| c.action == action && c.sequence.target() == id(target));
     found.unwrap_or_else(|| panic!("no {action} at {target} in {:#?}", list(text))).terms
 }

@@ -7,6 +7,7 @@
 mod files;
 mod filter;
 mod reader;
+mod version_1;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -75,8 +76,8 @@ pub struct StaticPlanningInputs {
     pub shapes: Vec<(WorkerId, ParallelShape)>,
 }
 
-/// Format version that this release writes and reads.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+/// Format version that this release writes. It reads version 1 as well.
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 impl DecisionLogHeader {
     fn new(policy: Policy, configured: StaticPlanningInputs) -> Self {

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use planner::{Action, BarredLink, Leg};
-use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, Tokens, WorkerId};
+use planner::{Action, BarredLink, Leg, LegRole, WorkerRank};
+use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, WorkerId};
 use workers_shim::engine_api::{
     EngineResponse, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
 };
@@ -77,20 +77,15 @@ impl PrefixMover {
         let PrefixRelocation { blocks, bytes, source, target, action } = wanted;
         let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
         let (prompts, again) = (self.prompts.clone(), prompt.clone());
-        let leg = |owner: Owner| Leg {
-            worker: owner.worker,
-            rank: owner.rank,
-            tokens_cached: Tokens::ZERO,
-            tokens_computed: Tokens::ZERO,
-        };
+        let leg = |role, Owner { worker, rank, .. }: Owner| Leg::new(role, WorkerRank { worker, rank });
         let moving = PrefixMove {
             legs: Legs::without_client(&self.client),
             model: prompt.model.to_string(),
             ids: async move { prompts.read(move || again.first_token_ids(blocks)).await }.boxed(),
             salt: prompt.salt.clone(),
             bytes,
-            source: leg(source),
-            target: leg(target),
+            source: leg(LegRole::Prefill, source),
+            target: leg(LegRole::Decode, target),
         };
         let remark = self.run(prefix, moving).await;
         if matches!(remark, None | Some(AttemptEvent::SourceRecomputed)) {
@@ -215,7 +210,7 @@ enum ReplicationFailure {
 mod tests {
     use parking_lot::Mutex;
     use strum::VariantArray as _;
-    use vocabulary::{DpRank, HashSeed, Incarnation, PrefixChain, TenantId, WorkerHealth};
+    use vocabulary::{DpRank, HashSeed, Incarnation, PrefixChain, TenantId, Tokens, WorkerHealth};
 
     use super::*;
     use crate::pipeline::token_ids::PromptTokenIds;

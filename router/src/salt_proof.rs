@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use http::StatusCode;
-use planner::Leg;
+use planner::{Leg, LegRole, WorkerRank};
 use serde_json::{Value, json};
 use vocabulary::{DpRank, Tokens, WorkerHealth, WorkerId, WorkerView};
 
@@ -146,8 +146,9 @@ impl Proof<'_> {
     /// Sends the prompt to an endpoint; `None` where the worker failed.
     async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<ProbeAnswer> {
         let legs = Legs::without_client(&self.gateway.workers);
-        let tokens_computed = Tokens(self.ids.len() as u64);
-        let leg = Leg { worker: self.view.id, rank: DpRank(0), tokens_cached: Tokens::ZERO, tokens_computed };
+        let computed_tokens = Tokens(self.ids.len() as u64);
+        let at = WorkerRank { worker: self.view.id, rank: DpRank(0) };
+        let leg = Leg { computed_tokens, ..Leg::new(LegRole::Serve, at) };
         let counted = legs.dispatch(&leg);
         let body = self.body(endpoint, salt).to_string();
         let answer = legs.send_whole(&leg, endpoint.path(), body.into()).await;
@@ -234,7 +235,7 @@ mod tests {
         }
         let receipts = front.gateway.decisions.receipts.newest(100, |_| true);
         let id = vocabulary::WorkerId::of_endpoint(&urls[1]);
-        assert!(receipts.iter().all(|receipt| receipt.attempts.iter().all(|attempt| attempt.decode != id)));
+        assert!(receipts.iter().all(|receipt| receipt.attempts.iter().all(|attempt| attempt.target() != Some(id))));
         let ready = get(front.operator_address(), "/readyz").await.json();
         assert_eq!(
             (&ready["degraded"][0]["what"], &ready["degraded"][0]["cause"]),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use planner::{Action, BarredLink, Handoff, Leg, Plan};
+use planner::{Action, BarredLink, Leg, LegRole, Plan, WorkerRank};
 use prometheus::IntCounterVec;
 use serde_json::json;
 use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
@@ -38,12 +38,9 @@ pub(crate) struct CompletedTransfer {
 impl CompletedTransfer {
     /// Returns the transfer in a plan's handoff, if it has one.
     pub(crate) fn of(plan: &Plan) -> Option<Self> {
-        let (from, blocks) = match plan.handoff? {
-            Handoff::RemotePrefill { .. } => (plan.prefill.worker, None),
-            Handoff::Replicate { from, blocks, .. } => (from, Some(blocks)),
-        };
-        let link = BarredLink { from, to: plan.target() };
-        Some(Self { link, rank: plan.decode.rank, blocks, action: plan.action })
+        let handoff = plan.handoffs().next()?;
+        let link = BarredLink { from: handoff.source.worker, to: handoff.target.worker };
+        Some(Self { link, rank: handoff.target.rank, blocks: handoff.blocks, action: plan.action })
     }
 }
 
@@ -126,7 +123,7 @@ impl TransferCheck<'_> {
         let read = move || Some(kept.tokens.read(&kept.chain)?.into_owned());
         let ids = self.checker.prompts.read(read).await.map_err(|_| TransferCheckOutcome::Failed)?;
         let CompletedTransfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
-        let leg = |worker, rank| Leg { worker, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
+        let leg = |worker, rank| Leg::new(LegRole::Serve, WorkerRank { worker, rank });
         if !Legs::without_client(&self.checker.client).serves_alone(target) {
             return Err(TransferCheckOutcome::NotComparable);
         }
@@ -142,7 +139,7 @@ impl TransferCheck<'_> {
         for worker in self.reference_worker().into_iter().chain([target]) {
             let rank = if worker == target { target_rank } else { DpRank(0) };
             let salt = format!("check-{}", new_request_id());
-            let referee = Leg { tokens_computed: prompt, ..leg(worker, rank) };
+            let referee = Leg { computed_tokens: prompt, ..leg(worker, rank) };
             let (said, found) = self.ask(&referee, &ids, Some(&salt)).await?;
             if found.is_some_and(|found| found > Tokens::ZERO) {
                 return Err(TransferCheckOutcome::NotComparable);

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine import BLOCK, known_exactly, known_to_be_busy, known_to_be_full
 from harness.cluster import Serve, get_json
 from harness.processes import until
-from harness.talk import TEXT, busy, prose, sealed_session
+from harness.talk import TEXT, busy, legs, prose, sealed_session
 from streams import Stream, differences
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 64 * 4  # layers, keys and values, heads, dimension, float32
@@ -119,13 +119,13 @@ def converse(engines, name: str, cell: Cell, first: int, served: Counter) -> lis
                 served[plan["action"]] += 1
                 moved += max(receipt["seen"]["moved"] // BYTES_PER_TOKEN - BLOCK, 0)
                 if plan["action"] == "state_migration" and following:
-                    assert receipts[following.request]["known"]["owner"]["worker"] == plan["decode"]["worker"], "it has moved"
+                    assert receipts[following.request]["known"]["owner"]["worker"] == legs(plan)[-1]["worker"], "it has moved"
         pulled = sum(engine.prompt_tokens_from("external_kv_transfer") for engine in engines) - sum(before)
         assert pulled >= moved, "what receipts say was moved was pulled"
         at = Counter()
         for receipt in receipts.values():
             plan = receipt["decision"]["plan"]
-            at.update({plan["prefill"]["worker"], plan["decode"]["worker"]})
+            at.update({leg["worker"] for leg in legs(plan)})
         assert len(at) == len(engines), f"each engine has its part: {at}"
         print(f"{name}: {len(all_of)} conversations, {len(streams)} steps, {pulled} tokens pulled by the engines' own count")
     until("nobody is served", lambda: all(engine.running() == 0 for engine in engines), 60)

@@ -3,7 +3,7 @@
 from engine import Engine, known_exactly, known_to_be_busy, listed, started
 from harness.cluster import Serve, get_json
 from harness.processes import free_ports, until
-from harness.talk import TEXT, busy, prose
+from harness.talk import TEXT, busy, legs, prose
 from streams import Stream, differences
 
 import pytest
@@ -43,7 +43,7 @@ def test_a_link_that_begins_to_damage_kv_is_found_within_20_transfers_and_barred
         receipt = get_json(f"{serve.operator}/ownerserve/v1/decisions/{stream.request}")
         assert receipt["seen"]["ending"] == "complete", receipt
         plan = receipt["decision"]["plan"]
-        return plan["prefill"]["worker"] if plan["action"] == "remote_prefill" else None
+        return legs(plan)[0]["worker"] if plan["action"] == "remote_prefill" else None
 
     def barred() -> list[tuple[str, str]]:
         return [(link["from"], link["to"]) for link in get_json(f"{serve.operator}/ownerserve/v1/correctness")["barred"]]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from engine import BLOCK, known_exactly, known_to_be_busy
 from harness.cluster import Serve
 from harness.processes import until
-from harness.talk import TEXT, Talk, busy, decisions, post, prose, sealed_session
+from harness.talk import TEXT, Talk, busy, decisions, handoffs, legs, post, prose, sealed_session
 
 CLIENTS = 12
 
@@ -33,7 +33,7 @@ def newest(serve, handoff: str) -> dict:
     """The receipt of the last step, which was carried out as planned."""
     receipt = decisions(serve, 1)[0]
     plan = receipt["decision"]["plan"]
-    assert plan["handoff"] and plan["handoff"]["kind"] == handoff, receipt["decision"]
+    assert [moved["kind"] for moved in handoffs(plan)] == [handoff], receipt["decision"]
     assert [attempt["remarks"] for attempt in receipt["attempts"]] == [[]], receipt["attempts"]
     assert receipt["known"]["fallback"] is None, "the prompt was not known by its tokens"
     return receipt
@@ -50,7 +50,7 @@ def test_a_session_leaves_a_busy_owner_with_its_kv(engines):
             known_to_be_busy(serve, source, CLIENTS)
             talk.say("What next?", tokens=32)
         receipt = newest(serve, "replicate")
-        assert receipt["decision"]["plan"]["decode"]["worker"] != receipt["known"]["owner"]["worker"]
+        assert legs(receipt["decision"]["plan"])[-1]["worker"] != receipt["known"]["owner"]["worker"]
         moved = target.prompt_tokens_from("external_kv_transfer") - before
         assert moved >= receipt["known"]["sealed"] - BLOCK > 0
         seen = receipt["seen"]
@@ -68,7 +68,8 @@ def test_a_long_prompt_is_computed_at_one_engine_and_answered_by_the_other(engin
             known_to_be_busy(serve, decode, CLIENTS)
             talk.say("Tell me all of it.", tokens=32)
         receipt = newest(serve, "remote_prefill")
-        assert receipt["decision"]["plan"]["prefill"]["worker"] != receipt["decision"]["plan"]["decode"]["worker"]
+        first, last = legs(receipt["decision"]["plan"])
+        assert first["worker"] != last["worker"]
         assert decode.prompt_tokens_from("external_kv_transfer") - before >= receipt["known"]["prompt"] - BLOCK
         assert talk.asked[0][2] == alone(prefill, talk, 0)
         talk.say("And then?", tokens=16)

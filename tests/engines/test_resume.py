@@ -82,8 +82,9 @@ def mend(fault: str, engines, victim, serve) -> None:
 def was_broken(phase: str, receipt: dict, victim: str) -> bool:
     """Whether the victim was of this step when it was broken in its phase."""
     for attempt in receipt["attempts"]:
-        at_victim = victim in (attempt["prefill"], attempt["decode"])
-        if phase == "transfer" and attempt["prefill"] == victim != attempt["decode"] and attempt["remarks"]:
+        at = [leg["worker"] for leg in attempt["legs"]]
+        at_victim = victim in at
+        if phase == "transfer" and at[0] == victim != at[-1] and attempt["remarks"]:
             return True
         if phase == "prefill" and at_victim and {"decode_failed", "decode_silent", "decode_unreachable"} & set(attempt["remarks"]):
             return True

@@ -3,7 +3,7 @@
 import pytest
 from harness.cluster import Cluster, Serve, get_json
 from harness.processes import BINARY, Process, until
-from harness.talk import TEXT, Talk, asked_alone, busy, decisions, owner_of, prose
+from harness.talk import TEXT, Talk, asked_alone, busy, decisions, handoffs, legs, owner_of, prose
 
 # Prompts take long, so that who owns a session may have seconds of others' to compute, and what it is asked to send waits for that.
 PROFILE = "prefill_tokens_per_second = 5000.0\n"
@@ -29,8 +29,8 @@ def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
             talk.say("What next?", tokens=1)
         receipt = decisions(cluster.serve, 1)[0]
         endpoints = {line["id"]: line["endpoint"] for line in get_json(f"{cluster.serve.operator}/ownerserve/v1/workers")["workers"]}
-        assert endpoints[receipt["decision"]["plan"]["decode"]["worker"]] == other.url, receipt
-        assert receipt["decision"]["plan"]["handoff"] is None and receipt["seen"]["moved"] == 0, "it was there already"
+        assert endpoints[legs(receipt["decision"]["plan"])[-1]["worker"]] == other.url, receipt
+        assert handoffs(receipt["decision"]["plan"]) == [] and receipt["seen"]["moved"] == 0, "it was there already"
         assert receipt["seen"]["cached"] > 0.9 * receipt["known"]["prompt"], receipt["seen"]
         until("it was of use", lambda: sent(cluster.serve, "used") == 1)
         assert (sent(cluster.serve, "sent"), sent(cluster.serve, "failed"), sent(cluster.serve, "unused")) == (1, 0, 0)

@@ -7,7 +7,7 @@ import pytest
 from harness.cluster import Cluster, Serve, SimWorker
 from harness.operator import Operator, ctl
 from harness.processes import until
-from harness.talk import TEXT, Talk, busy, decisions, prose, sealed_session
+from harness.talk import TEXT, Talk, busy, decisions, legs, prose, sealed_session
 
 SIM = ("--speed-up", "4")
 # Who serves a step is to think much of those whose answers it would slow down: long prompts are computed elsewhere.
@@ -45,7 +45,7 @@ class Fleet:
         newest = decisions(self.serve, 1)[0]
         assert newest["seen"]["ending"] == "complete", newest
         plan = newest["decision"]["plan"]
-        return plan["prefill"]["worker"] if plan["action"] == "remote_prefill" else None
+        return legs(plan)[0]["worker"] if plan["action"] == "remote_prefill" else None
 
 
 @pytest.fixture

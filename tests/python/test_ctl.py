@@ -12,7 +12,7 @@ import pytest
 from harness.cluster import Cluster, Serve, SimWorker, get_json
 from harness.operator import Operator, ctl
 from harness.processes import BINARY, until
-from harness.talk import TEXT, Talk, prose, sealed_session
+from harness.talk import TEXT, Talk, prose, sealed_session, served_at
 
 
 # Whole ids of things that are not there.
@@ -273,12 +273,12 @@ def test_decisions_are_found_by_what_they_are(fleet, run):
 
     everything = found("--limit", "1000")
     action = everything[0]["attempts"][-1]["action"]
-    worker = everything[0]["attempts"][-1]["decode"]
+    worker = served_at(everything[0]["attempts"][-1])
     by_action, by_worker = found("--action", action, "--limit", "1000"), found("--worker", worker, "--limit", "1000")
     assert [one["request"] for one in by_action] == [
         one["request"] for one in everything if one["attempts"][-1]["action"] == action
     ]
-    assert by_worker and all(worker in (one["attempts"][-1]["decode"], one["attempts"][-1]["prefill"]) for one in by_worker)
+    assert by_worker and all(worker in (leg["worker"] for leg in one["attempts"][-1]["legs"]) for one in by_worker)
     assert found("--slower-than", "1h") == [] and found("--tenant", "nobody") == []
     assert len(found("--since", "1h", "--limit", "1000")) == len(everything)
     modes = {mode: len(found("--mode", mode, "--limit", "1000")) for mode in ("active", "shadow", "bypass")}

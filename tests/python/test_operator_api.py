@@ -11,7 +11,7 @@ import pytest
 from harness.cluster import Cluster, Serve, SimWorker, get_json
 from harness.operator import Operator, ctl
 from harness.processes import BINARY, until
-from harness.talk import TEXT, Talk, prose, sealed_session
+from harness.talk import TEXT, Talk, prose, sealed_session, served_at
 from harness.wire import connect, head
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
@@ -89,7 +89,7 @@ def test_migration_moves_the_blocks_first_and_the_next_step_finds_them_there(fle
         latest = until("the step has its receipt", lambda: [it for it in decided() if it["known"]["owner"]["worker"] == target])[0]
     finally:
         operator.write("PUT", f"workers/{line['owner']['worker']}/draining", {"draining": False}).ok()
-    assert latest["attempts"][-1]["decode"] == target
+    assert served_at(latest["attempts"][-1]) == target
     assert latest["seen"]["cached"] >= line["heads"][-1]["tokens"] - 16
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 from harness.cluster import Cluster, SimWorker, get_json, metric
 from harness.processes import until
-from harness.talk import TEXT, prose
+from harness.talk import TEXT, prose, served_at
 from harness.wire import events
 
 STREAMS = 40
@@ -184,8 +184,8 @@ def check(cluster: Cluster, streams: list[Stream], unbroken: list[dict]) -> None
     assert len(again) >= 1
     for receipt in again:
         attempts = receipt["attempts"]
-        broken = [attempt["decode"] for attempt in attempts if {"broke_off", "fell_silent"} & set(attempt["remarks"])]
-        assert broken and attempts[-1]["decode"] not in broken and attempts[-1]["resumed"]["took"] > 0, attempts
+        broken = [served_at(attempt) for attempt in attempts if {"broke_off", "fell_silent"} & set(attempt["remarks"])]
+        assert broken and served_at(attempts[-1]) not in broken and attempts[-1]["resumed"]["took"] > 0, attempts
         assert receipt["seen"]["ending"] == "complete"
         assert receipt["seen"]["answered"] == TOKENS
 

@@ -13,7 +13,7 @@ import zlib
 from fleet import Fleet, Routers
 from harness.cluster import get_json, status_of
 from harness.processes import ROOT, until
-from harness.talk import decisions, post, prose, sealed_session
+from harness.talk import decisions, legs, post, prose, sealed_session, served_at
 from traffic import Agent, Doors, failed, mean, percentile, run
 
 FIGURES: dict[str, float] = {}
@@ -143,7 +143,7 @@ def killed() -> None:
             worker = receipt["known"]["owner"]["worker"]
             endpoint = get_json(f"{others[0].operator}/ownerserve/v1/workers/{worker}")["worker"]["endpoint"]
             assert endpoint == owners[agent.session], f"{agent.session} was {owners[agent.session]}'s and is {endpoint}'s"
-            if receipt["attempts"][-1]["decode"] == worker:
+            if served_at(receipt["attempts"][-1]) == worker:
                 assert sealed_session(others[0], agent.session)["owner"]["endpoint"] == owners[agent.session]
             else:
                 # Workers that the machine starves are slow, and then another one may be the cheaper.
@@ -181,13 +181,13 @@ def at_its_owner(routers, request: str) -> str:
     owner = kept["known"]["owner"]
     if owner is None:
         return "none"
-    return "owner" if kept["attempts"][-1]["decode"] == owner["worker"] else "elsewhere"
+    return "owner" if served_at(kept["attempts"][-1]) == owner["worker"] else "elsewhere"
 
 
 def price(receipt: dict, at: str | None = None) -> int:
     """The lowest price among the ways that were allowed, or among those that decode at one worker."""
     ways = [way for way in receipt["decision"]["candidates"] if not way["refused"]]
-    return min(way["total"] for way in ways if at is None or way["decode"]["worker"] == at)
+    return min(way["total"] for way in ways if at is None or legs(way)[-1]["worker"] == at)
 
 
 # An hour of agents that think for two minutes, on engines that run 180 times faster.

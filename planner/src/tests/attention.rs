@@ -60,7 +60,7 @@ fn target_fetches_only_the_blocks_it_lacks() {
     let scene = PlanningScene::read(&text);
     let plan = scene.plan().plan;
     let spec = hybrid();
-    assert_eq!(plan.handoff.unwrap().bytes(), spec.range_bytes(Tokens(64_000), Tokens(128_000)));
+    assert_eq!(plan.moved_bytes(), spec.range_bytes(Tokens(64_000), Tokens(128_000)));
     assert_eq!(plan.action, Action::ArtifactFetch);
 }
 
@@ -69,9 +69,9 @@ fn checkpoint_inside_an_engine_block_is_not_used() {
     // Windows are stored every 1,152 tokens, which is an engine block boundary (256 tokens) only every 2,304 tokens.
     let text = format!("{LONG_SESSION} block=256\n attention of=hybrid checkpoints=1152");
     let plan = PlanningScene::read(&text).plan().plan;
-    let Some(Handoff::Replicate { blocks, .. }) = plan.handoff else { panic!("{plan:?}") };
+    let blocks = plan.sequence.handoff(HandoffKind::Replicate).unwrap().blocks.unwrap();
     let tokens = blocks.tokens(Tokens(16));
-    assert_eq!((tokens, plan.decode.tokens_cached), (Tokens(55 * 2_304), Tokens(55 * 2_304)));
+    assert_eq!((tokens, plan.answer_leg().cached_tokens), (Tokens(55 * 2_304), Tokens(55 * 2_304)));
 }
 
 #[test]
@@ -122,9 +122,9 @@ fn session_stays_when_recomputing_windows_costs_too_much() {
     );
 }
 
-/// Returns the bytes of the chosen plan's handoff.
+/// Returns the bytes that the chosen plan moves.
 fn moved(text: &str) -> Bytes {
-    PlanningScene::read(text).plan().plan.handoff.unwrap().bytes()
+    PlanningScene::read(text).plan().plan.moved_bytes()
 }
 
 #[test]
@@ -210,9 +210,8 @@ fn replicate_that_ends_between_entries_is_illegal() {
         worker a hybrid holds=99 health=draining\n worker b hybrid";
     let scene = PlanningScene::read(draining);
     let mut plan = scene.plan().plan;
-    let Some(Handoff::Replicate { blocks, .. }) = &mut plan.handoff else { panic!("{plan:?}") };
-    assert_eq!(*blocks, Blocks(96));
-    *blocks = Blocks(97);
+    let [Some(PlanPart::Handoff(handoff)), None] = &mut plan.sequence.before_answer else { panic!("{plan:?}") };
+    assert_eq!(handoff.blocks.replace(Blocks(97)), Some(Blocks(96)));
     assert_eq!(plan.check(&scene.inputs()), Err(PlanViolation::Unaligned(Blocks(97))));
 }
 

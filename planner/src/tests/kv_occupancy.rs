@@ -245,24 +245,26 @@ proptest! {
         let place = |worker| Owner { worker, incarnation: Incarnation(1), rank: DpRank(0) };
         let candidates = scene.plan().candidates;
         let cached = |worker| {
-            let alone = candidates.iter().find(|one| one.decode.worker == worker && one.handoff.is_none());
-            alone.unwrap().decode.tokens_cached
+            let alone = candidates.iter().find(|one| {
+                one.sequence.target() == worker && !one.sequence.has_handoff()
+            });
+            alone.unwrap().sequence.answer_leg().cached_tokens
         };
         for candidate in candidates.iter().filter(|one| one.refused.is_none()) {
-            let target = candidate.decode.worker;
+            let target = candidate.sequence.target();
             let stored = scene.ask.prompt + scene.ask.answer - cached(target);
             let price = |worker, stored, stays| plain.eviction_cost(&scene, place(worker), (stored, cached(worker), stays));
             let mut expected = price(target, stored, true);
-            expected += match candidate.handoff {
-                Some(Handoff::RemotePrefill { .. }) => {
-                    let source = candidate.prefill.worker;
-                    price(source, scene.ask.prompt - cached(source), false)
+            expected += candidate.sequence.handoffs().map(|handoff| {
+                let source = handoff.source.worker;
+                match handoff.kind {
+                    HandoffKind::RemotePrefill => price(source, scene.ask.prompt - cached(source), false),
+                    HandoffKind::Replicate if !at_once => {
+                        price(source, handoff.blocks.unwrap().tokens(Tokens(16)) - cached(source), false)
+                    }
+                    HandoffKind::Replicate => Micros::ZERO,
                 }
-                Some(Handoff::Replicate { from, blocks, .. }) if !at_once => {
-                    price(from, blocks.tokens(Tokens(16)) - cached(from), false)
-                }
-                Some(Handoff::Replicate { .. }) | None => Micros::ZERO,
-            };
+            }).sum::<Micros>();
             prop_assert_eq!(candidate.terms.eviction, expected, "{:?}", candidate);
         }
         // The recorded occupancy of a decision log gives the same decision, with equal terms.

@@ -1,5 +1,6 @@
 //! Every way a plan can be illegal: each test spoils one part of a legal plan.
 
+use serde_json::{Value, json};
 use vocabulary::{Blocks, DpRank, Epoch, KvLinkMode, Tokens, WorkerHealth};
 
 use super::{PlanningScene, id};
@@ -48,31 +49,48 @@ fn receive_only_worker_is_not_a_source() {
     };
     assert_eq!(violation_after(FETCH, |scene, _| only(scene, "a")), PlanViolation::SendsNothing(id("a")));
     let mut scene = PlanningScene::read(FETCH);
-    let with = scene.plan().candidates.iter().filter(|one| one.handoff.is_some() && one.refused.is_none()).count();
+    let transfers = |one: &&PlanCandidate| one.sequence.has_handoff() && one.refused.is_none();
+    let with = scene.plan().candidates.iter().filter(transfers).count();
     only(&mut scene, "a");
-    let without = scene.plan().candidates.iter().filter(|one| one.handoff.is_some() && one.refused.is_none()).count();
+    let without = scene.plan().candidates.iter().filter(transfers).count();
     assert!(with > 0 && without == 0, "{with} {without}");
     only(&mut scene, "b");
     assert_eq!(scene.plan().plan.check(&scene.inputs()), Ok(()), "it computes all of it itself");
 }
 
-fn both(plan: &mut Plan, change: impl Fn(&mut Leg)) {
-    change(&mut plan.prefill);
-    change(&mut plan.decode);
+/// Returns the plan's handoff.
+fn handoff(plan: &mut Plan) -> &mut Handoff {
+    let parts = plan.sequence.before_answer.iter_mut().flatten();
+    let mut handoffs =
+        parts.filter_map(|part| if let PlanPart::Handoff(handoff) = part { Some(handoff) } else { None });
+    handoffs.next().expect("a handoff")
+}
+
+/// Returns the plan's prefill leg.
+fn prefill(plan: &mut Plan) -> &mut Leg {
+    let Some(PlanPart::Leg(leg)) = &mut plan.sequence.before_answer[0] else { panic!("no prefill leg") };
+    leg
 }
 
 /// Changes the source and the length of the plan's replicate.
 fn replicate(plan: &mut Plan, name: &str, depth: u64) {
-    let Some(Handoff::Replicate { from, blocks, .. }) = &mut plan.handoff else { panic!("no replicate: {plan:?}") };
-    (*from, *blocks) = (id(name), Blocks(depth));
+    let handoff = handoff(plan);
+    (handoff.source.worker, handoff.blocks) = (id(name), Some(Blocks(depth)));
+}
+
+/// Computes the prompt of a remote prefill at this worker.
+fn prefill_at(plan: &mut Plan, name: &str) {
+    prefill(plan).worker = id(name);
+    handoff(plan).source.worker = id(name);
 }
 
 #[test]
 fn decode_leg_requires_an_eligible_worker() {
-    let at = |name: &'static str| violation_after(FETCH, move |_, plan| both(plan, |leg| leg.worker = id(name)));
+    let at = |name: &'static str| violation_after(FETCH, move |_, plan| plan.sequence.answer.worker = id(name));
     assert_eq!(at("z"), PlanViolation::NoSuchWorker(id("z")));
     assert_eq!(at("p"), PlanViolation::PrefillOnly(id("p")));
-    assert_eq!(violation_after(FETCH, |_, plan| plan.decode.rank = DpRank(1)), PlanViolation::NoSuchRank(id("b")));
+    let rank = violation_after(FETCH, |_, plan| plan.sequence.answer.rank = DpRank(1));
+    assert_eq!(rank, PlanViolation::NoSuchRank(id("b")));
     assert_eq!(violation_after(FETCH, |scene, _| scene.excluded.push(id("b"))), PlanViolation::Excluded(id("b")));
     let gone = violation_after(FETCH, |scene, _| scene.workers[1].health = WorkerHealth::Unreachable);
     assert_eq!(gone, PlanViolation::Unreachable(id("b")));
@@ -92,26 +110,66 @@ fn prefill_leg_requires_an_eligible_worker() {
 }
 
 #[test]
-fn legs_coincide_except_in_a_remote_prefill() {
-    let differ = PlanViolation::LegsDiffer;
-    assert_eq!(
-        violation_after("worker a hybrid\n worker b hybrid", |_, p| p.prefill.tokens_cached = Tokens(1)),
-        differ
-    );
-    assert_eq!(violation_after(FETCH, |_, plan| plan.prefill.worker = id("a")), differ);
-    assert_eq!(violation_after(REMOTE, |_, plan| plan.handoff = None), differ);
-    assert_eq!(violation_after(REMOTE, |_, plan| plan.prefill = plan.decode), PlanViolation::ToItself(id("d")));
+fn only_three_sequences_are_legal() {
+    let of = |scene: &str, spoil: fn(&mut PlanSequence)| violation_after(scene, |_, plan| spoil(&mut plan.sequence));
+    let unsupported = PlanViolation::UnsupportedSequence;
+    assert_eq!(of("worker a hybrid", |it| it.answer.role = LegRole::Decode), unsupported);
+    assert_eq!(of("worker a hybrid", |it| it.before_answer[0] = Some(PlanPart::Leg(it.answer))), unsupported);
+    assert_eq!(of(FETCH, |it| it.answer.role = LegRole::Prefill), unsupported);
+    assert_eq!(of(FETCH, |it| it.before_answer[1] = Some(PlanPart::Leg(it.answer))), unsupported);
+    assert_eq!(of(FETCH, |it| it.before_answer[1] = it.before_answer[0]), PlanViolation::TooManyHandoffs);
+    assert_eq!(of(REMOTE, |it| it.before_answer[0] = it.before_answer[1]), PlanViolation::TooManyHandoffs);
+    assert_eq!(of(REMOTE, |it| it.answer.role = LegRole::Serve), unsupported);
+    assert_eq!(of(REMOTE, |it| it.before_answer[1] = None), unsupported, "nobody hands over what is computed");
+    assert_eq!(of(REMOTE, |it| it.before_answer[0] = None), unsupported, "nobody computes what is handed over");
+    assert_eq!(of(REMOTE, |it| it.before_answer.reverse()), unsupported);
+    assert_eq!(violation_after(REMOTE, |_, plan| prefill(plan).role = LegRole::Serve), unsupported);
+    assert_eq!(violation_after(REMOTE, |_, plan| handoff(plan).kind = HandoffKind::Replicate), unsupported);
+    assert_eq!(violation_after(FETCH, |_, plan| handoff(plan).kind = HandoffKind::RemotePrefill), unsupported);
+    assert_eq!(violation_after(FETCH, |_, plan| handoff(plan).blocks = None), unsupported, "a replicate has a length");
+    assert_eq!(violation_after(REMOTE, |_, plan| handoff(plan).blocks = Some(Blocks(1))), unsupported);
+}
+
+#[test]
+fn handoff_joins_the_legs() {
+    let apart = PlanViolation::HandoffApart;
+    assert_eq!(violation_after(FETCH, |_, plan| handoff(plan).target.worker = id("x")), apart(id("b")));
+    assert_eq!(violation_after(FETCH, |_, plan| handoff(plan).target.rank = DpRank(1)), apart(id("b")));
+    assert_eq!(violation_after(REMOTE, |_, plan| handoff(plan).source.worker = id("x")), apart(id("d")));
+    assert_eq!(violation_after(REMOTE, |_, plan| handoff(plan).target.worker = id("p")), apart(id("d")));
+    assert_eq!(violation_after(REMOTE, |_, plan| prefill_at(plan, "d")), PlanViolation::ToItself(id("d")));
 }
 
 #[test]
 fn leg_tokens_sum_to_the_prompt_and_a_pulling_leg_computes_none() {
-    let one_more = |leg: &mut Leg| leg.tokens_computed += Tokens(1);
-    assert_eq!(violation_after("worker a hybrid", |_, plan| both(plan, one_more)), PlanViolation::TokenSum(id("a")));
-    assert_eq!(violation_after(FETCH, |_, plan| both(plan, one_more)), PlanViolation::TokenSum(id("b")));
-    assert_eq!(violation_after(REMOTE, |_, plan| one_more(&mut plan.prefill)), PlanViolation::TokenSum(id("p")));
-    assert_eq!(violation_after(REMOTE, |_, plan| one_more(&mut plan.decode)), PlanViolation::TokenSum(id("d")));
-    let wrap = |leg: &mut Leg| (leg.tokens_cached, leg.tokens_computed) = (Tokens(u64::MAX), Tokens(1_601));
-    assert_eq!(violation_after("worker a hybrid", |_, plan| both(plan, wrap)), PlanViolation::TokenSum(id("a")));
+    let one_more = |leg: &mut Leg| leg.computed_tokens += Tokens(1);
+    let answer = |plan: &mut Plan, change: fn(&mut Leg)| change(&mut plan.sequence.answer);
+    assert_eq!(violation_after("worker a hybrid", |_, plan| answer(plan, one_more)), PlanViolation::TokenSum(id("a")));
+    assert_eq!(violation_after(FETCH, |_, plan| answer(plan, one_more)), PlanViolation::TokenSum(id("b")));
+    assert_eq!(violation_after(REMOTE, |_, plan| one_more(prefill(plan))), PlanViolation::TokenSum(id("p")));
+    assert_eq!(violation_after(REMOTE, |_, plan| answer(plan, one_more)), PlanViolation::TokenSum(id("d")));
+    let wrap = |leg: &mut Leg| (leg.cached_tokens, leg.computed_tokens) = (Tokens(u64::MAX), Tokens(1_601));
+    assert_eq!(violation_after("worker a hybrid", |_, plan| answer(plan, wrap)), PlanViolation::TokenSum(id("a")));
+}
+
+#[test]
+fn sequence_is_read_from_json_as_it_was_written() {
+    for scene in [FETCH, REMOTE, "worker a hybrid"] {
+        let sequence = PlanningScene::read(scene).plan().plan.sequence;
+        let json = serde_json::to_string(&sequence).unwrap();
+        assert_eq!(serde_json::from_str::<PlanSequence>(&json).unwrap(), sequence, "{json}");
+    }
+    let leg = json!({"role": "serve", "worker": id("a"), "rank": 0, "cached_tokens": 16, "computed_tokens": 84});
+    let at = |name| json!({"worker": id(name), "rank": 0});
+    let handoff = json!({"kind": "replicate", "source": at("b"), "target": at("a"), "blocks": 1, "bytes": 2});
+    let read = |parts: Vec<Value>| serde_json::from_value::<PlanSequence>(parts.into());
+    let (leg, handoff) = (json!({"leg": leg}), json!({"handoff": handoff}));
+    let parts = vec![handoff.clone(), leg.clone()];
+    assert_eq!(serde_json::to_value(read(parts.clone()).unwrap()).unwrap(), Value::from(parts));
+    let problem = |parts| read(parts).unwrap_err().to_string();
+    assert_eq!(problem(vec![]), "a plan ends with the leg that answers");
+    assert_eq!(problem(vec![leg.clone(), handoff]), "a plan ends with the leg that answers");
+    assert_eq!(problem(vec![leg; 4]), "4 parts are more than the 3 that a plan may have");
 }
 
 #[test]
@@ -126,10 +184,7 @@ fn request_may_forbid_every_handoff() {
 #[test]
 fn kv_moves_only_inside_a_fabric() {
     assert_eq!(violation_after(FETCH, |_, plan| replicate(plan, "x", 99)), PlanViolation::NoFabric(id("x"), id("b")));
-    assert_eq!(
-        violation_after(REMOTE, |_, plan| plan.prefill.worker = id("x")),
-        PlanViolation::NoFabric(id("x"), id("d"))
-    );
+    assert_eq!(violation_after(REMOTE, |_, plan| prefill_at(plan, "x")), PlanViolation::NoFabric(id("x"), id("d")));
     assert_eq!(violation_after(REMOTE, |s, _| s.workers[1].link = None), PlanViolation::NoFabric(id("p"), id("d")));
 }
 

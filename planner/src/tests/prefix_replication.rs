@@ -215,11 +215,12 @@ proptest! {
         prop_assert_eq!((target.health, target.knowledge), (WorkerHealth::Ready, KvIndexState::Exact));
         let decision = plan(&inputs).unwrap();
         let same = decision.candidates.iter().find(|candidate| {
-            candidate.decode.worker == chosen.to && matches!(candidate.handoff, Some(Handoff::Replicate { .. }))
+            let sequence = &candidate.sequence;
+            sequence.target() == chosen.to && sequence.handoff(HandoffKind::Replicate).is_some()
         });
-        let PlanCandidate { action, prefill, decode, handoff, claim, refused, .. } = *same.unwrap();
+        let PlanCandidate { action, sequence, claim, refused, .. } = *same.unwrap();
         prop_assert_eq!(refused, None);
-        let as_plan = Plan { action, prefill, decode, handoff, claim, because: decision.plan.because };
+        let as_plan = Plan { action, sequence, claim, because: decision.plan.because };
         prop_assert_eq!(as_plan.check(&inputs), Ok(()));
     }
 

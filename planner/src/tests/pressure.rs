@@ -3,7 +3,7 @@
 
 use vocabulary::*;
 
-use super::{PlanningScene, id};
+use super::{PlanningScene, id, is_local_to};
 use crate::*;
 
 /// Two workers; neither has the prompt cached unless a test adds it.
@@ -24,7 +24,7 @@ impl PlanningScene {
     }
 
     fn eviction_cost(&self, name: &str) -> u64 {
-        let found = self.plan().candidates.into_iter().find(|c| c.decode.worker == id(name) && c.handoff.is_none());
+        let found = self.plan().candidates.into_iter().find(|c| is_local_to(c, name));
         found.unwrap().terms.eviction.0
     }
 
@@ -158,7 +158,7 @@ fn interference_counts_prompts_that_arrive_during_compute() {
     scene.policy.interference_weight = 1.0;
     scene.workers[0].load.backlog = Tokens(1_000);
     let price = |scene: &PlanningScene| {
-        let found = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("a") && c.handoff.is_none());
+        let found = scene.plan().candidates.into_iter().find(|c| is_local_to(c, "a"));
         found.unwrap().terms.interference.0
     };
     assert_eq!(price(&scene), 0);
@@ -178,7 +178,7 @@ fn answer_costs_more_under_steady_prefill_load() {
     // Prefill takes half of the time; an answer loses nine tenths of that, so it takes 1 / 0.55 times as long.
     scene.occupancy.prefill_started(rank_of("a"), Micros(15_000_000), scene.now);
     let candidates = scene.plan().candidates;
-    let at = |name| candidates.iter().find(|c| c.decode.worker == id(name) && c.handoff.is_none()).unwrap();
+    let at = |name| candidates.iter().find(|c| is_local_to(c, name)).unwrap();
     let delayed = 1.5 * 160_000.0 * 0.16 / 30.0;
     let stalled = 100.0 * 20_000.0 * 0.45 / 0.55;
     assert_eq!(before, Micros::ZERO);
@@ -205,7 +205,8 @@ fn transfer_cost_includes_link_risk() {
         let scene = "policy lambda=0\n session owner=a sealed=99\n worker a hybrid holds=99 running=10\n worker b hybrid holds=9";
         let mut scene = PlanningScene::read(scene);
         scene.policy.transfer = risk;
-        let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
+        let fetch =
+            scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
         fetch.unwrap().terms.network.0
     };
     let none = network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: 0.0 });
@@ -227,7 +228,8 @@ fn source_that_sends_at_once_adds_no_queue_time() {
              worker b hybrid backlog=1000",
         );
         scene.policy.replicate_dispatch = sources;
-        let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
+        let fetch =
+            scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
         fetch.unwrap().terms
     };
     assert_eq!(terms(ReplicateDispatch::Queued).queue.0, 500_000);
@@ -296,7 +298,8 @@ fn source_pays_to_load_lower_tiers_and_the_target_does_not() {
             holds[0], holds[1]
         ));
         scene.policy.replicate_dispatch = sources;
-        let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
+        let fetch =
+            scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
         fetch.unwrap().terms
     };
     for sources in [ReplicateDispatch::Immediate, ReplicateDispatch::Queued] {

@@ -113,7 +113,7 @@ fn own_scenes() -> impl Strategy<Value = PlanningScene> {
 
 /// Sorts a decision's candidates independently of the fleet's order.
 fn sorted(mut decision: Decision) -> Decision {
-    decision.candidates.sort_by_key(|c| (c.decode.worker, c.action, c.total, c.refused));
+    decision.candidates.sort_by_key(|c| (c.sequence.target(), c.action, c.total, c.refused));
     decision
 }
 
@@ -136,10 +136,10 @@ proptest! {
     #[test]
     fn every_allowed_candidate_is_legal(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
-        for PlanCandidate { action, prefill, decode, handoff, claim, .. } in
+        for PlanCandidate { action, sequence, claim, .. } in
             decision.candidates.into_iter().filter(|candidate| candidate.refused.is_none())
         {
-            let plan = Plan { action, prefill, decode, handoff, claim, because: decision.plan.because };
+            let plan = Plan { action, sequence, claim, because: decision.plan.because };
             prop_assert_eq!(plan.check(&scene.inputs()), Ok(()), "{:?}", plan);
         }
     }
@@ -150,8 +150,8 @@ proptest! {
         let allowed = decision.candidates.iter().filter(|candidate| candidate.refused.is_none());
         let least = allowed.clone().map(|candidate| candidate.total).min();
         prop_assert_eq!(Some(decision.plan.because.total), least);
-        let chosen = allowed.filter(|c| (c.action, c.prefill, c.decode, c.handoff, c.claim)
-            == (decision.plan.action, decision.plan.prefill, decision.plan.decode, decision.plan.handoff, decision.plan.claim));
+        let Plan { action, sequence, claim, .. } = decision.plan;
+        let chosen = allowed.filter(|c| (c.action, c.sequence, c.claim) == (action, sequence, claim));
         prop_assert_eq!(chosen.count(), 1, "the plan is one of the candidates");
     }
 
@@ -186,12 +186,9 @@ proptest! {
     fn excluded_worker_appears_in_no_allowed_candidate(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
         for candidate in decision.candidates.iter().filter(|candidate| candidate.refused.is_none()) {
-            let source = match candidate.handoff {
-                Some(Handoff::Replicate { from, .. }) => Some(from),
-                _ => None,
-            };
-            let part = [Some(candidate.prefill.worker), Some(candidate.decode.worker), source];
-            prop_assert!(!part.into_iter().flatten().any(|worker| scene.excluded.contains(&worker)));
+            let sources = candidate.sequence.handoffs().map(|handoff| handoff.source.worker);
+            let mut part = candidate.sequence.workers().chain(sources);
+            prop_assert!(!part.any(|worker| scene.excluded.contains(&worker)));
         }
     }
 
@@ -250,9 +247,9 @@ proptest! {
             return Ok(());
         };
         prop_assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
-        let over = |candidate: &PlanCandidate| match candidate.handoff? {
-            Handoff::RemotePrefill { .. } => Some((candidate.prefill.worker, candidate.decode.worker)),
-            Handoff::Replicate { from, .. } => Some((from, candidate.decode.worker)),
+        let over = |candidate: &PlanCandidate| {
+            let handoff = candidate.sequence.handoffs().next()?;
+            Some((handoff.source.worker, handoff.target.worker))
         };
         for candidate in decision.candidates.iter().filter(|candidate| candidate.refused.is_none()) {
             let link = over(candidate).map(|(from, to)| BarredLink { from, to });

@@ -2,7 +2,7 @@
 
 use vocabulary::*;
 
-use super::{PlanningScene, id};
+use super::{PlanningScene, id, is_local_to};
 use crate::*;
 
 const FULL: u64 = 20_000;
@@ -34,7 +34,7 @@ fn recorded_memory_omits_unknown_ranks_and_replays_them_as_free() {
     let before = again.plan();
     again.occupancy = OccupancyModel::from_recorded(&told);
     assert_eq!(again.plan(), before);
-    let at_b = before.candidates.iter().find(|one| one.decode.worker == id("b") && one.handoff.is_none()).unwrap();
+    let at_b = before.candidates.iter().find(|one| is_local_to(one, "b")).unwrap();
     assert_eq!(at_b.terms.eviction, Micros::ZERO, "nobody is known to be there");
 }
 

@@ -141,9 +141,9 @@ fn owner_with_full_memory_loses_the_session() {
 fn intent_for_a_missing_rank_is_ignored() {
     let mut scene = PlanningScene::read("session promise=a:99\n worker a hybrid ranks=2");
     scene.session.promises[0].rank = vocabulary::DpRank(2);
-    assert_eq!(scene.plan().plan.decode.tokens_cached.0, 0);
+    assert_eq!(scene.plan().plan.answer_leg().cached_tokens.0, 0);
     scene.session.promises[0].rank = vocabulary::DpRank(1);
-    assert_eq!(scene.plan().plan.decode.tokens_cached.0, 1_264);
+    assert_eq!(scene.plan().plan.answer_leg().cached_tokens.0, 1_264);
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn new_session_gets_a_deterministic_rank_and_sessions_spread_over_ranks() {
     let rank = |session: u128| {
         let mut scene = PlanningScene::read("worker a hybrid ranks=4");
         scene.session.id = vocabulary::SessionId(session);
-        scene.plan().plan.decode.rank.0
+        scene.plan().plan.answer_leg().rank.0
     };
     let ranks: Vec<_> = (0..200).map(rank).collect();
     assert!((0..4).all(|wanted| ranks.iter().filter(|rank| **rank == wanted).count() > 25), "{ranks:?}");
@@ -524,7 +524,7 @@ fn longest_prompt_of_a_batch_must_fit() {
     let served = |longest, scene: &mut PlanningScene| {
         scene.ask.longest = Some(longest);
         let plan = scene.plan().plan;
-        (scene.name(plan.target()).to_owned(), plan.decode.tokens_cached + plan.decode.tokens_computed)
+        (scene.name(plan.target()).to_owned(), plan.answer_leg().cached_tokens + plan.answer_leg().computed_tokens)
     };
     assert_eq!(served(vocabulary::Tokens(999), &mut scene), ("a".to_owned(), prompt), "and all of them are priced");
     assert_eq!(served(vocabulary::Tokens(1_000), &mut scene), ("b".to_owned(), prompt));

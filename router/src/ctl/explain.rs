@@ -34,7 +34,7 @@ impl WorkerUrls {
         Self(workers.iter().map(|worker| (cell_text(worker.get("id")), cell_text(worker.get("endpoint")))).collect())
     }
 
-    /// Formats a leg: its worker, and its rank unless that is 0.
+    /// Formats a leg or an end of a handoff: its worker, and its rank unless that is 0.
     fn leg(&self, leg: &Value) -> String {
         let rank = leg["rank"].as_u64().filter(|rank| *rank > 0).map(|rank| format!(" rank {rank}"));
         self.worker(&leg["worker"]) + &rank.unwrap_or_default()
@@ -122,19 +122,17 @@ fn candidates(decision: &Value, names: &WorkerUrls) -> String {
     let mut rows = vec![title];
     let plan = &decision["plan"];
     for one in all {
-        let is_chosen = ["action", "prefill", "decode", "handoff"].iter().all(|part| one[*part] == plan[*part]);
-        let from = match one["handoff"]["kind"].as_str() {
-            Some("remote_prefill") => names.leg(&one["prefill"]),
-            Some(_) => names.worker(&one["handoff"]["from"]),
-            None => "-".into(),
-        };
+        let is_chosen = ["action", "sequence"].iter().all(|part| one[*part] == plan[*part]);
+        let sources: Vec<_> = parts(one, "handoff").map(|handoff| names.leg(&handoff["source"])).collect();
+        let from = if sources.is_empty() { "-".into() } else { sources.join(" and ") };
+        let [first, last] = [parts(one, "leg").next(), parts(one, "leg").last()];
         let mut cells = row([
             if is_chosen { "*" } else { "" },
             &cell_text(one.get("action")),
-            &names.leg(&one["decode"]),
+            &last.map(|leg| names.leg(leg)).unwrap_or_default(),
             &from,
-            &cell_text(one["decode"].get("tokens_cached")),
-            &cell_text(one["prefill"].get("tokens_computed")),
+            &cell_text(last.and_then(|leg| leg.get("cached_tokens"))),
+            &cell_text(first.and_then(|leg| leg.get("computed_tokens"))),
         ]);
         let is_refused = one["refused"].is_string();
         let price = |price: &Value| if is_refused { "-".to_owned() } else { micros_text(price) };
@@ -144,6 +142,11 @@ fn candidates(decision: &Value, names: &WorkerUrls) -> String {
         rows.push(cells);
     }
     aligned(&rows)
+}
+
+/// Returns the legs or the handoffs of a plan or a candidate, in order.
+fn parts<'a>(plan: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Value> {
+    plan["sequence"].as_array().into_iter().flatten().filter_map(move |part| part.get(kind))
 }
 
 fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
@@ -162,8 +165,8 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
         let (rule, price) = (cell_text(because.get("rule")), micros_text(&because["total"]));
         if receipt["mode"] == "shadow" {
             let plan = &receipt["decision"]["plan"];
-            let what =
-                format!("{} at {} for {price}; {next}", cell_text(plan.get("action")), names.leg(&plan["decode"]));
+            let at = parts(plan, "leg").last().map(|leg| names.leg(leg)).unwrap_or_default();
+            let what = format!("{} at {at} for {price}; {next}", cell_text(plan.get("action")));
             let why = match receipt["control"] == true {
                 true => "Its session is of the guardrail's control group, so that the bypass served it:",
                 false => "In mode shadow the bypass served it:",
@@ -209,8 +212,9 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
 fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     for attempt in receipt["attempts"].as_array().into_iter().flatten() {
-        let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
-        let at = if prefill == decode { decode } else { format!("{prefill} and {decode}") };
+        let legs: Vec<_> =
+            attempt["legs"].as_array().into_iter().flatten().map(|leg| names.worker(&leg["worker"])).collect();
+        let at = legs.join(" and ");
         let remarks = match attempt["remarks"].as_array().map(Vec::as_slice) {
             None | Some([]) => String::new(),
             Some(_) => format!("; {}", cell_text(attempt.get("remarks"))),

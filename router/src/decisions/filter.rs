@@ -66,7 +66,7 @@ impl ObservationFields {
 
 impl From<&Receipt> for ReceiptFields {
     fn from(receipt: &Receipt) -> Self {
-        let tried = |&Attempt { action, prefill, decode, .. }: &Attempt| ReplayAttempt { action, prefill, decode };
+        let tried = |attempt: &Attempt| ReplayAttempt { action: attempt.action, legs: attempt.legs.clone() };
         Self {
             request: receipt.request,
             at_unix_ms: receipt.at_unix_ms,
@@ -105,7 +105,7 @@ impl DecisionFilter {
             && is(self.mode.as_ref(), Some(&facts.mode))
             && is(self.step.as_ref(), facts.decision.as_ref().map(|kind| &kind.step))
             && is(self.action.as_ref(), served.map(|served| &served.action))
-            && self.worker.is_none_or(|worker| served.is_some_and(|by| by.prefill == worker || by.decode == worker))
+            && self.worker.is_none_or(|worker| served.is_some_and(|by| by.legs.iter().any(|leg| leg.worker == worker)))
             && is(self.outcome.as_ref(), seen.map(|seen| &seen.ending))
             && self.may_match(facts.at_unix_ms, facts.at_unix_ms)
             && self.slower_than.is_none_or(|span| seen.is_some_and(|seen| seen.perceived_latency() > span))

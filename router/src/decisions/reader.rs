@@ -8,28 +8,42 @@ use std::time::{Duration, Instant};
 
 use planner::{Action, Decision, PlanningCase};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use simulator::trace::is_truncated;
-use vocabulary::{Micros, RequestId, SessionId, WorkerId};
+use vocabulary::{Micros, RequestId, SessionId};
 
 use super::files::{self, CURRENT_FILE, LogSegment};
 use super::filter::{DecisionFilter, ReceiptFields};
-use super::{DecisionLogHeader, FORMAT_VERSION};
-use crate::pipeline::receipt::RequestOutcome;
+use super::{DecisionLogHeader, FORMAT_VERSION, version_1};
+use crate::pipeline::receipt::{AttemptLeg, RequestOutcome};
 use crate::pipeline::routing::RoutingMode;
 
 /// Maximum duration of a search on disk.
 const MAX_SEARCH_TIME: Duration = Duration::from_secs(4);
 
 #[derive(Deserialize)]
-struct ReceiptLine<'a> {
-    #[serde(borrow)]
-    receipt: &'a RawValue,
+struct ReceiptLine<T> {
+    receipt: T,
+}
+
+/// Receipt field that every version has.
+#[derive(Deserialize)]
+struct ArrivalTime {
+    at_unix_ms: u64,
 }
 
 #[derive(Deserialize)]
-struct ReceiptFieldsLine {
-    receipt: ReceiptFields,
+struct FormatVersion {
+    version: u32,
+}
+
+/// Parses a line in the format of `version`.
+fn parse_line<T: DeserializeOwned>(line: &str, version: u32) -> serde_json::Result<T> {
+    match version {
+        version_1::VERSION => serde_json::from_value(version_1::upgraded(serde_json::from_str(line)?)),
+        _ => serde_json::from_str(line),
+    }
 }
 
 /// Appends matching receipts that are not in `search` yet, newest first, until there are `limit`. Returns whether
@@ -68,12 +82,15 @@ impl DecisionSearch {
     fn search_text(&mut self, text: &str, (wanted, limit): (&DecisionFilter, usize)) -> bool {
         // A text search rejects most lines faster than parsing them would.
         let words = [wanted.request.map(|id| id.to_string()), wanted.session.map(|id| id.to_string())];
+        let head = text.lines().next().and_then(|line| serde_json::from_str(line).ok());
+        let version = head.map_or(FORMAT_VERSION, |FormatVersion { version }| version);
         let has = |line: &str| words.iter().flatten().all(|word| line.contains(word.as_str()));
         for line in text.lines().rev().filter(|line| has(line)) {
-            let Ok(ReceiptFieldsLine { receipt: facts }) = serde_json::from_str(line) else { continue };
-            let Ok(ReceiptLine { receipt }) = serde_json::from_str(line) else { continue };
-            if wanted.matches(&facts) && self.requests.insert(facts.request) {
-                self.receipts.push(receipt.to_owned());
+            let Ok(ReceiptLine::<ReceiptFields> { receipt: facts }) = parse_line(line, version) else { continue };
+            if wanted.matches(&facts) && !self.requests.contains(&facts.request) {
+                let Ok(ReceiptLine::<Box<RawValue>> { receipt }) = parse_line(line, version) else { continue };
+                self.requests.insert(facts.request);
+                self.receipts.push(receipt);
             }
             if self.receipts.len() >= limit {
                 return true;
@@ -97,7 +114,8 @@ fn read_segment(segment: &LogSegment) -> Option<String> {
 /// Returns the arrival of a file's first and last record; `None` without records.
 pub(super) fn arrival_range(path: &Path) -> Option<(u64, u64)> {
     let text = String::from_utf8_lossy(&files::read_text(path).ok()?).into_owned();
-    let at = |line: &str| serde_json::from_str::<ReceiptFieldsLine>(line).ok().map(|line| line.receipt.at_unix_ms);
+    let at =
+        |line: &str| serde_json::from_str::<ReceiptLine<ArrivalTime>>(line).ok().map(|line| line.receipt.at_unix_ms);
     text.lines().filter_map(at).fold(None, |times, at| {
         let (first, last) = times.unwrap_or((at, at));
         Some((at.min(first), at.max(last)))
@@ -137,11 +155,10 @@ pub(crate) struct ReplayPrompt {
     pub(crate) session: SessionId,
 }
 
-#[derive(Clone, Copy, Deserialize, Debug)]
+#[derive(Clone, Deserialize, Debug)]
 pub(crate) struct ReplayAttempt {
     pub(crate) action: Action,
-    pub(crate) prefill: WorkerId,
-    pub(crate) decode: WorkerId,
+    pub(crate) legs: Vec<AttemptLeg>,
 }
 
 #[derive(Clone, Copy, Deserialize, Debug)]
@@ -163,7 +180,7 @@ pub(crate) enum DecisionRecordsError {
     Unreadable { path: PathBuf, source: io::Error },
     #[error("{} holds no decision log; accepted: a router's data directory, its folder `decisions`, or a file of it", .0.display())]
     None(PathBuf),
-    #[error("{}: its first line is not that of a decision log of version {FORMAT_VERSION}: {problem}", .path.display())]
+    #[error("{}: its first line is not that of a decision log of version 1 or {FORMAT_VERSION}: {problem}", .path.display())]
     Head { path: PathBuf, problem: String },
     #[error("{}:{line}: {problem}; accepted: a record of a decision on each line, whole but for the last one", .path.display())]
     Damaged { path: PathBuf, line: usize, problem: String },
@@ -209,14 +226,15 @@ impl DecisionRecords {
         let mut lines = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty()).peekable();
         let Some((first, _)) = lines.next() else { return Ok(Vec::new()) };
         let wrong = |problem| DecisionRecordsError::Head { path: path.to_owned(), problem };
-        let head: DecisionLogHeader = serde_json::from_str(first).map_err(|error| wrong(error.to_string()))?;
-        if head.version != FORMAT_VERSION {
-            return Err(wrong(format!("it says version {}", head.version)));
+        let unread = |error: serde_json::Error| wrong(error.to_string());
+        let FormatVersion { version } = serde_json::from_str(first).map_err(unread)?;
+        if ![version_1::VERSION, FORMAT_VERSION].contains(&version) {
+            return Err(wrong(format!("it says version {version}")));
         }
-        let head = Arc::new(head);
+        let head: Arc<DecisionLogHeader> = Arc::new(parse_line(first, version).map_err(unread)?);
         let mut entries = Vec::new();
         while let Some((text, line)) = lines.next() {
-            match serde_json::from_str(text) {
+            match parse_line(text, version) {
                 Ok(ReplayRecordLine { receipt: told, case }) => {
                     entries.push(ReplayRecord { head: head.clone(), receipt: told, case })
                 }

@@ -157,7 +157,23 @@ fn a_restarted_log_appends_and_records_its_own_policy() {
     assert_eq!(mode(&kept.path()), 0o700);
     assert!(fs::read_dir(kept.path()).unwrap().all(|file| mode(&file.unwrap().path()) == 0o600));
     let packed = fs::File::open(kept.path().join("decisions-0000000000001-0000000000001.jsonl.gz")).unwrap();
-    assert!(std::io::read_to_string(GzDecoder::new(packed)).unwrap().starts_with("{\"version\":1,"));
+    assert!(std::io::read_to_string(GzDecoder::new(packed)).unwrap().starts_with("{\"version\":2,"));
+}
+
+#[test]
+fn a_file_of_version_1_is_kept_when_the_log_continues() {
+    let old = include_str!("fixtures/version_1/decisions-1795662905074-1795662905163.jsonl");
+    let kept = DecisionLogFixture::new();
+    fs::create_dir_all(kept.path()).unwrap();
+    fs::write(kept.path().join("decisions.jsonl"), old).unwrap();
+    let decisions = kept.open(16 << 20, 1);
+    (1..=2).for_each(|n| decisions.record(receipt_at(n), None));
+    decisions.close();
+    let found = request_ids(&decisions.search(&DecisionFilter::default(), 10));
+    assert_eq!((&found[..2], found.len()), (&[2, 1][..], 4));
+    let mut records = DecisionRecords::open(kept.folder.path()).unwrap();
+    let versions = std::iter::from_fn(|| records.next_file()).map(|file| file.unwrap()[0].head.version);
+    assert_eq!(versions.collect::<Vec<_>>(), [2, 2], "a header is upgraded as well");
 }
 
 #[test]
@@ -236,7 +252,7 @@ fn opening_a_path_without_a_log_names_what_is_accepted() {
     assert!(told(&folder.path().join("x")).contains("cannot read"));
     let file = folder.path().join("other.jsonl");
     for (text, problem) in
-        [("{}\n", "missing field"), ("{\"version\":2,\"release\":\"9\",\"policy\":{}}\n", "version 2")]
+        [("{}\n", "missing field"), ("{\"version\":3,\"release\":\"9\",\"policy\":{}}\n", "version 3")]
     {
         fs::write(&file, text).unwrap();
         assert!(told(&file).contains(problem), "{}", told(&file));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::StatusCode;
-use planner::Action;
+use planner::{Action, LegRole};
 use prometheus::IntCounter;
 use vocabulary::{Epoch, KvIndexState, Micros, SessionId, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
@@ -14,7 +14,7 @@ use crate::decisions::DecisionHistory;
 use crate::ledger_access::LedgerAccess;
 use crate::pipeline::locate::{LedgerFreshness, LookupEvidence};
 use crate::pipeline::parse::ParsedRequest;
-use crate::pipeline::receipt::{Attempt, PromptSummary, Receipt, RequestOutcome, StepObservation, unix_ms};
+use crate::pipeline::receipt::{Attempt, AttemptLeg, PromptSummary, Receipt, RequestOutcome, StepObservation, unix_ms};
 use crate::pipeline::routing::LiveRouting;
 use crate::quotas::{RequestCompletion, TokenReservation};
 use crate::shared_cache::SharedCache;
@@ -129,8 +129,7 @@ impl ForwardReceiptSink {
         let attempt = Attempt {
             asked: Instant::now(),
             action: Action::ColocatedPrefill,
-            prefill: end.worker,
-            decode: end.worker,
+            legs: vec![AttemptLeg { role: LegRole::Serve, worker: end.worker }],
             knowledge: KvIndexState::Fallback,
             ejected: Vec::new(),
             resumed: None,

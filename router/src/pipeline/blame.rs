@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use planner::{Handoff, Plan};
+use planner::{Handoff, HandoffKind, Plan};
 use vocabulary::WorkerId;
 
 use super::legs::{LegError, LegResponse};
@@ -18,13 +18,13 @@ pub(super) fn culprit(
     remarks: &[AttemptEvent],
     opened: Result<&LegResponse, &LegError>,
 ) -> Option<WorkerId> {
-    let prefill = remarks.contains(&AttemptEvent::PrefillFailed).then_some(plan.prefill.worker);
+    let prefill = remarks.contains(&AttemptEvent::PrefillFailed).then_some(plan.prompt_leg().worker);
     match opened {
         // If the target refuses the request, too, it is the client's error.
         Ok(opened) => prefill.filter(|_| opened.status().is_success()),
         Err(LegError::UnknownWorker | LegError::Busy(_)) => None,
         Err(LegError::NoSource) => prefill,
-        Err(_) => Some(plan.decode.worker),
+        Err(_) => Some(plan.target()),
     }
 }
 
@@ -40,11 +40,9 @@ pub(super) struct Suspects {
 impl Suspects {
     /// Returns the suspects; `None` where the culprit is known.
     pub(super) fn of(plan: &Plan, (remarks, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
-        let (prefill, decode) = (plan.prefill.worker, plan.decode.worker);
-        let is_both = matches!(plan.handoff, Some(Handoff::RemotePrefill { .. })) && prefill != decode;
-        let is_open =
-            is_both && matches!(error, LegError::Failed(_)) && !remarks.contains(&AttemptEvent::PrefillFailed);
-        is_open.then_some(Self { prefill, decode, sent_at: asked })
+        let Handoff { source, target, .. } = plan.sequence.handoff(HandoffKind::RemotePrefill)?;
+        let is_open = matches!(error, LegError::Failed(_)) && !remarks.contains(&AttemptEvent::PrefillFailed);
+        is_open.then_some(Self { prefill: source.worker, decode: target.worker, sent_at: asked })
     }
 
     /// Returns the culprit and when it was sent the request, given the worker `well` that answered the request
@@ -122,36 +120,42 @@ impl OutlierReporter {
     pub(super) fn record_success(&self, step: &ClassifiedStep, plan: &Plan, attempt: &Attempt) {
         let failed = [AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy];
         let is_whole = !failed.iter().any(|remark| attempt.remarks.contains(remark));
-        let served = [plan.target(), plan.prefill.worker];
-        let served = if is_whole { &served[..] } else { &served[..1] };
-        self.outliers.record_success(&step.located.workers, (served, attempt.asked));
+        let served: Vec<_> = if is_whole { plan.workers().collect() } else { vec![plan.target()] };
+        self.outliers.record_success(&step.located.workers, (&served, attempt.asked));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use http::{Response, StatusCode};
-    use planner::{Action, CostTerms, Leg, OwnershipEffect, PlanRationale, SelectionRule};
-    use vocabulary::{Bytes, DpRank, Micros, Tokens};
+    use planner::{
+        Action, CostTerms, Leg, LegRole, OwnershipEffect, PlanRationale, PlanSequence, SelectionRule, WorkerRank,
+    };
+    use vocabulary::{Bytes, DpRank, Micros};
     use workers_shim::engine_api::EngineResponse;
 
     use super::*;
 
-    fn plan(handoff: Option<Handoff>) -> Plan {
-        let leg = |id| Leg {
-            worker: WorkerId(id),
-            rank: DpRank(0),
-            tokens_cached: Tokens::ZERO,
-            tokens_computed: Tokens::ZERO,
-        };
+    fn leg(role: LegRole, id: u64) -> Leg {
+        Leg::new(role, WorkerRank { worker: WorkerId(id), rank: DpRank(0) })
+    }
+
+    fn plan(sequence: PlanSequence) -> Plan {
         let because = PlanRationale {
             rule: SelectionRule::LowestCost,
             terms: CostTerms::default(),
             total: Micros(0),
             runner_up: None,
         };
-        let (action, claim) = (Action::RemotePrefill, OwnershipEffect::Open);
-        Plan { action, prefill: leg(1), decode: leg(2), handoff, claim, because }
+        Plan { action: Action::RemotePrefill, sequence, claim: OwnershipEffect::Open, because }
+    }
+
+    /// Worker 1 computes the prompt, worker 2 answers.
+    fn remote_prefill() -> Plan {
+        let (prefill, decode) = (leg(LegRole::Prefill, 1), leg(LegRole::Decode, 2));
+        let (kind, source, target) = (HandoffKind::RemotePrefill, prefill.at(), decode.at());
+        let handoff = Handoff { kind, source, target, blocks: None, bytes: Bytes(1) };
+        plan(PlanSequence::remote_prefill(prefill, handoff, decode))
     }
 
     #[test]
@@ -161,7 +165,7 @@ mod tests {
             Ok(LegResponse::Whole(answer, EngineResponse::default()))
         };
         let sick = |remarks: &[AttemptEvent], opened: Result<LegResponse, LegError>| {
-            culprit(&plan(None), remarks, opened.as_ref()).map(|worker| worker.0)
+            culprit(&remote_prefill(), remarks, opened.as_ref()).map(|worker| worker.0)
         };
         let failed = || Err(LegError::Failed(StatusCode::INTERNAL_SERVER_ERROR));
         assert_eq!(sick(&[], failed()), Some(2), "the decode leg's worker said so, whoever computed the prompt");
@@ -178,13 +182,14 @@ mod tests {
     fn the_next_answering_worker_decides_which_of_two_suspects_failed() {
         let now = Instant::now();
         let failed = LegError::Failed(StatusCode::INTERNAL_SERVER_ERROR);
-        let both = plan(Some(Handoff::RemotePrefill { bytes: Bytes(1) }));
+        let both = remote_prefill();
         let suspects = Suspects::of(&both, (&[], &failed), now).unwrap();
         assert_eq!(suspects.culprit(Some(WorkerId(2))), (WorkerId(1), now), "without the other one's it answers");
         assert_eq!(suspects.culprit(Some(WorkerId(3))), (WorkerId(2), now));
         assert_eq!(suspects.culprit(None), (WorkerId(2), now));
         assert_eq!(Suspects::of(&both, (&[AttemptEvent::PrefillFailed], &failed), now), None, "it computed all of it");
         assert_eq!(Suspects::of(&both, (&[], &LegError::NoSource), now), None, "the decode leg was not asked");
-        assert_eq!(Suspects::of(&plan(None), (&[], &failed), now), None);
+        let alone = plan(PlanSequence::serve(leg(LegRole::Serve, 2)));
+        assert_eq!(Suspects::of(&alone, (&[], &failed), now), None);
     }
 }

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use ownership::ledger::{
     Command, KvOrigin, OwnershipTransition, PrefixPoint, PrefixRef, ReplicateReadonly, SetIntent, StepOutcome,
 };
-use planner::{Handoff, OwnershipEffect, Plan};
+use planner::{Handoff, HandoffKind, OwnershipEffect, Plan, WorkerRank};
 use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 
 use super::locate::LocatedRequest;
@@ -25,8 +25,13 @@ const REPLICA_TTL: Micros = Micros(600_000_000);
 
 /// Returns the worker incarnation that serves the step, the plan's target; `None` when it has left the fleet.
 pub fn serving_owner(located: &LocatedRequest, plan: &Plan) -> Option<Owner> {
-    let worker = located.workers.iter().find(|worker| worker.id == plan.target())?;
-    Some(Owner { worker: worker.id, incarnation: worker.incarnation, rank: plan.decode.rank })
+    owner_at(located, plan.answer_leg().at())
+}
+
+/// Returns the worker incarnation at a rank; `None` when it has left the fleet.
+pub(super) fn owner_at(located: &LocatedRequest, WorkerRank { worker, rank }: WorkerRank) -> Option<Owner> {
+    let worker = located.workers.iter().find(|view| view.id == worker)?;
+    Some(Owner { worker: worker.id, incarnation: worker.incarnation, rank })
 }
 
 /// Publishes the step's intent at dispatch. It is advice to the other routers and changes no ownership.
@@ -60,8 +65,8 @@ pub fn commit(ledger: &LedgerAccess, located: &LocatedRequest, plan: &Plan) {
     } else {
         withdraw(ledger, located);
     }
-    if let (Some(Handoff::Replicate { blocks, .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
-        (&plan.handoff, &plan.claim)
+    if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
+        (plan.sequence.handoff(HandoffKind::Replicate), &plan.claim)
     {
         record_replica(ledger, located, (server, *blocks));
     }

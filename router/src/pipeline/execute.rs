@@ -6,16 +6,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Handoff, Leg, Plan};
+use planner::{Handoff, HandoffKind, Plan, PlanPart};
 use prometheus::IntCounterVec;
-use vocabulary::{Tokens, WorkerId};
+use vocabulary::WorkerId;
 use workers_shim::fleet::InFlightRequest;
 
 use super::legs::{LegError, LegResponse, Legs, culprit};
 use super::plan::ClassifiedStep;
 use super::prompts::PromptStore;
 use super::receipt::AttemptEvent;
-use super::remote_prefill::remote_prefill;
+use super::remote_prefill::{LegPair, remote_prefill};
 use super::replicate::replicate;
 use super::reverse_pull::{self, ReversePullStore};
 use crate::ledger_access::LedgerAccess;
@@ -68,29 +68,36 @@ pub async fn execute(
     (step, plan): (&ClassifiedStep, &Plan),
     legs: Legs,
 ) -> Result<StartedAnswer, FailedAttempt> {
-    let (legs, asked) = (legs.for_worker(plan.target()), Instant::now());
-    let mut in_flight = stage.client.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
-    let plain = || legs.body.plain(&legs.options);
+    let answer = plan.answer_leg();
+    let (legs, asked) = (legs.for_worker(answer.worker), Instant::now());
+    let mut in_flight = stage.client.fleet().dispatch(answer.worker, answer.rank, answer.computed_tokens);
     let mut remarks = Vec::new();
     // Taken on every path: after this step, the session's history no longer matches the stored parameters.
-    let back = stage.reverse_pulls.take(step.located.session.id);
-    let opened = match plan.handoff {
+    let mut back = stage.reverse_pulls.take(step.located.session.id);
+    let mut prefill = None;
+    for part in plan.sequence.before_answer() {
+        match part {
+            // Runs beside the leg that pulls its KV: engines let some of these pairs wait for each other.
+            PlanPart::Leg(leg) => prefill = Some(*leg),
+            PlanPart::Handoff(Handoff { kind: HandoffKind::RemotePrefill, .. }) => {}
+            PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, .. }) => {
+                reverse_pull::count_unused(stage, back.take());
+                remarks.extend(replicate(&stage.mover, (step, handoff), &legs).await);
+                in_flight.mark_sent();
+            }
+        }
+    }
+    let opened = match prefill {
         None => {
             reverse_pull::count_unused(stage, back);
-            legs.serve(&plan.decode, plain()).await
+            legs.serve(answer, legs.body.plain(&legs.options)).await
         }
-        Some(Handoff::Replicate { from, rank, blocks, .. }) => {
-            reverse_pull::count_unused(stage, back);
-            let source = Leg { worker: from, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-            remarks.extend(replicate(&stage.mover, (step, plan), &legs, (source, blocks)).await);
-            in_flight.mark_sent();
-            legs.serve(&plan.decode, plain()).await
-        }
-        Some(Handoff::RemotePrefill { .. }) => {
-            let back = reverse_pull::check_usable(stage, (step, plan), back).await;
-            let (opened, met) = remote_prefill(legs.clone(), plan, back).await;
+        Some(prefill) => {
+            let pair = LegPair { prefill, decode: *answer };
+            let back = reverse_pull::check_usable(stage, (step, &pair), back).await;
+            let (opened, met) = remote_prefill(legs.clone(), pair, back).await;
             remarks.extend(met);
-            opened.map(|opened| reverse_pull::store_returned(stage, (step, plan), opened))
+            opened.map(|opened| reverse_pull::store_returned(stage, (step, &pair), opened))
         }
     };
     match opened {

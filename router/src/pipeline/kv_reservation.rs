@@ -138,8 +138,9 @@ impl OccupancyTracker {
         let stay = Footprint { tokens, found: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
         account.state.occupancy.step_started(at, session, stay, now);
-        if let Some(view) = view_of(plan.prefill.worker) {
-            let (worker, rank) = (view.id, plan.prefill.rank);
+        let prompt_leg = plan.prompt_leg();
+        if let Some(view) = view_of(prompt_leg.worker) {
+            let (worker, rank) = (view.id, prompt_leg.rank);
             let computing = Owner { worker, incarnation: view.incarnation, rank };
             account.state.occupancy.prefill_started(computing, plan.because.terms.compute, now);
         }

@@ -185,7 +185,7 @@ impl Legs {
 
     /// Counts a leg that computes for another worker in its own worker's load.
     pub fn dispatch(&self, leg: &Leg) -> InFlightRequest {
-        self.client.fleet().dispatch(leg.worker, leg.rank, leg.tokens_computed)
+        self.client.fleet().dispatch(leg.worker, leg.rank, leg.computed_tokens)
     }
 
     /// Records the duration of a transfer, from which link speeds are learned.
@@ -335,9 +335,9 @@ async fn read_first_chunk(answer: Response<WorkerBody>) -> Result<LegResponse, L
 /// Returns the worker to blame, as far as can be told: a decode leg that fails after a prefill leg may be the
 /// producer's fault just as well, and the next plan must not repeat the pair.
 pub fn culprit(plan: &Plan, error: &LegError) -> WorkerId {
-    let apart = plan.prefill.worker != plan.decode.worker;
+    let (source, target) = (plan.prompt_leg().worker, plan.target());
     match error {
-        LegError::Failed(_) | LegError::NoSource if apart => plan.prefill.worker,
-        _ => plan.decode.worker,
+        LegError::Failed(_) | LegError::NoSource if source != target => source,
+        _ => target,
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use planner::{Action, AdmissionDecision, AdmissionReason};
-use vocabulary::{Micros, Tokens, WorkerId};
+use vocabulary::{Micros, Tokens, WorkerId, WorkerView};
 use workers_shim::engine_api::TokenUsage;
 
 use super::admission_queue::{AdmissionWait, QueueTicket, WaitOutcome};
@@ -12,7 +12,7 @@ use super::blame::BlameRecord;
 use super::dispatched::Dispatched;
 use super::end_guard::RequestState;
 use super::plan::{ClassifiedStep, PlanGuards, PlanStage, PlannedStep};
-use super::receipt::{Attempt, AttemptEvent, RequestOutcome};
+use super::receipt::{Attempt, AttemptEvent, AttemptLeg, RequestOutcome};
 use super::request_end::{AnswerRecord, RequestEnd};
 use crate::error::ApiError;
 
@@ -319,15 +319,14 @@ impl AttemptLog {
         (asked, remarks): (Instant, Vec<AttemptEvent>),
     ) {
         let PlannedStep { plan, ejected, .. } = planned;
-        let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
-        let legs = step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
-        let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
+        let legs: Vec<_> = plan.legs().map(AttemptLeg::from).collect();
+        let serves = |view: &&WorkerView| legs.iter().any(|leg| leg.worker == view.id);
+        let knowledge = step.located.workers.iter().filter(serves).map(|view| view.knowledge).min().unwrap_or_default();
         let ejected = ejected.clone();
         self.attempts.push(Attempt {
             asked,
-            action,
-            prefill,
-            decode,
+            action: plan.action,
+            legs,
             knowledge,
             ejected,
             resumed: None,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use planner::{Action, Decision};
+use planner::{Action, Decision, Leg, LegRole};
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, IntoStaticStr};
 use vocabulary::{
@@ -93,6 +93,21 @@ pub struct PromptSummary {
     pub grounds: LookupEvidence,
 }
 
+/// One leg of an attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct AttemptLeg {
+    /// What the leg was to do.
+    pub role: LegRole,
+    /// The worker that was to do it.
+    pub worker: WorkerId,
+}
+
+impl From<&Leg> for AttemptLeg {
+    fn from(leg: &Leg) -> Self {
+        Self { role: leg.role, worker: leg.worker }
+    }
+}
+
 /// One attempt of a request.
 #[derive(Clone, Serialize, Debug)]
 pub struct Attempt {
@@ -101,11 +116,9 @@ pub struct Attempt {
     pub asked: Instant,
     /// The action that was attempted.
     pub action: Action,
-    /// The worker that was to compute the prompt.
-    pub prefill: WorkerId,
-    /// The worker that was to answer.
-    pub decode: WorkerId,
-    /// How reliably the blocks of these two workers were known to this step, the lesser of both: `fallback` where they
+    /// The legs of the plan, in order; the last one was to answer.
+    pub legs: Vec<AttemptLeg>,
+    /// How reliably the blocks of the legs' workers were known to this step, the lesser of both: `fallback` where they
     /// are guessed from what was routed there, where the prompt is identified by its bytes only or was converted as
     /// only vLLM is known to do it, and where the engine's prompt token counts disagree with ours.
     pub knowledge: KvIndexState,
@@ -120,6 +133,13 @@ pub struct Attempt {
     pub unresumable: Option<Arc<str>>,
     /// Errors and deviations from the plan, in the order in which they happened. Empty for a plain success.
     pub remarks: Vec<AttemptEvent>,
+}
+
+impl Attempt {
+    /// Returns the worker that was to answer.
+    pub fn target(&self) -> Option<WorkerId> {
+        self.legs.last().map(|leg| leg.worker)
+    }
 }
 
 /// How a broken answer resumed.
@@ -329,7 +349,7 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use planner::{Leg, Plan, PlanRationale};
+    use planner::{Plan, PlanRationale, PlanSequence, WorkerRank};
 
     use super::testing::receipt;
     use super::*;
@@ -349,17 +369,11 @@ mod tests {
     fn a_receipt_with_many_candidates_evicts_several_short_ones() {
         let receipts = ReceiptBuffer::new(4);
         let long = |n| {
-            let leg = Leg {
-                worker: WorkerId(1),
-                rank: Default::default(),
-                tokens_cached: Tokens(0),
-                tokens_computed: Tokens(0),
-            };
+            let place = WorkerRank { worker: WorkerId(1), rank: Default::default() };
+            let sequence = PlanSequence::serve(Leg::new(LegRole::Serve, place));
             let candidate = planner::PlanCandidate {
                 action: Action::ColocatedPrefill,
-                prefill: leg,
-                decode: leg,
-                handoff: None,
+                sequence,
                 claim: planner::OwnershipEffect::Open,
                 terms: Default::default(),
                 total: Micros(0),
@@ -371,14 +385,8 @@ mod tests {
                 total: Micros(0),
                 runner_up: None,
             };
-            let plan = Plan {
-                action: Action::ColocatedPrefill,
-                prefill: leg,
-                decode: leg,
-                handoff: None,
-                claim: planner::OwnershipEffect::Open,
-                because,
-            };
+            let plan =
+                Plan { action: Action::ColocatedPrefill, sequence, claim: planner::OwnershipEffect::Open, because };
             let candidates = vec![candidate; 2 * MAX_CANDIDATES_PER_RECEIPT];
             Receipt {
                 decision: Some(Decision { step: planner::StepKind::SmallIncrement, plan, candidates }),

@@ -8,13 +8,22 @@ mod together;
 
 use std::time::Duration;
 
-use planner::Plan;
+use planner::Leg;
 use tokio::sync::oneshot;
 use workers_shim::engine_api::{EngineResponse, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
 
 use super::legs::{LegError, LegResponse, Legs};
 use super::receipt::AttemptEvent;
 use super::reverse_pull::{ReversePullOutcome, ReversePullSource};
+
+/// The two legs of a remote prefill.
+#[derive(Clone, Copy, Debug)]
+pub struct LegPair {
+    /// Computes the prompt.
+    pub prefill: Leg,
+    /// Pulls the prompt's KV and answers.
+    pub decode: Leg,
+}
 
 /// The answer, and the deviations from the plan before it began.
 pub type RemotePrefillResult = (Result<LegResponse, LegError>, Vec<AttemptEvent>);
@@ -24,38 +33,38 @@ const PULL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs both legs. Dropping the future means that the client left. `back` is what the prefill leg can fetch before it
 /// computes.
-pub async fn remote_prefill(legs: Legs, plan: &Plan, back: Option<ReversePullSource>) -> RemotePrefillResult {
+pub async fn remote_prefill(legs: Legs, pair: LegPair, back: Option<ReversePullSource>) -> RemotePrefillResult {
     let (sender, receiver) = oneshot::channel();
-    tokio::spawn(run(legs, *plan, back, sender));
+    tokio::spawn(run(legs, pair, back, sender));
     receiver.await.unwrap_or((Err(LegError::Broken), Vec::new()))
 }
 
 async fn run(
     legs: Legs,
-    plan: Plan,
+    pair: LegPair,
     back: Option<ReversePullSource>,
     mut client: oneshot::Sender<RemotePrefillResult>,
 ) {
-    let Some(transfer) = legs.transfer(&plan.prefill, &plan.decode) else {
-        let opened = serve_without_transfer(&legs, &plan).await;
+    let Some(transfer) = legs.transfer(&pair.prefill, &pair.decode) else {
+        let opened = serve_without_transfer(&legs, &pair).await;
         let _ = client.send((opened, vec![AttemptEvent::NoTransferParameters]));
         return;
     };
     if transfer.leg_order() == Some(LegOrder::Concurrent) {
-        return together::run((&legs, &plan), &transfer, client).await;
+        return together::run((&legs, &pair), &transfer, client).await;
     }
     let mut remarks = Vec::new();
     let handoff = tokio::select! {
         biased;
-        handoff = prefill((&legs, &plan), (&transfer, back), &mut remarks) => handoff,
+        handoff = prefill((&legs, &pair), (&transfer, back), &mut remarks) => handoff,
         () = client.closed() => return,
     };
-    run_decode((&legs, &plan), (&transfer, handoff, remarks), client).await;
+    run_decode((&legs, &pair), (&transfer, handoff, remarks), client).await;
 }
 
 /// Runs the decode leg after the prefill leg: for the client, or only to release the blocks.
 async fn run_decode(
-    (legs, plan): (&Legs, &Plan),
+    (legs, pair): (&Legs, &LegPair),
     (transfer, handoff, remarks): (&KvTransfer, Option<HandoffParams>, Vec<AttemptEvent>),
     mut client: oneshot::Sender<RemotePrefillResult>,
 ) {
@@ -63,13 +72,13 @@ async fn run_decode(
         if let Some(handoff) = handoff {
             let body = legs.body.decode_abandoned(&legs.options, (transfer, handoff));
             // It pulls the blocks; nobody reads its answer.
-            let _ = legs.send_silent(&plan.decode, legs.path(), body).await;
+            let _ = legs.send_silent(&pair.decode, legs.path(), body).await;
         }
         return;
     }
     let body = legs.body.decode(&legs.options, (transfer, handoff));
     let opened = tokio::select! {
-        opened = serve_while_source_lives(legs, plan, body) => opened,
+        opened = serve_while_source_lives(legs, pair, body) => opened,
         // A whole answer does not show when its blocks were pulled; it is not computed to its end without a client.
         () = client_left(&mut client) => return,
     };
@@ -85,29 +94,29 @@ async fn client_left(client: &mut oneshot::Sender<RemotePrefillResult>) {
 
 /// Runs the prefill leg. Without a handoff the decode leg computes the prompt itself, or finds it in a store.
 async fn prefill(
-    (legs, plan): (&Legs, &Plan),
+    (legs, pair): (&Legs, &LegPair),
     (transfer, back): (&KvTransfer, Option<ReversePullSource>),
     remarks: &mut Vec<AttemptEvent>,
 ) -> Option<HandoffParams> {
     let answered = match back {
-        Some(back) => match run_reverse_pull((legs, plan), transfer, back).await {
+        Some(back) => match run_reverse_pull((legs, pair), transfer, back).await {
             Ok(answer) => Ok(answer),
             Err(error) => {
-                tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg could not fetch what was handed back, and computes it");
+                tracing::warn!(worker = %pair.prefill.worker, %error, "a prefill leg could not fetch what was handed back, and computes it");
                 remarks.push(AttemptEvent::ReadbackFailed);
-                run_source_leg(legs, plan, (transfer, None)).await
+                run_source_leg(legs, pair, (transfer, None)).await
             }
         },
-        None => run_source_leg(legs, plan, (transfer, None)).await,
+        None => run_source_leg(legs, pair, (transfer, None)).await,
     };
     match answered {
         Ok(answer) => {
             let handed = transfer.leg_order() == Some(LegOrder::SourceFirst);
-            remarks.extend(unexpected_event(plan, answer.handoff.as_ref()).filter(|_| handed));
+            remarks.extend(unexpected_event(pair, answer.handoff.as_ref()).filter(|_| handed));
             answer.handoff
         }
         Err(error) => {
-            tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg failed; the target computes the prompt");
+            tracing::warn!(worker = %pair.prefill.worker, %error, "a prefill leg failed; the target computes the prompt");
             remarks.push(failed_prefill_event(&error));
             None
         }
@@ -125,29 +134,29 @@ fn failed_prefill_event(error: &LegError) -> AttemptEvent {
 /// Sends the prefill leg and returns its answer, whose text nobody reads.
 async fn run_source_leg(
     legs: &Legs,
-    plan: &Plan,
+    pair: &LegPair,
     (transfer, readback): (&KvTransfer, Option<ReversePullParams>),
 ) -> Result<EngineResponse, LegError> {
     let body = legs.body.prefill(&legs.options, (transfer, readback));
-    let _counted = legs.dispatch(&plan.prefill);
+    let _counted = legs.dispatch(&pair.prefill);
     tokio::select! {
-        answer = legs.send_silent(&plan.prefill, legs.path(), body) => answer,
+        answer = legs.send_silent(&pair.prefill, legs.path(), body) => answer,
         // A machine that vanishes closes no connection.
-        () = legs.worker_lost(plan.prefill.worker) => Err(LegError::Broken),
+        () = legs.worker_lost(pair.prefill.worker) => Err(LegError::Broken),
     }
 }
 
 /// Runs a prefill leg that fetches returned KV first. Gives up when the holder of that KV dies: the engine would keep
 /// trying for many seconds.
 async fn run_reverse_pull(
-    (legs, plan): (&Legs, &Plan),
+    (legs, pair): (&Legs, &LegPair),
     transfer: &KvTransfer,
     back: ReversePullSource,
 ) -> Result<EngineResponse, LegError> {
     let ReversePullSource { params: readback, holder: keeper, outcomes: fates } = back;
     let count = |fate: ReversePullOutcome| fates.with_label_values(&[fate.as_ref()]).inc();
     let answer = tokio::select! {
-        answer = run_source_leg(legs, plan, (transfer, Some(readback))) => answer,
+        answer = run_source_leg(legs, pair, (transfer, Some(readback))) => answer,
         () = legs.worker_lost(keeper) => Err(LegError::Broken),
     };
     count(if answer.is_ok() { ReversePullOutcome::Pulled } else { ReversePullOutcome::Failed });
@@ -155,26 +164,26 @@ async fn run_reverse_pull(
 }
 
 /// Lets the target compute the prompt itself, where it can.
-async fn serve_without_transfer(legs: &Legs, plan: &Plan) -> Result<LegResponse, LegError> {
-    if !legs.serves_alone(plan.target()) {
+async fn serve_without_transfer(legs: &Legs, pair: &LegPair) -> Result<LegResponse, LegError> {
+    if !legs.serves_alone(pair.decode.worker) {
         return Err(LegError::NoSource);
     }
-    legs.serve(&plan.decode, legs.body.plain(&legs.options)).await
+    legs.serve(&pair.decode, legs.body.plain(&legs.options)).await
 }
 
 /// Returns what the producer did differently than expected, if anything.
-fn unexpected_event(plan: &Plan, handoff: Option<&HandoffParams>) -> Option<AttemptEvent> {
+fn unexpected_event(pair: &LegPair, handoff: Option<&HandoffParams>) -> Option<AttemptEvent> {
     let Some(handoff) = handoff else { return Some(AttemptEvent::NoTransferParameters) };
-    let believed = plan.prefill.tokens_cached.0;
+    let believed = pair.prefill.cached_tokens.0;
     let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < believed * 9);
     recomputed.then_some(AttemptEvent::SourceRecomputed)
 }
 
 /// Runs the decode leg. Gives up when the producer dies: the engine would try to pull for many seconds before it fails.
-async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) -> Result<LegResponse, LegError> {
+async fn serve_while_source_lives(legs: &Legs, pair: &LegPair, body: bytes::Bytes) -> Result<LegResponse, LegError> {
     tokio::select! {
-        opened = legs.serve(&plan.decode, body) => opened,
-        () = legs.worker_lost(plan.prefill.worker) => Err(LegError::NoSource),
+        opened = legs.serve(&pair.decode, body) => opened,
+        () = legs.worker_lost(pair.prefill.worker) => Err(LegError::NoSource),
     }
 }
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use futures::FutureExt as _;
-use planner::{Handoff as Moving, Leg, Plan};
-use vocabulary::{Blocks, Tokens};
+use planner::{Handoff, Leg, LegRole};
+use vocabulary::Blocks;
 
 use super::identify::IdentifiedRequest;
 use super::legs::Legs;
@@ -15,24 +15,24 @@ use super::receipt::AttemptEvent;
 use super::token_ids::PromptTokenIds;
 use crate::prefix_mover::{PrefixMove, PrefixMover, TokenIdsFuture};
 
-/// Replicates the first `blocks` of the prompt to the plan's target. A failure is returned as an event; the step is
+/// Replicates the first blocks of the prompt as the plan's handoff says. A failure is returned as an event; the step is
 /// served all the same.
 pub async fn replicate(
     mover: &PrefixMover,
-    (step, plan): (&ClassifiedStep, &Plan),
+    (step, handoff): (&ClassifiedStep, &Handoff),
     legs: &Legs,
-    (source, blocks): (Leg, Blocks),
 ) -> Option<AttemptEvent> {
     let prompt = &step.located.identified.prompt;
+    let blocks = handoff.blocks.unwrap_or_default();
     let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
     let moving = PrefixMove {
         legs: legs.clone(),
         model: step.ask.model.0.to_string(),
         ids: first_token_ids(mover.prompts().clone(), &step.located.identified, blocks),
         salt: step.located.identified.request.cache_salt().map(str::to_owned),
-        bytes: plan.handoff.as_ref().map(Moving::bytes).unwrap_or_default(),
-        source,
-        target: Leg { tokens_computed: Tokens::ZERO, ..plan.decode },
+        bytes: handoff.bytes,
+        source: Leg::new(LegRole::Prefill, handoff.source),
+        target: Leg::new(LegRole::Decode, handoff.target),
     };
     mover.run(prefix, moving).await
 }

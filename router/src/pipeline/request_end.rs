@@ -13,7 +13,7 @@ mod verification;
 
 use std::time::Instant;
 
-use planner::{Action, Handoff};
+use planner::{Action, HandoffKind};
 use vocabulary::{Bytes, Micros, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::{Fleet, InFlightRequest};
@@ -102,20 +102,19 @@ impl RequestEnd {
     /// Bytes that the executed plan was to move between workers; zero if the transfer failed.
     fn planned_transfer_bytes(&self) -> Bytes {
         let served = self.attempts.last().map_or(&[][..], |attempt| &attempt.remarks);
-        match &self.planned.plan.handoff {
-            Some(handoff) if !served.iter().any(|remark| remark.prevented_transfer()) => handoff.bytes(),
-            _ => Bytes::ZERO,
+        match served.iter().any(|remark| remark.prevented_transfer()) {
+            false => self.planned.plan.moved_bytes(),
+            true => Bytes::ZERO,
         }
     }
 
     /// Returns the usage from which the target's speed is learned: what was pulled from another worker was not computed
     /// here, whatever the engine then reports as cached.
     fn locally_computed(&self, usage: TokenUsage) -> TokenUsage {
-        match self.planned.plan.handoff {
-            Some(Handoff::RemotePrefill { .. }) => {
-                TokenUsage { cached: Some(usage.prompt - self.planned.plan.decode.tokens_computed), ..usage }
-            }
-            _ => usage,
+        let plan = &self.planned.plan;
+        match plan.sequence.handoff(HandoffKind::RemotePrefill) {
+            Some(_) => TokenUsage { cached: Some(usage.prompt - plan.answer_leg().computed_tokens), ..usage },
+            None => usage,
         }
     }
 }

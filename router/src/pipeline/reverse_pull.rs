@@ -11,18 +11,19 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use parking_lot::Mutex;
-use planner::{AttentionSpec, BarredLink, LayerState, Leg, Plan, check_kv_compatibility};
+use planner::{AttentionSpec, BarredLink, LayerState, Leg, LegRole, WorkerRank, check_kv_compatibility};
 use prometheus::IntCounterVec;
 use strum::{AsRefStr, VariantArray};
 use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, WorkerHealth, WorkerId};
 use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
 
-use super::commit::serving_owner;
+use super::commit::owner_at;
 use super::execute::ExecuteStage;
 use super::identify::IdentifiedRequest;
 use super::knowledge::is_converted_by_guess;
 use super::legs::{LegResponse, Legs};
 use super::plan::ClassifiedStep;
+use super::remote_prefill::LegPair;
 use super::resume_blocker::shown_ids;
 use super::token_ids::PromptTokenIds;
 
@@ -94,15 +95,15 @@ pub struct ReversePullSource {
     pub(super) outcomes: IntCounterVec,
 }
 
-/// Returns what was kept for a step, if this plan's prefill leg can use it.
+/// Returns what was kept for a step, if its prefill leg can use it.
 pub async fn check_usable(
     stage: &ExecuteStage,
-    (step, plan): (&ClassifiedStep, &Plan),
+    (step, pair): (&ClassifiedStep, &LegPair),
     kept: Option<ReversePullEntry>,
 ) -> Option<ReversePullSource> {
     let kept = kept?;
     let fates = stage.pull_outcomes.clone();
-    let fate = match kept.is_retained(Instant::now()) && fits(stage, (step, plan), kept.holder) {
+    let fate = match kept.is_retained(Instant::now()) && fits(stage, (step, pair), kept.holder) {
         false => ReversePullOutcome::Unusable,
         true if !starts_with_returned(stage, &step.located.identified, &kept).await => {
             ReversePullOutcome::PromptMismatch
@@ -121,15 +122,15 @@ pub fn count_unused(stage: &ExecuteStage, kept: Option<ReversePullEntry>) {
     }
 }
 
-/// Whether the plan's prefill leg can fetch from this worker incarnation.
-fn fits(stage: &ExecuteStage, (step, plan): (&ClassifiedStep, &Plan), keeper: Owner) -> bool {
-    let (from, to) = (keeper.worker, plan.prefill.worker);
+/// Whether the prefill leg can fetch from this worker incarnation.
+fn fits(stage: &ExecuteStage, (step, pair): (&ClassifiedStep, &LegPair), keeper: Owner) -> bool {
+    let (from, to) = (keeper.worker, pair.prefill.worker);
     let workers = stage.client.fleet().snapshot();
     let view = |id: WorkerId| workers.iter().find(|view| view.id == id);
     let (Some(source), Some(target)) = (view(from), view(to)) else { return false };
     let fabric = |view: &vocabulary::WorkerView| view.link.as_ref().map(|link| link.fabric.clone());
-    let leg = Leg { worker: from, rank: keeper.rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-    let transfer = Legs::without_client(&stage.client).transfer(&leg, &plan.prefill);
+    let leg = Leg::new(LegRole::Decode, WorkerRank { worker: from, rank: keeper.rank });
+    let transfer = Legs::without_client(&stage.client).transfer(&leg, &pair.prefill);
     let attention = step.located.identified.model.attention.as_deref();
     let shapes = stage.client.pool().shapes();
     let shape = |id: WorkerId| shapes.iter().find(|(known, _)| *known == id).map(|(_, shape)| *shape);
@@ -174,20 +175,24 @@ fn content_id(root: PrefixId, ids: &[u32]) -> Option<PrefixId> {
 /// Stores what the target of a remote prefill has handed back. Returns the answer without it, for the client.
 pub fn store_returned(
     stage: &ExecuteStage,
-    (step, plan): (&ClassifiedStep, &Plan),
+    (step, pair): (&ClassifiedStep, &LegPair),
     opened: LegResponse,
 ) -> LegResponse {
     let LegResponse::Whole(answer, mut told) = opened else { return opened };
     if let Some(readback) = told.reverse_pull.take().filter(|_| answer.status().is_success()) {
-        store(stage, (step, plan), (readback, answer.body()));
+        store(stage, (step, pair), (readback, answer.body()));
     }
     LegResponse::Whole(strip_for_client(step, answer), told)
 }
 
-fn store(stage: &ExecuteStage, (step, plan): (&ClassifiedStep, &Plan), (readback, body): (ReversePullParams, &Bytes)) {
-    let transfer = Legs::without_client(&stage.client).transfer(&plan.prefill, &plan.decode);
+fn store(
+    stage: &ExecuteStage,
+    (step, pair): (&ClassifiedStep, &LegPair),
+    (readback, body): (ReversePullParams, &Bytes),
+) {
+    let transfer = Legs::without_client(&stage.client).transfer(&pair.prefill, &pair.decode);
     let is_declared = transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers);
-    let Some(keeper) = serving_owner(&step.located, plan).filter(|_| is_declared) else { return };
+    let Some(keeper) = owner_at(&step.located, pair.decode.at()).filter(|_| is_declared) else { return };
     let Some(ids) = answer_token_ids(body) else { return };
     let root = step.located.identified.prompt.chain.root;
     let length = usize::try_from(readback.tokens().0).unwrap_or(usize::MAX);

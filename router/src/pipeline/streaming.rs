@@ -148,7 +148,7 @@ impl Streaming {
         }
         step.located = refresh(step.located);
         // Workers that broke off are excluded: the request itself may be what breaks them.
-        history.excluded = history.attempts.iter().map(|attempt| attempt.decode).collect();
+        history.excluded = history.attempts.iter().filter_map(Attempt::target).collect();
         let (broke_at, attempts_before) = (Instant::now(), history.attempts.len());
         let partial = PartialAnswer { first_byte, status, broke_at, attempts_before, kept_tokens, usage, delivered };
         let failure = LastFailure { planned, event, error };

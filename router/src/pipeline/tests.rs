@@ -247,9 +247,9 @@ async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
         front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
     };
     let cold = ask(json!({})).await;
-    let owner = cold.attempts[0].decode;
+    let owner = cold.attempts[0].target();
     let view = || front.gateway.directory().view().session(session("one")).and_then(|one| one.owner);
-    wait_until("it is owned", || view().is_some_and(|at| at.worker == owner)).await;
+    wait_until("it is owned", || view().is_some_and(|at| Some(at.worker) == owner)).await;
     let most = cold.known.prompt - Tokens(16);
     let is_told = || front.gateway.index().read().blocks() as u64 >= most.0 / 16;
     wait_until("its blocks are told", is_told).await;
@@ -260,13 +260,13 @@ async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
         let seen = whole.seen.unwrap();
         assert_eq!((seen.predicted_cached, seen.cached), (Tokens::ZERO, Some(Tokens::ZERO)), "{fields}");
         let candidates = &whole.decision.as_ref().unwrap().candidates;
-        assert!(candidates.iter().all(|one| one.decode.tokens_cached == Tokens::ZERO), "{candidates:?}");
+        assert!(candidates.iter().all(|one| one.sequence.answer_leg().cached_tokens == Tokens::ZERO), "{candidates:?}");
         assert_eq!((whole.known.sealed, whole.known.deepest_overlap), (Tokens::ZERO, Tokens::ZERO));
         let written = serde_json::to_value(&*whole).unwrap();
         assert_eq!(written["known"]["grounds"]["unread"], "prompt_logprobs");
     }
-    assert_eq!(view().map(|at| at.worker), Some(owner), "who owns it goes on owning it");
+    assert_eq!(view().map(|at| at.worker), owner, "who owns it goes on owning it");
     let again = ask(json!({})).await;
     assert!(again.seen.unwrap().cached >= Some(most), "{:?}", again.seen);
-    assert_eq!(again.attempts[0].decode, owner);
+    assert_eq!(again.attempts[0].target(), owner);
 }

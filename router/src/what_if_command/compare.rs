@@ -10,7 +10,7 @@ use vocabulary::{Micros, SessionId, WorkerId};
 
 use super::estimate::{MeanEstimate, SessionSums, percentile};
 use crate::decisions::{ReplayAttempt, ReplayRecord};
-use crate::pipeline::receipt::RequestOutcome;
+use crate::pipeline::receipt::{AttemptLeg, RequestOutcome};
 use crate::pipeline::routing::RoutingMode;
 
 #[derive(Clone, Debug, Default)]
@@ -127,8 +127,8 @@ fn ttft_ms(terms: &CostTerms) -> f64 {
 impl PlanSamples {
     fn add(&mut self, candidate: &PlanCandidate) {
         self.ttft_ms.push(ttft_ms(&candidate.terms));
-        self.computed += candidate.prefill.tokens_computed.0;
-        self.moved += candidate.handoff.map_or(0, |handoff| handoff.bytes().0);
+        self.computed += candidate.sequence.legs().map(|leg| leg.computed_tokens.0).sum::<u64>();
+        self.moved += candidate.sequence.moved_bytes().0;
     }
 
     fn totals(mut self) -> Option<PlanTotals> {
@@ -163,18 +163,16 @@ pub(super) struct ComparisonBuilder {
 /// The candidate that a decision's plan is.
 fn chosen_candidate(decision: &Decision) -> Option<&PlanCandidate> {
     let plan = &decision.plan;
-    let is = |one: &&PlanCandidate| {
-        (one.action, one.prefill, one.decode, one.handoff) == (plan.action, plan.prefill, plan.decode, plan.handoff)
-    };
+    let is = |one: &&PlanCandidate| (one.action, one.sequence) == (plan.action, plan.sequence);
     decision.candidates.iter().find(is)
 }
 
 /// The candidate that was carried out. The bypass calls whatever it does at one worker colocated prefill, the planner tells apart
 /// what the worker lacks.
-fn served_candidate(decision: &Decision, tried: ReplayAttempt) -> Option<&PlanCandidate> {
-    let at = |one: &&PlanCandidate| (one.prefill.worker, one.decode.worker) == (tried.prefill, tried.decode);
+fn served_candidate<'a>(decision: &'a Decision, tried: &ReplayAttempt) -> Option<&'a PlanCandidate> {
+    let at = |one: &&PlanCandidate| one.sequence.legs().map(AttemptLeg::from).eq(tried.legs.iter().copied());
     let all = || decision.candidates.iter().filter(at);
-    all().find(|one| one.action == tried.action).or_else(|| all().find(|one| one.handoff.is_none()))
+    all().find(|one| one.action == tried.action).or_else(|| all().find(|one| !one.sequence.has_handoff()))
 }
 
 impl ComparisonBuilder {
@@ -182,7 +180,7 @@ impl ComparisonBuilder {
     pub(super) fn add(&mut self, entry: ReplayRecord, change: &Counterfactual) {
         let ReplayRecord { head, receipt: told, case } = entry;
         self.modes[told.mode as usize] += 1;
-        let (Some(recorded), Some(case), Some(tried)) = (told.decision, case, told.attempts.last().copied()) else {
+        let (Some(recorded), Some(case), Some(tried)) = (told.decision, case, told.attempts.last()) else {
             return;
         };
         for worker in case.workers.iter() {
@@ -219,8 +217,8 @@ impl ComparisonBuilder {
         self.saved.add(session, ttft_ms(&served.terms) - ttft_ms(&planned.terms));
         self.actions.entry(served.action).or_default()[0] += 1;
         self.actions.entry(planned.action).or_default()[1] += 1;
-        let place = |one: &PlanCandidate| (one.action, one.prefill.worker, one.decode.worker);
-        self.changed_plans += u64::from(place(served) != place(planned));
+        let is_same = served.action == planned.action && served.sequence.workers().eq(planned.sequence.workers());
+        self.changed_plans += u64::from(!is_same);
     }
 
     /// The workers that were asked about, with their URLs.

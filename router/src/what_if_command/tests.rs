@@ -51,11 +51,11 @@ fn entry(case: PlanningCase, (mode, served): (&str, u64), seen: Micros) -> Repla
     let decision = case.plan(&policy, (None, &[])).unwrap();
     let told = json!({
         "known": {"session": case.session.id}, "mode": mode, "decision": decision,
-        "attempts": [{"action": "colocated_prefill", "prefill": WorkerId(served), "decode": WorkerId(served)}],
+        "attempts": [{"action": "colocated_prefill", "legs": [{"role": "serve", "worker": WorkerId(served)}]}],
         "seen": {"ending": "complete", "first_token": seen},
     });
     let head =
-        DecisionLogHeader { version: 1, release: "x".into(), policy, configured: StaticPlanningInputs::default() };
+        DecisionLogHeader { version: 2, release: "x".into(), policy, configured: StaticPlanningInputs::default() };
     let told = serde_json::from_value(told).unwrap();
     ReplayRecord { head: Arc::new(head), receipt: told, case: Some(case) }
 }

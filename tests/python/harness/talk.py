@@ -95,6 +95,21 @@ def decisions(serve, limit: int = 20) -> list[dict]:
     return get_json(f"{serve.operator}/ownerserve/v1/decisions?limit={limit}")["decisions"]
 
 
+def legs(plan: dict) -> list[dict]:
+    """The legs of a plan or a candidate, in order: the first computes the prompt, the last answers."""
+    return [part["leg"] for part in plan["sequence"] if "leg" in part]
+
+
+def handoffs(plan: dict) -> list[dict]:
+    """The KV transfers of a plan or a candidate, in order."""
+    return [part["handoff"] for part in plan["sequence"] if "handoff" in part]
+
+
+def served_at(attempt: dict) -> str:
+    """The worker that was to answer in this attempt of a receipt."""
+    return attempt["legs"][-1]["worker"]
+
+
 @contextmanager
 def busy(worker, clients: int = 48, words: int = 1500):
     """The worker, anything with `url` and `running()`, answers others, who came to it directly and leave at the end."""

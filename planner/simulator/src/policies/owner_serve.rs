@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use engine_model::runs::{Seconds, TierDepths};
 use ledger::Ledger;
 use planner::{
-    AdmissionDecision, AdmissionRequest, DisabledFeatures, Footprint, Handoff, LowerTiers, OccupancyModel,
+    AdmissionDecision, AdmissionRequest, DisabledFeatures, Footprint, HandoffKind, LowerTiers, OccupancyModel,
     OccupancyView, OwnershipEffect, Plan, PlanningInputs, StepFacts, StepKind, StepQueue, TransferPermission, classify,
     plan,
 };
@@ -184,7 +184,7 @@ impl OwnerServe {
         fleet: &FleetView<'_>,
         (located, plan): (PromptMatch, Plan),
     ) {
-        let (id, server) = (located.session.id, worker_index(plan.decode.worker));
+        let (id, server) = (located.session.id, worker_index(plan.target()));
         let now = micros(fleet.now.0);
         self.idle_agents.remove(ask.at.session, ask.step.agent);
         let before = located.session.owner.filter(|before| worker_index(before.worker) != server);
@@ -197,7 +197,7 @@ impl OwnerServe {
             capacity: fleet.spec.sizes.device,
         };
         self.occupancy.step_started(owner(server), id, stay, now);
-        self.occupancy.prefill_started(owner(worker_index(plan.prefill.worker)), plan.because.terms.compute, now);
+        self.occupancy.prefill_started(owner(worker_index(plan.prompt_leg().worker)), plan.because.terms.compute, now);
         self.ledger.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
         self.in_flight.insert(ask.at, InFlightStep { prompt_match: located, plan });
     }
@@ -228,14 +228,12 @@ impl RoutingPolicy for OwnerServe {
             return Dispatch::at(argmin(fleet.all(), |worker| fleet.requests(worker)));
         };
         let chosen = decision.plan;
-        let (prefill, decode) = (worker_index(chosen.prefill.worker), worker_index(chosen.decode.worker));
+        let (prefill, decode) = (worker_index(chosen.prompt_leg().worker), worker_index(chosen.target()));
         self.record_dispatch(ask, fleet, (located, chosen));
-        let fetch = match chosen.handoff {
-            Some(Handoff::Replicate { from, blocks, .. }) => {
-                Some(PrefixFetch { from: worker_index(from), until: blocks.tokens(fleet.block) })
-            }
-            _ => None,
-        };
+        let fetch = chosen.sequence.handoff(HandoffKind::Replicate).and_then(|handoff| {
+            let until = handoff.blocks?.tokens(fleet.block);
+            Some(PrefixFetch { from: worker_index(handoff.source.worker), until })
+        });
         let ttft = Seconds(chosen.because.terms.time_to_first_token().0 as f64 / 1e6);
         let prediction = Some(StepPrediction { action: chosen.action, ttft });
         Dispatch { prefill, decode, fetch, prediction, ..Dispatch::at(decode) }
@@ -243,7 +241,7 @@ impl RoutingPolicy for OwnerServe {
 
     fn step_finished(&mut self, at: StepRef, step: &TraceStep, now: Seconds) {
         let Some(InFlightStep { prompt_match: located, plan }) = self.in_flight.remove(&at) else { return };
-        let (server, now) = (owner(worker_index(plan.decode.worker)), micros(now.0));
+        let (server, now) = (owner(worker_index(plan.target())), micros(now.0));
         self.occupancy.step_ended(server, located.session.id, step.prompt + step.answer, now);
         self.occupancy.step_served(located.session.id, step.prompt + step.answer);
         self.occupancy.answer_completed(located.session.id, step.answer);

@@ -3,9 +3,9 @@ use serde_json::json;
 use super::*;
 
 fn candidate(action: &str, worker: &str, price: u64, refused: Option<&str>) -> Value {
-    let leg = json!({"worker": worker, "rank": 0, "tokens_cached": 512, "tokens_computed": 88});
+    let leg = json!({"role": "serve", "worker": worker, "rank": 0, "cached_tokens": 512, "computed_tokens": 88});
     json!({
-        "action": action, "prefill": leg, "decode": leg, "handoff": null, "claim": {"kind": "keep"},
+        "action": action, "sequence": [{"leg": leg}], "claim": {"kind": "keep"},
         "terms": {"queue": 0, "compute": price}, "total": price, "refused": refused,
     })
 }
@@ -30,7 +30,7 @@ fn receipt() -> Value {
                 chosen,
             ],
         },
-        "attempts": [{"action": "colocated_prefill", "prefill": "w-1", "decode": "w-1", "knowledge": "exact", "remarks": ["decode_busy"]}],
+        "attempts": [{"action": "colocated_prefill", "legs": [{"role": "serve", "worker": "w-1"}], "knowledge": "exact", "remarks": ["decode_busy"]}],
         "seen": {
             "ending": "complete", "status": 200, "predicted": 1_500, "first_token": 1_800, "total": 20_000,
             "predicted_cached": 512, "cached": 512, "answered": 32, "moved": 0,
@@ -69,6 +69,35 @@ answer     32 tokens, 20ms in all
 moved      0 bytes
 ";
     assert_eq!(render(&receipt(), &names), wanted);
+}
+
+#[test]
+fn candidates_show_where_kv_comes_from() {
+    let mut moved = receipt();
+    let at = |worker: &str, rank: u64| json!({"worker": worker, "rank": rank});
+    let leg = |role: &str, worker: &str, cached: u64, computed: u64| json!({"leg": {"role": role, "worker": worker, "rank": 0, "cached_tokens": cached, "computed_tokens": computed}});
+    let handoff = |kind: &str, source: Value, target: &str| json!({"handoff": {"kind": kind, "source": source, "target": at(target, 0), "blocks": null, "bytes": 1}});
+    let mut candidates =
+        [candidate("remote_prefill", "w-2", 1_500, None), candidate("artifact_fetch", "w-3", 9_000, None)];
+    candidates[0]["sequence"] = json!([
+        leg("prefill", "w-1", 0, 600),
+        handoff("remote_prefill", at("w-1", 0), "w-2"),
+        leg("decode", "w-2", 512, 0),
+    ]);
+    candidates[1]["sequence"] = json!([handoff("replicate", at("w-2", 1), "w-3"), leg("serve", "w-3", 512, 88)]);
+    let decision = &mut moved["decision"];
+    decision["plan"]["action"] = json!("remote_prefill");
+    decision["plan"]["sequence"] = candidates[0]["sequence"].clone();
+    decision["candidates"] = json!(candidates);
+    moved["attempts"][0]["legs"] = json!([{"role": "prefill", "worker": "w-1"}, {"role": "decode", "worker": "w-2"}]);
+    let shown = render(&moved, &WorkerUrls::default());
+    let columns = |action| {
+        let line = shown.lines().find(|line| line.contains(action)).unwrap();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(columns("* ").starts_with("* remote_prefill w-2 w-1 512 600 "), "{shown}");
+    assert!(columns("artifact_fetch").starts_with("artifact_fetch w-3 w-2 rank 1 512 88 "), "{shown}");
+    assert!(shown.contains("tried        colocated_prefill at w-1 and w-2, exact"), "{shown}");
 }
 
 #[test]

@@ -44,16 +44,16 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     wait_until("their events are followed", || known() == [KvIndexState::Exact; 2]).await;
     let first = ask(&front, PATH, conversation_of(1)).await;
     assert_eq!((first.known.fallback, first.known.deepest_overlap), (Some("template_error"), Tokens::ZERO));
-    let at: WorkerId = first.attempts[0].decode;
+    let at: WorkerId = first.attempts[0].target().unwrap();
     for turns in 2..5 {
         // Other load there makes the other worker look slightly cheaper.
         let _noise = front.gateway.fleet().dispatch(at, DpRank(0), Tokens(400));
         let next = ask(&front, PATH, conversation_of(turns)).await;
         assert!(next.known.deepest_overlap > Tokens(1_500), "{:?}", next.known);
         let attempt = &next.attempts[0];
-        assert_eq!((attempt.decode, attempt.knowledge), (at, KvIndexState::Fallback));
+        assert_eq!((attempt.target(), attempt.knowledge), (Some(at), KvIndexState::Fallback));
         assert_eq!((next.known.estimated, next.known.rung), (true, None));
-        let priced = next.decision.as_ref().unwrap().plan.decode.tokens_cached;
+        let priced = next.decision.as_ref().unwrap().plan.answer_leg().cached_tokens;
         assert!(priced < next.known.deepest_overlap, "not all of a guess is taken for granted");
     }
     assert_eq!(known(), [KvIndexState::Exact; 2], "the workers' own blocks are as well known as before");

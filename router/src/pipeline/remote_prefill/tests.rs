@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderMap, Method};
-use planner::Leg;
+use planner::{Handoff, HandoffKind, LegRole, Plan, PlanSequence};
 use serde_json::{Value, json};
 use vocabulary::{TenantId, WorkerId};
 use workers_shim::sim::SimWorker;
@@ -30,18 +30,29 @@ const ENDPOINTS: [GenerationEndpoint; 3] =
     [GenerationEndpoint::Completions, GenerationEndpoint::Messages, GenerationEndpoint::Responses];
 
 /// The legs of a long prompt for an endpoint, and a plan that computes it at `p` and answers at `d`.
-async fn legs(gateway: &Arc<AppState>, (p, d): (&SimWorker, &SimWorker), endpoint: GenerationEndpoint) -> (Legs, Plan) {
+async fn planned(
+    gateway: &Arc<AppState>,
+    (p, d): (&SimWorker, &SimWorker),
+    endpoint: GenerationEndpoint,
+) -> (Legs, LegPair, Plan) {
     let step = step(gateway, endpoint).await;
-    let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
     let plan = plan::plan(&gateway.pipeline.plan, &step, &[]).unwrap().0.plan;
-    let bytes = vocabulary::Bytes(1);
-    let plan = Plan {
-        prefill: Leg { worker: at(p), ..plan.prefill },
-        decode: Leg { worker: at(d), ..plan.decode },
-        handoff: Some(planner::Handoff::RemotePrefill { bytes }),
-        ..plan
-    };
-    (Legs::of(&gateway.workers, &step), plan)
+    let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
+    let prefill = Leg { role: LegRole::Prefill, worker: at(p), ..*plan.prompt_leg() };
+    let decode = Leg { role: LegRole::Decode, worker: at(d), ..*plan.answer_leg() };
+    let (source, target, bytes) = (prefill.at(), decode.at(), vocabulary::Bytes(1));
+    let handoff = Handoff { kind: HandoffKind::RemotePrefill, source, target, blocks: None, bytes };
+    let plan = Plan { sequence: PlanSequence::remote_prefill(prefill, handoff, decode), ..plan };
+    (Legs::of(&gateway.workers, &step), LegPair { prefill, decode }, plan)
+}
+
+async fn legs(
+    gateway: &Arc<AppState>,
+    workers: (&SimWorker, &SimWorker),
+    endpoint: GenerationEndpoint,
+) -> (Legs, LegPair) {
+    let (legs, pair, _) = planned(gateway, workers, endpoint).await;
+    (legs, pair)
 }
 
 async fn step(gateway: &Arc<AppState>, endpoint: GenerationEndpoint) -> ClassifiedStep {
@@ -112,8 +123,8 @@ fn text(endpoint: GenerationEndpoint, answer: &Value) -> Value {
 async fn remote_prefill_answers_and_pulls_the_blocks() {
     for endpoint in ENDPOINTS {
         let (p, d, front) = pair(&["--speed-up=50"]).await;
-        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
-        let (opened, remarks) = remote_prefill(legs, &plan, None).await;
+        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (opened, remarks) = remote_prefill(legs, pair, None).await;
         let Ok(LegResponse::Whole(answer, told)) = opened else { panic!("{remarks:?}") };
         assert_eq!((answer.status().as_u16(), told.usage.unwrap().completion.0), (200, 8), "{endpoint:?}");
         assert_eq!(remarks, []);
@@ -125,8 +136,8 @@ async fn remote_prefill_answers_and_pulls_the_blocks() {
 async fn a_client_that_leaves_during_prefill_cancels_the_legs() {
     for endpoint in ENDPOINTS {
         let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
-        let asked = tokio::spawn(async move { remote_prefill(legs, &plan, None).await });
+        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let asked = tokio::spawn(async move { remote_prefill(legs, pair, None).await });
         wait_for_metric(&p, (RUNNING, 1.0)).await;
         asked.abort();
         wait_for_metric(&p, (RUNNING, 0.0)).await;
@@ -138,14 +149,14 @@ async fn a_client_that_leaves_during_prefill_cancels_the_legs() {
 async fn the_decode_leg_pulls_blocks_after_the_client_left() {
     for endpoint in ENDPOINTS {
         let (p, d, front) = pair(&["--speed-up=50"]).await;
-        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
         let mut remarks = Vec::new();
-        let transfer = legs.transfer(&plan.prefill, &plan.decode).unwrap();
-        let handoff = prefill((&legs, &plan), (&transfer, None), &mut remarks).await;
+        let transfer = legs.transfer(&pair.prefill, &pair.decode).unwrap();
+        let handoff = prefill((&legs, &pair), (&transfer, None), &mut remarks).await;
         assert!(handoff.is_some() && remarks.is_empty(), "{endpoint:?}: {remarks:?}");
         let (client, left) = oneshot::channel();
         drop(left);
-        run_decode((&legs, &plan), (&transfer, handoff, remarks), client).await;
+        run_decode((&legs, &pair), (&transfer, handoff, remarks), client).await;
         assert!(metric(&d, HITS).await > 1000.0, "{endpoint:?}");
         assert_eq!(metric(&d, "vllm:generation_tokens_total").await, 1.0, "{endpoint:?}");
     }
@@ -155,12 +166,12 @@ async fn the_decode_leg_pulls_blocks_after_the_client_left() {
 async fn a_dying_producer_costs_a_recompute_and_loses_no_text() {
     for endpoint in ENDPOINTS {
         let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
         let expected = {
             let plain = legs.body.plain(&legs.options);
             text(endpoint, &crate::testing::post(d.address(), legs.path(), plain).await.json())
         };
-        let asked = tokio::spawn(async move { remote_prefill(legs, &plan, None).await });
+        let asked = tokio::spawn(async move { remote_prefill(legs, pair, None).await });
         wait_for_metric(&p, (RUNNING, 1.0)).await;
         drop(p);
         let (opened, remarks) = asked.await.unwrap();
@@ -183,17 +194,17 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
     });
     let front = start_router_at(&[], &[&format!("workers=[{}]", declared.join(","))]).await;
     wait_until("all are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 3).await;
-    let (legs_d, plan_d) = legs(&front.gateway, (&p, &d), GenerationEndpoint::Completions).await;
-    let (legs_e, plan_e) = legs(&front.gateway, (&p, &e), GenerationEndpoint::Completions).await;
+    let (legs_d, pair_d) = legs(&front.gateway, (&p, &d), GenerationEndpoint::Completions).await;
+    let (legs_e, pair_e) = legs(&front.gateway, (&p, &e), GenerationEndpoint::Completions).await;
     let fates = front.gateway.metrics.plans.kv_movement.reverse_pulls.clone();
     let fate = |fate: ReversePullOutcome| fates.with_label_values(&[fate.as_ref()]).get();
     let handed_back = async || {
-        let (opened, _) = remote_prefill(legs_d.clone(), &plan_d, None).await;
+        let (opened, _) = remote_prefill(legs_d.clone(), pair_d, None).await;
         let Ok(LegResponse::Whole(_, told)) = opened else { panic!("no answer") };
         let fates = fates.clone();
         Some(ReversePullSource {
             params: told.reverse_pull.expect("it is handed back"),
-            holder: plan_d.decode.worker,
+            holder: pair_d.decode.worker,
             outcomes: fates,
         })
     };
@@ -204,14 +215,14 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
     // The same prompt again: the holder has all of it, the source has lost it.
     let back = handed_back().await;
     crate::testing::post(p.address(), "/reset_prefix_cache", "").await;
-    let (opened, remarks) = remote_prefill(legs_e.clone(), &plan_e, back).await;
+    let (opened, remarks) = remote_prefill(legs_e.clone(), pair_e, back).await;
     let Ok(LegResponse::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
     assert_eq!(text(GenerationEndpoint::Completions, &serde_json::from_slice(answer.body()).unwrap()), expected);
     assert!(remarks.is_empty() && metric(&p, HITS).await > 1000.0, "{remarks:?}");
     let back = handed_back().await;
     crate::testing::post(p.address(), "/reset_prefix_cache", "").await;
     drop(d);
-    let (opened, remarks) = remote_prefill(legs_e, &plan_e, back).await;
+    let (opened, remarks) = remote_prefill(legs_e, pair_e, back).await;
     let Ok(LegResponse::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
     assert_eq!(text(GenerationEndpoint::Completions, &serde_json::from_slice(answer.body()).unwrap()), expected);
     assert_eq!(remarks, [AttemptEvent::ReadbackFailed]);
@@ -238,7 +249,7 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
     }
     assert_eq!(ejected(), Some((1, false)));
 
-    let (_, plan) = legs(gateway, (&p, &d), GenerationEndpoint::Completions).await;
+    let (_, _, plan) = planned(gateway, (&p, &d), GenerationEndpoint::Completions).await;
     let first = Planning::first(step(gateway, GenerationEndpoint::Completions).await);
     let both = |step: &ClassifiedStep, failed: &[WorkerId]| {
         let trials = Trials::begin(outliers, plan.workers());

@@ -10,15 +10,15 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Sends both legs. The prefill leg continues after the decode leg has begun to answer: it ends once its KV was
 /// fetched.
 pub(super) async fn run(
-    (legs, plan): (&Legs, &Plan),
+    (legs, pair): (&Legs, &LegPair),
     transfer: &KvTransfer,
     mut client: oneshot::Sender<RemotePrefillResult>,
 ) {
     let (failed, failure) = oneshot::channel();
     let source = tokio::spawn({
-        let (legs, plan, transfer) = (legs.clone(), *plan, transfer.clone());
+        let (legs, pair, transfer) = (legs.clone(), *pair, transfer.clone());
         async move {
-            if let Err(error) = run_source_leg(&legs, &plan, (&transfer, None)).await {
+            if let Err(error) = run_source_leg(&legs, &pair, (&transfer, None)).await {
                 // The receiver is gone if the answer has begun or the client has left.
                 let _ = failed.send(error);
             }
@@ -27,15 +27,15 @@ pub(super) async fn run(
     let body = legs.body.decode(&legs.options, (transfer, None));
     let met = tokio::select! {
         biased;
-        opened = serve_while_source_lives(legs, plan, body) => Ok(opened),
+        opened = serve_while_source_lives(legs, pair, body) => Ok(opened),
         error = refusal_event(failure) => Err(error),
         () = client_left(&mut client) => return source.abort(),
     };
     let outcome = match met {
         Ok(opened) => (opened, Vec::new()),
         Err(error) => {
-            tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg failed");
-            (serve_without_transfer(legs, plan).await, vec![failed_prefill_event(&error)])
+            tracing::warn!(worker = %pair.prefill.worker, %error, "a prefill leg failed");
+            (serve_without_transfer(legs, pair).await, vec![failed_prefill_event(&error)])
         }
     };
     if outcome.0.is_err() {

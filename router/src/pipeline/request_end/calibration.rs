@@ -62,7 +62,7 @@ impl CalibrationSink {
             predicted: end.planned.decision.as_ref().filter(|_| !end.is_resumed()).map(|_| plan.because.total),
             first_token: end.answer.first_byte.map(|at| Micros::of(at - arrived)),
             total: Micros::of(end.ended_at.saturating_duration_since(arrived)),
-            predicted_cached: plan.decode.tokens_cached,
+            predicted_cached: plan.answer_leg().cached_tokens,
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
             moved: end.planned_transfer_bytes(),
@@ -79,13 +79,12 @@ impl CalibrationSink {
         };
         let plan = &end.planned.plan;
         // In shadow mode the executed plan is not the planner's; its price is among the candidates.
-        let legs = (plan.prefill.worker, plan.decode.worker);
-        let at = |one: &&PlanCandidate| one.handoff.is_none() && (one.prefill.worker, one.decode.worker) == legs;
-        let served = decision.candidates.iter().find(at);
+        let is_served = |one: &&PlanCandidate| !one.sequence.has_handoff() && one.sequence.workers().eq(plan.workers());
+        let served = decision.candidates.iter().find(is_served);
         let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
         // Time in the admission queue is due to other sessions, not to this worker.
         let first_token = first_token - end.admission_time();
-        let is_alone = plan.handoff.is_none() && end.attempts.len() == 1;
+        let is_alone = !plan.sequence.has_handoff() && end.attempts.len() == 1;
         let worker = end.step.located.workers.iter().find(|view| view.id == plan.target());
         let Some(worker) = worker.filter(|_| is_alone) else { return };
         let foretold = served.terms.time_to_first_token();
@@ -148,7 +147,7 @@ impl CalibrationSink {
         let located = &end.step.located;
         let prefixed = &located.identified;
         let is_plain =
-            end.attempts.len() == 1 && end.planned.plan.handoff.is_none() && prefixed.other_chains.is_empty();
+            end.attempts.len() == 1 && !end.planned.plan.sequence.has_handoff() && prefixed.other_chains.is_empty();
         prefixed.comparable_tokens().filter(|_| is_plain && !end.is_converted_by_guess(&self.fleet))?;
         let fleet = self.fleet.snapshot();
         let is_it = |worker: &&WorkerView| worker.id == end.target() && worker.knowledge == KvIndexState::Exact;

@@ -38,7 +38,7 @@ impl CommitSink {
             _ => withdraw(&self.ledger, located),
         }
         if end.outcome == RequestOutcome::Complete {
-            let leg = &plan.decode;
+            let leg = plan.answer_leg();
             let by = located.identified.fallback_reason().map_or(ChainBasis::Tokens, |_| ChainBasis::Bytes);
             let prompts: Vec<_> = located.identified.chains().collect();
             self.fleet.note_routed(leg.worker, leg.rank, ServedPrompts { prompts: &prompts, basis: by });

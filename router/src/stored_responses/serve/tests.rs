@@ -217,7 +217,7 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     let seen = &receipt["seen"];
     assert_eq!((&seen["ending"], &seen["status"], &seen["answered"]), (&json!("complete"), &json!(200), &json!(1)));
     assert_eq!((&receipt["decision"], &seen["first_token"]), (&json!(null), &json!(null)));
-    let [served, before] = [&receipt, &first].map(|one| one["attempts"][0]["decode"].clone());
+    let [served, before] = [&receipt, &first].map(|one| one["attempts"][0]["legs"][0]["worker"].clone());
     assert_eq!(served, before, "the worker that stored it");
 
     // The worker reports no usage here, and refuses the next request.

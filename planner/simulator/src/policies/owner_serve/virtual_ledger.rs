@@ -10,7 +10,7 @@ use ledger::{
     OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope, SetIntent, StepCommit,
     StepOutcome, Submission, WorkerKind, WorkerSpec,
 };
-use planner::{Handoff, HeadRelation, OwnershipEffect, Plan, SessionView};
+use planner::{Handoff, HandoffKind, HeadRelation, OwnershipEffect, Plan, SessionView};
 use vocabulary::{
     Blocks, Bytes, ClientId, ClientSerial, LedgerTime, Micros, ModelId, NodeId, Owner, PrefixChain, PrefixId,
     SessionId, TenantId, Tokens,
@@ -140,7 +140,7 @@ impl VirtualLedger {
     /// Seals what a step has computed, advances its session's head, and settles its ownership.
     pub(super) fn commit(&mut self, step: &PromptMatch, plan: &Plan, now: Micros) {
         self.advance_clock(now);
-        let server = Owner { rank: plan.decode.rank, ..owner(super::worker_index(plan.decode.worker)) };
+        let server = Owner { rank: plan.answer_leg().rank, ..owner(super::worker_index(plan.target())) };
         let known =
             self.ledger.deepest_boundary(self.scope, &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
         let custody = ownership_transition(&plan.claim);
@@ -157,8 +157,8 @@ impl VirtualLedger {
         if step.chain.prefix(known) != Some(step.base) && step.base != step.chain.root {
             self.intend(step, None);
         }
-        if let (Some(Handoff::Replicate { blocks, .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
-            (&plan.handoff, &plan.claim)
+        if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
+            (plan.sequence.handoff(HandoffKind::Replicate), &plan.claim)
         {
             self.record_replica(step, (server, *blocks));
         }
