@@ -76,7 +76,7 @@ fn each_form_of_a_path_is_an_arrow() {
         "use crate::b::Thing;",
         "use super::b::{Thing, other};",
         "use super::b::Thing as Renamed;",
-        "use crate::b; fn f() -> b::Thing { todo() }",
+        "use crate::b; fn f() -> b::Thing { b::other() }",
         "fn f() { crate::b::other(); }",
         "fn f() { use super::b::other; other(); }",
         "fn f() { assert!(super::b::other(1)); }",
