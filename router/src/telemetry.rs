@@ -8,6 +8,7 @@ pub mod peer_exchange;
 pub mod prefix_cache;
 pub mod shared_cache;
 
+pub use families::FamilyDescription;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::time::SystemTime;
 

@@ -8,11 +8,24 @@ use prometheus::{
     Registry, Result,
 };
 
-/// Registers families under the prefix `ownerserve_`, and records their names.
+/// Registers families under the prefix `ownerserve_`, and records what they are.
 #[derive(Debug)]
 pub(super) struct FamilyRegistrar {
     pub(super) registry: Registry,
-    pub(super) names: RefCell<Vec<String>>,
+    pub(super) families: RefCell<Vec<FamilyDescription>>,
+}
+
+/// Definition of a metric family.
+#[derive(Clone, Debug)]
+pub struct FamilyDescription {
+    /// Its name with the prefix; a histogram's without suffixes.
+    pub name: String,
+    /// Its type, as in the exposition format.
+    pub kind: &'static str,
+    /// Its labels, each with the values that have series from the start.
+    pub labels: Vec<(String, Vec<String>)>,
+    /// Its help text.
+    pub help: String,
 }
 
 /// Histogram buckets in seconds, from 10 microseconds to 100 seconds: stages inside the router.
@@ -35,14 +48,19 @@ pub(super) type LabelValues<'a> = (&'a str, &'a [&'a [&'a str]]);
 
 /// A kind of metric family.
 pub(super) trait MetricFamily: Collector + Clone + 'static {
+    /// Type, as in the exposition format.
+    const KIND: &'static str;
+
     fn create(opts: HistogramOpts, labels: &[&str]) -> Result<Self>;
     /// Creates the series for these values.
     fn init_series(&self, values: &[&str]);
 }
 
 macro_rules! kinds {
-    ($($single:ident, $labelled:ident $(, $opts:ident)?;)+) => {$(
+    ($($kind:literal: $single:ident, $labelled:ident $(, $opts:ident)?;)+) => {$(
         impl MetricFamily for $single {
+            const KIND: &'static str = $kind;
+
             fn create(opts: HistogramOpts, _: &[&str]) -> Result<Self> {
                 Self::with_opts(opts$(.$opts)?)
             }
@@ -51,6 +69,8 @@ macro_rules! kinds {
         }
 
         impl MetricFamily for $labelled {
+            const KIND: &'static str = $kind;
+
             fn create(opts: HistogramOpts, labels: &[&str]) -> Result<Self> {
                 Self::new(opts$(.$opts)?, labels)
             }
@@ -63,10 +83,10 @@ macro_rules! kinds {
 }
 
 kinds! {
-    IntCounter, IntCounterVec, common_opts;
-    IntGauge, IntGaugeVec, common_opts;
-    Gauge, GaugeVec, common_opts;
-    Histogram, HistogramVec;
+    "counter": IntCounter, IntCounterVec, common_opts;
+    "gauge": IntGauge, IntGaugeVec, common_opts;
+    "gauge": Gauge, GaugeVec, common_opts;
+    "histogram": Histogram, HistogramVec;
 }
 
 impl FamilyRegistrar {
@@ -85,10 +105,19 @@ impl FamilyRegistrar {
             all.iter().flat_map(|one| values.iter().map(|value| [&one[..], &[*value]].concat())).collect()
         });
         series.iter().for_each(|values| family.init_series(values));
-        self.names.borrow_mut().extend(family.desc().iter().map(|desc| desc.fq_name.clone()));
+        self.families.borrow_mut().extend(family.desc().iter().map(|desc| FamilyDescription {
+            name: desc.fq_name.clone(),
+            kind: K::KIND,
+            labels: labels.iter().map(|(label, values)| ((*label).to_owned(), owned(&values.concat()))).collect(),
+            help: desc.help.clone(),
+        }));
         self.registry.register(Box::new(family.clone())).expect("every metric is registered once");
         family
     }
+}
+
+fn owned(values: &[&str]) -> Vec<String> {
+    values.iter().map(|value| (*value).to_owned()).collect()
 }
 
 /// Returns the names of all variants, as values of a label.

@@ -12,7 +12,7 @@ use workers_shim::engine_api::StrippedFields;
 
 use super::decisions::DecisionMetrics;
 use super::discovery::DiscoveryMetrics;
-use super::families::{FINE_SECONDS, FamilyRegistrar, SECONDS, TOKENS, families, label_values};
+use super::families::{FINE_SECONDS, FamilyDescription, FamilyRegistrar, SECONDS, TOKENS, families, label_values};
 use super::peer_exchange::ExchangeMetrics;
 use super::prefix_cache::PrefixCacheMetrics;
 use super::shared_cache::SharedCacheMetrics;
@@ -39,16 +39,16 @@ families! {
     }
 }
 
-/// The registry, and the names of its families.
+/// The registry, and what its families are.
 #[derive(Debug)]
 pub struct MetricRegistry {
     registry: Registry,
-    names: Vec<String>,
+    families: Vec<FamilyDescription>,
 }
 
 impl MetricRegistry {
     fn register(families: &FamilyRegistrar) -> Self {
-        Self { registry: families.registry.clone(), names: families.names.borrow().clone() }
+        Self { registry: families.registry.clone(), families: families.families.borrow().clone() }
     }
 }
 
@@ -61,14 +61,14 @@ impl Default for Metrics {
 impl Metrics {
     /// Registers every family with `registry`. Registering twice with the same one is a bug of ours.
     pub fn new(registry: Registry) -> Self {
-        let metrics = Self::register(&FamilyRegistrar { registry, names: Default::default() });
+        let metrics = Self::register(&FamilyRegistrar { registry, families: Default::default() });
         metrics.process.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         metrics
     }
 
-    /// Returns the names of all families, with their prefix, without the suffixes of histograms.
-    pub fn family_names(&self) -> &[String] {
-        &self.registered.names
+    /// Returns the definitions of all families.
+    pub fn families(&self) -> &[FamilyDescription] {
+        &self.registered.families
     }
 
     /// Returns all values in Prometheus's text format.
@@ -295,7 +295,7 @@ mod tests {
             histogram.unwrap_or(name).to_owned()
         };
         let shown: BTreeSet<_> = queries.split(word).filter(|w| w.starts_with("ownerserve_")).map(base).collect();
-        let known: BTreeSet<_> = Metrics::default().family_names().iter().cloned().collect();
+        let known: BTreeSet<_> = Metrics::default().families().iter().map(|family| family.name.clone()).collect();
         assert_eq!(shown, known);
     }
 
