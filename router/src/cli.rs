@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::config::{Config, Overrides};
-use crate::{ctl, demo, serve, sim_command, simulate_command, telemetry, trace_command, validate_sim, what_if_command};
+use crate::{
+    ctl, demo, reference, serve, sim_command, simulate_command, telemetry, trace_command, validate_sim, what_if_command,
+};
 
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
@@ -27,6 +29,13 @@ enum CliCommand {
     Simulate(Box<simulate_command::SimulateArgs>),
     ValidateSim(validate_sim::ValidateSimArgs),
     WhatIf(Box<what_if_command::WhatIfArgs>),
+    /// Writes the reference pages of the book into a folder.
+    #[command(hide = true)]
+    Reference {
+        /// Folder of the pages; exists.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
 }
 
 /// What `serve` takes.
@@ -76,6 +85,11 @@ impl ServeArgs {
     }
 }
 
+/// Returns the definition of the command line.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Runs the command given on the command line.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -95,6 +109,7 @@ pub fn main() -> ExitCode {
         CliCommand::Simulate(args) => ended(simulate_command::run(&args)),
         CliCommand::ValidateSim(args) => ended(runtime.block_on(validate_sim::run(&args))),
         CliCommand::WhatIf(args) => ended(what_if_command::run(&args)),
+        CliCommand::Reference { folder } => ended(reference::write(&folder, command())),
     }
 }
 
@@ -203,7 +218,6 @@ mod tests {
 
     #[test]
     fn command_line_definition_is_valid() {
-        use clap::CommandFactory as _;
         Cli::command().debug_assert();
     }
 }

@@ -38,6 +38,7 @@ pub mod prefix_mover;
 pub mod prefix_replication;
 pub mod proxy;
 pub mod quotas;
+mod reference;
 pub mod retries;
 mod salt_proof;
 pub mod salts;

@@ -78,13 +78,23 @@ pub struct OperatorConfig {
 
 /// Builds the operator routes.
 pub fn routes(desk: &OperatorState) -> Router {
-    let routes = OpenApiRouter::new().merge(other_routes()).merge(ledger_routes()).merge(write_routes());
     desk.document
-        .attach(routes)
+        .attach(api_routes())
         .fallback(|| async { Problem::unknown_path() })
         .method_not_allowed_fallback(|| async { Problem::wrong_method() })
         .layer(from_fn_with_state(desk.clone(), request_gate::gate))
         .with_state(desk.clone())
+}
+
+/// Returns the OpenAPI document of the operator routes.
+pub(crate) fn openapi_document() -> serde_json::Value {
+    let document = openapi::OpenApiDocument::default();
+    let _ = document.attach(api_routes());
+    serde_json::from_str(document.json()).unwrap_or_default()
+}
+
+fn api_routes() -> OpenApiRouter<OperatorState> {
+    OpenApiRouter::new().merge(other_routes()).merge(ledger_routes()).merge(write_routes())
 }
 
 fn other_routes() -> OpenApiRouter<OperatorState> {
