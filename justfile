@@ -27,6 +27,20 @@ deny:
     PATH="$PWD/target/tools/bin:$PATH" cargo deny --locked check bans licenses sources
     PATH="$PWD/target/tools/bin:$PATH" tests/scripts/advisories
 
+# The book, in target/book; a warning is an error.
+book:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    export PATH="$PWD/target/tools/bin:$PATH"
+    command -v mdbook >/dev/null || { echo "mdbook is missing: tests/scripts/setup mdbook"; exit 1; }
+    output=$(mdbook build docs 2>&1) || { echo "$output"; exit 1; }
+    echo "$output"
+    ! grep -E '^ *(WARN|ERROR) ' <<<"$output"
+
+# The book's reference of settings, metrics, operator API and command line, written anew from the code.
+reference:
+    cargo run --profile ci --locked --bin ownerserve -- reference docs/src/reference
+
 # What a tool can put right.
 fix:
     cargo fmt --all
