@@ -5,6 +5,7 @@ mod circles;
 mod configs;
 mod dependencies;
 mod layering;
+mod links;
 mod names;
 mod sizes;
 mod tidy;
