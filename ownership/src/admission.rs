@@ -66,11 +66,13 @@ pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<J
             Ok(JoinReply { cluster: core.registry.own.cluster, node })
         }
         // A cluster that is being founded gets its level raised shortly.
-        Outcome::Refused(LedgerRefusal::Level { needed, current }) => Err(AdmissionError::NotNow(format!(
-            "the cluster works at feature level {current} and nodes can join from level {needed} on; upgrade every \
+        Outcome::Refused(LedgerRefusal::FeatureLevelTooLow { needed, current }) => {
+            Err(AdmissionError::NotNow(format!(
+                "the cluster works at feature level {current} and nodes can join from level {needed} on; upgrade every \
              node, then raise the level"
-        ))),
-        Outcome::Refused(LedgerRefusal::NodeRetired { node }) => Err(AdmissionError::Never(format!(
+            )))
+        }
+        Outcome::Refused(LedgerRefusal::NodeRemoved { node }) => Err(AdmissionError::Never(format!(
             "this data directory belonged to node {node}, which was removed; start with an empty one"
         ))),
         outcome => Err(AdmissionError::Never(format!("the ledger refused: {outcome:?}"))),

@@ -55,7 +55,7 @@ impl DirectoryCounters {
     }
 
     pub(crate) fn record_failure(&self, error: SubmitError) {
-        *self.0.lock().failures.entry(error.cause()).or_default() += 1;
+        *self.0.lock().failures.entry(error.reason()).or_default() += 1;
     }
 
     pub(crate) fn record_lease_end(&self) {
@@ -76,7 +76,7 @@ impl DirectoryStats {
         match outcome {
             Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count_outcome(part)),
             Outcome::Renewed { renewed, .. } => self.renewals += u64::from(*renewed),
-            Outcome::Refused(refusal) => *self.refusals.entry(refusal.cause()).or_default() += 1,
+            Outcome::Refused(refusal) => *self.refusals.entry(refusal.reason()).or_default() += 1,
             _ => {}
         }
         self.commands += 1;

@@ -160,7 +160,7 @@ impl OwnershipError {
 }
 
 /// Why a command was not accepted, or why its outcome is unknown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::IntoStaticStr)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum SubmitError {
     /// The queue is full: the quorum is slower than its writers, or lost. The command was not accepted.
@@ -183,8 +183,8 @@ pub enum SubmitError {
 }
 
 impl SubmitError {
-    /// Returns the label used in metrics.
-    pub fn cause(self) -> &'static str {
+    /// Returns the reason used in metrics and the operator API.
+    pub fn reason(self) -> &'static str {
         self.into()
     }
 }

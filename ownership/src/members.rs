@@ -30,15 +30,19 @@ pub struct ClusterMember {
     /// Address at which other nodes reach it; empty for a standalone node that does not listen.
     pub address: String,
     /// Voter or learner.
-    pub voter: MemberRole,
+    #[serde(rename = "voter")]
+    pub role: MemberRole,
     /// Whether it leads, as far as the queried node knows. Without a quorum no node does.
     pub is_leader: bool,
     /// Feature levels that its release supports; unknown before the first contact.
-    pub level: Option<SupportedLevels>,
+    #[serde(rename = "level")]
+    pub feature_levels: Option<SupportedLevels>,
     /// Last entry that it is known to have; only the leader knows this of others.
-    pub matched: Option<u64>,
+    #[serde(rename = "matched")]
+    pub matched_index: Option<u64>,
     /// Whether it answered the leader recently; only the leader knows this of others.
-    pub answers: Option<bool>,
+    #[serde(rename = "answers")]
+    pub reachable: Option<bool>,
 }
 
 /// Membership change that an operator requests.
@@ -105,7 +109,8 @@ pub enum MemberError {
     #[error(
         "node {0} does not answer the leader now; nothing was changed, see that it runs and can be reached, or remove it"
     )]
-    Silent(NodeId),
+    #[serde(rename = "Silent")]
+    Unreachable(NodeId),
     /// Too few of the remaining voters answer.
     #[error(
         "of the {voters} voters that there would be only {answering} answer, and node {silent} does not: nothing could be \
@@ -124,7 +129,8 @@ pub enum MemberError {
         "the leader would vote no more, and node {heir} was asked to lead first and did not within {secs} s; nobody's vote \
          was changed. Let a voter that stays lead (`ownerserve ctl member transfer-leader`), then ask again"
     )]
-    NotTakenOver {
+    #[serde(rename = "NotTakenOver")]
+    LeadershipNotTransferred {
         /// Voter that was to take over.
         heir: NodeId,
         /// Seconds that were waited.
@@ -132,7 +138,8 @@ pub enum MemberError {
     },
     /// A member's release does not support the level.
     #[error("node {node} can work at level {levels}, not at {level}; upgrade every member first")]
-    Level {
+    #[serde(rename = "Level")]
+    FeatureLevel {
         /// Member.
         node: NodeId,
         /// Requested level.

@@ -80,7 +80,7 @@ async fn an_unfinished_voter_change_is_finished_by_its_leader_or_the_next() {
         until("one set of voters", || nodes.iter().all(|node| voter_sets(node) == [goal.clone()])).await;
         if is_last {
             let members = nodes[0].members();
-            assert!(members.iter().all(|member| member.voter == MemberRole::Voter), "{members:?}");
+            assert!(members.iter().all(|member| member.role == MemberRole::Voter), "{members:?}");
             return;
         }
     }

@@ -94,7 +94,7 @@ impl SilentMembers {
         }
         let members = members::list(core).into_iter();
         let now: BTreeSet<NodeId> =
-            members.filter(|member| member.answers == Some(false)).map(|member| member.node).collect();
+            members.filter(|member| member.reachable == Some(false)).map(|member| member.node).collect();
         for node in now.difference(&self.nodes) {
             tracing::warn!(%node, "a member does not answer this leader; it is asked until it does");
         }

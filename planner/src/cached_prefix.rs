@@ -140,7 +140,7 @@ fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) 
     let expected = share(seen, trust.share(view.knowledge));
     let belief = raw.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
         let held = blocks.tokens(block).min(inputs.request.prompt);
-        (rank, held, share(held, trust.share(KvIndexState::Fallback)))
+        (rank, held, share(held, trust.share(KvIndexState::Approximate)))
     });
     match belief {
         Some((rank, held, hoped)) if hoped > expected || seen == Tokens::ZERO => CachedPrefix {

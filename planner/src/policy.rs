@@ -142,7 +142,7 @@ impl ResidencyConfidence {
         let share = match knowledge {
             KvIndexState::Exact => return 1.0,
             KvIndexState::Degraded => self.degraded,
-            KvIndexState::Fallback => self.approximate,
+            KvIndexState::Approximate => self.approximate,
         };
         if (0.0..=1.0).contains(&share) { share } else { 0.0 }
     }
@@ -208,7 +208,7 @@ mod tests {
         for odd in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
             let trust = ResidencyConfidence { degraded: odd, approximate: odd };
             assert_eq!(trust.share(KvIndexState::Degraded), 0.0);
-            assert_eq!(trust.share(KvIndexState::Fallback), 0.0);
+            assert_eq!(trust.share(KvIndexState::Approximate), 0.0);
             assert_eq!(trust.share(KvIndexState::Exact), 1.0);
         }
     }

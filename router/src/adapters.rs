@@ -30,8 +30,8 @@ enum AdapterSource {
 }
 
 impl AdapterMismatch {
-    /// Returns the cause for `/readyz` and alarms.
-    pub(crate) fn cause(&self) -> &'static str {
+    /// Returns the reason for `/readyz` and alarms.
+    pub(crate) fn reason(&self) -> &'static str {
         match self.source {
             AdapterSource::Engines => "adapter_not_configured",
             AdapterSource::Configuration => "adapter_not_served",
@@ -106,10 +106,10 @@ mod tests {
     use crate::sim_command::tests::{sim, url};
     use crate::testing::{TestRouter, get, post, start_router_at, wait_until};
 
-    async fn causes(front: &TestRouter) -> Vec<(Value, String)> {
+    async fn reasons(front: &TestRouter) -> Vec<(Value, String)> {
         let ready = get(front.operator_address(), "/readyz").await.json();
         let lines = ready["degraded"].as_array().unwrap();
-        lines.iter().map(|line| (line["cause"].clone(), line["detail"].as_str().unwrap().to_owned())).collect()
+        lines.iter().map(|line| (line["reason"].clone(), line["detail"].as_str().unwrap().to_owned())).collect()
     }
 
     #[tokio::test]
@@ -117,7 +117,7 @@ mod tests {
         let worker = sim(&["--speed-up=50", "--lora-adapter=sql", "--lora-adapter=poet", "--lora-adapter=bard"]).await;
         let settings = ["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"sql\", \"peot\"]"];
         let front = start_router_at(&[url(&worker)], &settings).await;
-        let told = causes(&front).await;
+        let told = reasons(&front).await;
         let [(unnamed, add), (unserved, rename)] = &told[..] else { panic!("{told:?}") };
         assert_eq!((unnamed, unserved), (&json!("adapter_not_configured"), &json!("adapter_not_served")));
         assert!(add.contains("add \"bard\", \"poet\" to models.\"tiny\".lora_adapters"), "{add}");
@@ -140,9 +140,9 @@ mod tests {
             &["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"sql\"]"],
         )
         .await;
-        assert_eq!(causes(&front).await, []);
+        assert_eq!(reasons(&front).await, []);
         let unread = start_router_at(&[url(&worker)], &[]).await;
-        assert_eq!(causes(&unread).await, []);
+        assert_eq!(reasons(&unread).await, []);
         // It is unknown what a worker serves that was never reached.
         let elsewhere =
             start_router_at(&[], &["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"peot\"]"]).await;

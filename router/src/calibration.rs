@@ -40,21 +40,22 @@ const MAX_SAMPLE_SPREADS: f64 = 4.0;
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum DriftDirection {
-    /// First tokens come later than foretold.
-    Late,
+    /// First tokens come later than predicted.
+    Slower,
     /// They come earlier.
-    Early,
+    Faster,
 }
 
-/// How well one worker's first tokens are foretold.
+/// How well the time to first token of one worker is predicted.
 #[derive(Clone, Copy, PartialEq, Serialize, ToSchema, Debug)]
+#[schema(as = TtftPrediction)]
 pub struct PredictionDrift {
-    /// Steps that could tell, since this router started or the worker did.
-    pub steps: u64,
-    /// What was seen by what was foretold, of the last twenty steps or so: 2 is twice as long.
+    /// Steps that were compared, since this router or the worker started.
+    pub samples: u64,
+    /// Observed divided by predicted time to first token, over about the last twenty steps: 2 is twice as long.
     pub ratio: f64,
-    /// How prices are off; none while they are as right as they usually are.
-    pub off: Option<DriftDirection>,
+    /// How predictions are off; null while they are as exact as usual.
+    pub drift: Option<DriftDirection>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,16 +86,16 @@ impl CusumChart {
         self.late_sum = (self.late_sum + spreads - 0.5).clamp(0.0, MAX_SUM);
         self.early_sum = (self.early_sum - spreads - 0.5).clamp(0.0, MAX_SUM);
         self.drift = match self.drift {
-            _ if self.late_sum > DRIFT_THRESHOLD => Some(DriftDirection::Late),
-            _ if self.early_sum > DRIFT_THRESHOLD => Some(DriftDirection::Early),
-            Some(DriftDirection::Late) if self.late_sum == 0.0 => None,
-            Some(DriftDirection::Early) if self.early_sum == 0.0 => None,
+            _ if self.late_sum > DRIFT_THRESHOLD => Some(DriftDirection::Slower),
+            _ if self.early_sum > DRIFT_THRESHOLD => Some(DriftDirection::Faster),
+            Some(DriftDirection::Slower) if self.late_sum == 0.0 => None,
+            Some(DriftDirection::Faster) if self.early_sum == 0.0 => None,
             still => still,
         };
     }
 
     fn prediction_drift(&self) -> PredictionDrift {
-        PredictionDrift { steps: self.steps, ratio: self.level.exp(), off: self.drift }
+        PredictionDrift { samples: self.steps, ratio: self.level.exp(), drift: self.drift }
     }
 }
 
@@ -154,18 +155,20 @@ mod tests {
             let told = noise(spread).take(2_000).filter_map(|x| step(&of, x.exp())).count();
             assert_eq!(told, 0, "{spread}");
             let foretold = of.of(WORKER.0).unwrap();
-            assert_eq!(foretold.steps, 2_000);
+            assert_eq!(foretold.samples, 2_000);
             assert!((0.6..1.6).contains(&foretold.ratio), "{foretold:?}");
         }
     }
 
     #[test]
     fn a_slow_worker_shows_drift_within_twenty_steps() {
-        for (factor, off) in [(3.0, DriftDirection::Late), (2.0, DriftDirection::Late), (0.33, DriftDirection::Early)] {
+        for (factor, off) in
+            [(3.0, DriftDirection::Slower), (2.0, DriftDirection::Slower), (0.33, DriftDirection::Faster)]
+        {
             let of = PredictionCalibration::default();
             noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
             let noticed = noise(0.3).take(20).find_map(|x| step(&of, factor * x.exp())).expect("within twenty steps");
-            assert_eq!(noticed.off, Some(off));
+            assert_eq!(noticed.drift, Some(off));
         }
     }
 
@@ -182,12 +185,12 @@ mod tests {
     fn accurate_steps_end_drift_and_a_new_incarnation_resets_it() {
         let of = PredictionCalibration::default();
         assert!((0..20).any(|_| step(&of, 4.0).is_some()));
-        assert_eq!(of.of(WORKER.0).unwrap().off, Some(DriftDirection::Late));
+        assert_eq!(of.of(WORKER.0).unwrap().drift, Some(DriftDirection::Slower));
         let ended = (0..40).find_map(|_| step(&of, 1.0)).expect("it ends");
-        assert_eq!(ended.off, None);
+        assert_eq!(ended.drift, None);
         assert!((0..20).any(|_| step(&of, 4.0).is_some()));
         of.add((WORKER.0, Incarnation(2)), Micros(1_000_000), Micros(1_000_000));
-        assert_eq!(of.of(WORKER.0), Some(PredictionDrift { steps: 1, ratio: 1.0, off: None }));
+        assert_eq!(of.of(WORKER.0), Some(PredictionDrift { samples: 1, ratio: 1.0, drift: None }));
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub struct Config {
     pub drain: DrainConfig,
     /// What is known of models, by served name.
     pub models: BTreeMap<String, ModelConfig>,
-    /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
+    /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/routing`.
     pub routing: RoutingConfig,
     /// The control group that actions are held against.
     pub guardrail: GuardrailConfig,

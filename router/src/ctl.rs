@@ -161,7 +161,7 @@ const PURGE_TIMEOUT: TimeSpan = TimeSpan::seconds(65);
 pub(crate) async fn run(args: &CtlArgs) -> ExitCode {
     match run_command(args).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => args.output.fail((error.exit_code(), error.error_code()), error.cause(), &error.to_string()),
+        Err(error) => args.output.fail((error.exit_code(), error.error_code()), error.reason(), &error.to_string()),
     }
 }
 

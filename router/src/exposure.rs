@@ -15,33 +15,33 @@ use crate::config::Config;
 pub(crate) struct ExposedListener {
     /// `clients` or `operators`.
     listener: &'static str,
-    /// `open`: nobody has to authenticate. `plain_text`: keys or tokens are sent without TLS.
-    pub(crate) cause: &'static str,
+    /// `unauthenticated`: nobody has to authenticate. `no_tls`: keys or tokens are sent without TLS.
+    pub(crate) reason: &'static str,
     /// What that means, and which setting ends it.
     pub(crate) detail: &'static str,
 }
 
-const CLIENTS_OPEN: ExposedListener = ExposedListener {
+const CLIENTS_UNAUTHENTICATED: ExposedListener = ExposedListener {
     listener: "clients",
-    cause: "open",
+    reason: "unauthenticated",
     detail: "ANYBODY who reaches the clients' listener can use the engines: it is not bound to loopback and asks for no key; \
              set auth.keys_file",
 };
-const CLIENTS_PLAIN_TEXT: ExposedListener = ExposedListener {
+const CLIENTS_NO_TLS: ExposedListener = ExposedListener {
     listener: "clients",
-    cause: "plain_text",
+    reason: "no_tls",
     detail: "clients' API keys go over the network as plain text: set proxy.tls, or listen on loopback behind a proxy that \
              ends TLS",
 };
-const OPERATORS_OPEN: ExposedListener = ExposedListener {
+const OPERATORS_UNAUTHENTICATED: ExposedListener = ExposedListener {
     listener: "operators",
-    cause: "open",
+    reason: "unauthenticated",
     detail: "ANYBODY who reaches the operators' listener can change owners and members: it is not bound to loopback and asks \
              for no token; set operator.tokens_file",
 };
-const OPERATORS_PLAIN_TEXT: ExposedListener = ExposedListener {
+const OPERATORS_NO_TLS: ExposedListener = ExposedListener {
     listener: "operators",
-    cause: "plain_text",
+    reason: "no_tls",
     detail: "operators' tokens go over the network as plain text: set operator.tls",
 };
 
@@ -51,15 +51,15 @@ pub(crate) fn exposures(config: &Config) -> Vec<ExposedListener> {
     let mut found = Vec::new();
     if is_reached(config.proxy.listen) {
         match (&config.auth.keys_file, config.client_scheme()) {
-            (None, _) => found.push(CLIENTS_OPEN),
-            (Some(_), "http") => found.push(CLIENTS_PLAIN_TEXT),
+            (None, _) => found.push(CLIENTS_UNAUTHENTICATED),
+            (Some(_), "http") => found.push(CLIENTS_NO_TLS),
             (Some(_), _) => {}
         }
     }
     if is_reached(config.operator.listen) {
         match (&config.operator.tokens_file, config.operator_scheme()) {
-            (None, _) => found.push(OPERATORS_OPEN),
-            (Some(_), "http") => found.push(OPERATORS_PLAIN_TEXT),
+            (None, _) => found.push(OPERATORS_UNAUTHENTICATED),
+            (Some(_), "http") => found.push(OPERATORS_NO_TLS),
             (Some(_), _) => {}
         }
     }
@@ -86,13 +86,13 @@ mod tests {
     #[test]
     fn network_listeners_are_exposed_without_keys_or_tls() {
         let network = ["proxy.listen=0.0.0.0:1", "operator.listen=[::]:1"];
-        assert_eq!(exposed(&network), [CLIENTS_OPEN, OPERATORS_OPEN]);
+        assert_eq!(exposed(&network), [CLIENTS_UNAUTHENTICATED, OPERATORS_UNAUTHENTICATED]);
         let guarded = [&network[..], &["auth.keys_file=k", "operator.tokens_file=t"]].concat();
-        assert_eq!(exposed(&guarded), [CLIENTS_PLAIN_TEXT, OPERATORS_PLAIN_TEXT]);
+        assert_eq!(exposed(&guarded), [CLIENTS_NO_TLS, OPERATORS_NO_TLS]);
         let with_tls = [&guarded[..], &["operator.tls={certificate=\"c\", key=\"k\"}"]].concat();
-        assert_eq!(exposed(&with_tls), [CLIENTS_PLAIN_TEXT]);
-        assert_eq!(exposed(&["proxy.listen=10.0.0.7:1"]), [CLIENTS_OPEN], "one says nothing of the other");
-        for exposure in [CLIENTS_OPEN, CLIENTS_PLAIN_TEXT, OPERATORS_OPEN, OPERATORS_PLAIN_TEXT] {
+        assert_eq!(exposed(&with_tls), [CLIENTS_NO_TLS]);
+        assert_eq!(exposed(&["proxy.listen=10.0.0.7:1"]), [CLIENTS_UNAUTHENTICATED], "one says nothing of the other");
+        for exposure in [CLIENTS_UNAUTHENTICATED, CLIENTS_NO_TLS, OPERATORS_UNAUTHENTICATED, OPERATORS_NO_TLS] {
             assert!(exposure.detail.contains("set "), "{}", exposure.detail);
         }
     }

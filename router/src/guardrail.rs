@@ -25,6 +25,8 @@ use strum::{AsRefStr, VariantArray};
 use utoipa::ToSchema;
 use vocabulary::{Micros, SessionId};
 
+use crate::time_text::UtcTime;
+
 /// Negligible difference, in microseconds.
 const NEGLIGIBLE_MICROS: f64 = 50_000.0;
 /// Sessions kept per action and arm, and how many each arm needs before there is a result.
@@ -48,8 +50,7 @@ pub enum Arm {
     /// Planned, but served by the bypass policy.
     Control,
     /// Served as planned.
-    #[strum(serialize = "treatment")]
-    Own,
+    Treatment,
 }
 
 /// Whether an action can be disabled: the first two are what remains without all others.
@@ -74,19 +75,21 @@ pub struct StepSample {
 
 /// How one action compares with the bypass.
 #[derive(Clone, Copy, PartialEq, Serialize, ToSchema, Debug, Default)]
+#[schema(as = GuardrailComparison)]
 pub struct ComparisonReport {
-    /// Sessions that the bypass served, of the newest 512 for which it was chosen.
+    /// Sessions that the bypass served, of the newest 512 for which the action was chosen.
     pub control_sessions: usize,
-    /// Sessions that it served, of as many.
-    pub own_sessions: usize,
-    /// First-token times with it by those with the bypass; none before both have 20 sessions. Above 1 it is slower.
-    pub ratio: Option<f64>,
-    /// The ratio is not below this, nor above the next, by a confidence sequence: it may be looked at after every step.
-    pub ratio_low: Option<f64>,
-    /// See `ratio_low`.
-    pub ratio_high: Option<f64>,
-    /// Since when it is significantly slower, milliseconds since 1970; none where it is not.
-    pub slower_since_unix_ms: Option<u64>,
+    /// Sessions that the action served, of the newest 512.
+    pub treatment_sessions: usize,
+    /// Time to first token with the action, divided by that with the bypass; above 1 the action is slower. Null until both
+    /// have 20 sessions.
+    pub ttft_ratio: Option<f64>,
+    /// Lower bound of `ttft_ratio` by a confidence sequence, which is valid at every step.
+    pub ttft_ratio_lower: Option<f64>,
+    /// Upper bound of `ttft_ratio`, likewise.
+    pub ttft_ratio_upper: Option<f64>,
+    /// When it became significantly slower; null while it is not.
+    pub slower_since: Option<UtcTime>,
 }
 
 /// Change of a comparison caused by a step.
@@ -183,11 +186,11 @@ impl ActionComparison {
         let ratio = |of: fn(LogRatioInterval) -> f64| difference.map(|difference| of(difference).exp());
         ComparisonReport {
             control_sessions: self.control.0.len(),
-            own_sessions: self.active.0.len(),
-            ratio: ratio(|d| d.mean),
-            ratio_low: ratio(|d| d.mean - d.radius),
-            ratio_high: ratio(|d| d.mean + d.radius),
-            slower_since_unix_ms: self.slower_since,
+            treatment_sessions: self.active.0.len(),
+            ttft_ratio: ratio(|d| d.mean),
+            ttft_ratio_lower: ratio(|d| d.mean - d.radius),
+            ttft_ratio_upper: ratio(|d| d.mean + d.radius),
+            slower_since: self.slower_since.map(UtcTime::from_unix_ms),
         }
     }
 
@@ -199,7 +202,7 @@ impl ActionComparison {
         let sample = (step.latency.0 as f64 + NEGLIGIBLE_MICROS).ln();
         match step.arm {
             Arm::Control => self.control.add(step, sample),
-            Arm::Own => self.active.add(step, sample),
+            Arm::Treatment => self.active.add(step, sample),
         }
         [&mut self.control, &mut self.active].into_iter().for_each(|arm| arm.expire(step.at_unix_ms));
         let difference = self.difference();

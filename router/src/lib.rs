@@ -52,6 +52,7 @@ pub mod telemetry;
 pub mod tenant_isolation;
 #[cfg(test)]
 mod testing;
+mod time_text;
 mod trace_command;
 pub mod transfer_check;
 pub mod transfer_checker;

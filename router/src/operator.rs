@@ -8,7 +8,6 @@ mod audit;
 mod backup;
 mod cluster;
 mod consistency;
-mod correctness;
 mod drain;
 mod drain_api;
 mod entity_tags;
@@ -28,12 +27,14 @@ mod paging;
 mod problem;
 mod registrations;
 mod request_gate;
+mod request_units;
 mod retention;
 mod routing;
 mod schemas;
 mod sessions;
 mod state;
 mod tenants;
+mod transfer_checks;
 mod watch;
 mod workers;
 mod writes;
@@ -103,10 +104,10 @@ fn other_routes() -> OpenApiRouter<OperatorState> {
         .routes(routes!(health::live))
         .routes(routes!(health::ready))
         .routes(routes!(openapi::document))
-        .routes(routes!(routing::mode, routing::set_mode, routing::patch_mode))
+        .routes(routes!(routing::routing, routing::set_routing, routing::patch_routing))
         .routes(routes!(guardrail::guardrail))
-        .routes(routes!(correctness::correctness))
-        .routes(routes!(correctness::clear))
+        .routes(routes!(transfer_checks::transfer_checks))
+        .routes(routes!(transfer_checks::enable_link))
         .routes(routes!(routing::decisions))
         .routes(routes!(routing::decision))
 }
@@ -133,7 +134,7 @@ fn ledger_routes() -> OpenApiRouter<OperatorState> {
         .routes(routes!(tenants::tenant))
         .routes(routes!(watch::watch))
         .routes(routes!(cluster::cluster))
-        .routes(routes!(cluster::hash))
+        .routes(routes!(cluster::state_hash))
         .routes(routes!(members::members))
 }
 
@@ -147,13 +148,13 @@ fn write_routes() -> OpenApiRouter<OperatorState> {
         .routes(routes!(ownership_api::claim_artifact))
         .routes(routes!(ownership_api::release_artifact))
         .routes(routes!(retention::pin))
-        .routes(routes!(erasure::forget_tenant))
-        .routes(routes!(erasure::forget_session))
+        .routes(routes!(erasure::erase_tenant))
+        .routes(routes!(erasure::erase_session))
         .routes(routes!(retention::set_group))
         .routes(routes!(retention::renew))
-        .routes(routes!(drain_api::drain, drain_api::draining))
+        .routes(routes!(drain_api::drain, drain_api::drain_status))
         .routes(routes!(tenants::set_quota))
-        .routes(routes!(cluster::raise_level))
+        .routes(routes!(cluster::raise_feature_level))
         .routes(routes!(members::promote))
         .routes(routes!(members::demote))
         .routes(routes!(members::replace))

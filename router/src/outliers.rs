@@ -21,7 +21,7 @@ pub use trials::Trials;
 /// Why a worker was ejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum EjectionCause {
+pub enum EjectionReason {
     /// Too many consecutive requests failed.
     #[strum(serialize = "consecutive_failures")]
     Consecutive,
@@ -36,8 +36,8 @@ pub enum EjectionCause {
 /// Ejection of a worker, including its trial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ejection {
-    /// Cause of the last ejection.
-    pub cause: EjectionCause,
+    /// Reason of the last ejection.
+    pub reason: EjectionReason,
     /// Number of ejections; decreases while the worker is healthy.
     pub ejections: u32,
     /// Current state, with the time when it ends.
@@ -117,7 +117,7 @@ struct WorkerMonitor {
     consecutive: u32,
     window: FailureWindow,
     /// Cause of the last ejection.
-    cause: EjectionCause,
+    reason: EjectionReason,
     /// Number of ejections; decreases while the worker is healthy.
     ejections: u32,
     returned_at: Instant,
@@ -131,7 +131,7 @@ impl WorkerMonitor {
             state: EjectionState::Active,
             consecutive: 0,
             window,
-            cause: EjectionCause::Consecutive,
+            reason: EjectionReason::Consecutive,
             ejections: 0,
             returned_at: now,
         }
@@ -145,25 +145,25 @@ impl WorkerMonitor {
         }
     }
 
-    fn ejection_cause(&self, config: &OutlierConfig) -> Option<EjectionCause> {
+    fn ejection_reason(&self, config: &OutlierConfig) -> Option<EjectionReason> {
         let share = u64::from(u8::from(config.failure_percentage));
         let (failed, all) = self.window.sum();
         if config.consecutive_failures > 0 && self.consecutive >= config.consecutive_failures {
-            return Some(EjectionCause::Consecutive);
+            return Some(EjectionReason::Consecutive);
         }
         let is_too_many = share > 0 && all >= u64::from(config.request_volume) && failed * 100 >= all * share;
-        is_too_many.then_some(EjectionCause::FailureRate)
+        is_too_many.then_some(EjectionReason::FailureRate)
     }
 
-    fn eject(&mut self, cause: EjectionCause, (config, now): (&OutlierConfig, Instant)) -> Duration {
-        if cause != EjectionCause::Trial {
+    fn eject(&mut self, reason: EjectionReason, (config, now): (&OutlierConfig, Instant)) -> Duration {
+        if reason != EjectionReason::Trial {
             let forgiven =
                 now.saturating_duration_since(self.returned_at).as_millis() / config.interval.0.as_millis().max(1);
             self.ejections = self.ejections.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
         }
         self.ejections = self.ejections.saturating_add(1);
         let pause = self.ejection_time(config);
-        (self.cause, self.state) = (cause, EjectionState::Ejected { until: now + pause });
+        (self.reason, self.state) = (reason, EjectionState::Ejected { until: now + pause });
         pause
     }
 
@@ -242,7 +242,7 @@ impl Outliers {
     /// Returns the ejection of this worker incarnation; `None` if it is not ejected.
     pub fn ejection(&self, worker: &WorkerView) -> Option<Ejection> {
         let record = self.of(worker).filter(|record| record.state != EjectionState::Active)?;
-        Some(Ejection { cause: record.cause, ejections: record.ejections, state: record.state })
+        Some(Ejection { reason: record.reason, ejections: record.ejections, state: record.state })
     }
 
     /// Records that a request is sent to the worker. Returns whether it is a trial.
@@ -303,14 +303,14 @@ impl Outliers {
         true
     }
 
-    /// Records that a request sent at `asked` failed at `worker`, one of `workers`. Returns cause and duration if the
+    /// Records that a request sent at `asked` failed at `worker`, one of `workers`. Returns reason and duration if the
     /// worker is ejected because of it.
     pub fn record_failure(
         &mut self,
         workers: &[WorkerView],
         worker: WorkerId,
         (asked, now): (Instant, Instant),
-    ) -> Option<(EjectionCause, Duration)> {
+    ) -> Option<(EjectionReason, Duration)> {
         // Bounded by the list of workers.
         self.records.retain(|id, _| workers.iter().any(|listed| listed.id == *id));
         let view = workers.iter().find(|listed| listed.id == worker)?;
@@ -320,13 +320,13 @@ impl Outliers {
             EjectionState::Active => {
                 record.consecutive = record.consecutive.saturating_add(1);
                 record.window.record(1, (config.interval.0, now));
-                let cause = record.ejection_cause(&config).filter(|_| may_go)?;
-                Some((cause, record.eject(cause, (&config, now))))
+                let reason = record.ejection_reason(&config).filter(|_| may_go)?;
+                Some((reason, record.eject(reason, (&config, now))))
             }
             EjectionState::Ejected { .. } => None,
             EjectionState::Trial { since, .. } if asked < since => None,
             EjectionState::Trial { .. } => {
-                Some((EjectionCause::Trial, record.eject(EjectionCause::Trial, (&config, now))))
+                Some((EjectionReason::Trial, record.eject(EjectionReason::Trial, (&config, now))))
             }
         }
     }

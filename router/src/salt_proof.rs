@@ -238,13 +238,16 @@ mod tests {
         assert!(receipts.iter().all(|receipt| receipt.attempts.iter().all(|attempt| attempt.target() != Some(id))));
         let ready = get(front.operator_address(), "/readyz").await.json();
         assert_eq!(
-            (&ready["degraded"][0]["what"], &ready["degraded"][0]["cause"]),
+            (&ready["degraded"][0]["component"], &ready["degraded"][0]["reason"]),
             (&json!("workers"), &json!("salts_ignored"))
         );
         let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
         let line =
             workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == urls[1].as_str()).unwrap();
-        assert!(line["knowledge"] == "degraded" && line["doubt"].as_str().unwrap().contains("cache_salt"), "{line}");
+        assert!(
+            line["kv_index_state"] == "degraded" && line["kv_index_reason"].as_str().unwrap().contains("cache_salt"),
+            "{line}"
+        );
     }
 
     #[tokio::test]
@@ -262,11 +265,11 @@ mod tests {
         wait_until("the others are judged", || proofs("isolated") == 1 && proofs("unknown") == 1).await;
         assert_eq!(hanging.active.count(), 1, "it still hangs");
         let ready = get(front.operator_address(), "/readyz").await.json();
-        let told = ready["degraded"].as_array().unwrap().iter().find(|line| line["cause"] == "salt_untold").unwrap();
+        let told = ready["degraded"].as_array().unwrap().iter().find(|line| line["reason"] == "salt_untold").unwrap();
         assert!(told["detail"].as_str().unwrap().contains(&silent.url()), "{ready}");
         let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
         let line = workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == silent.url()).unwrap();
-        assert!(line["doubt"].as_str().unwrap().contains("cache_salt"), "{line}");
+        assert!(line["kv_index_reason"].as_str().unwrap().contains("cache_salt"), "{line}");
     }
 
     #[tokio::test]
@@ -295,7 +298,10 @@ mod tests {
         assert_eq!(ask("/v1/completions", "prompt").await.status, 200);
         assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
         let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
-        assert!(!workers["workers"][0]["doubt"].as_str().unwrap_or_default().contains("cache_salt"), "{workers}");
+        assert!(
+            !workers["workers"][0]["kv_index_reason"].as_str().unwrap_or_default().contains("cache_salt"),
+            "{workers}"
+        );
     }
 
     #[tokio::test]

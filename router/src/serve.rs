@@ -313,7 +313,8 @@ mod tests {
             let ready = get(front.operator_address(), "/readyz").await.json();
             let alarms = ready["degraded"].as_array().unwrap();
             let is_told = |alarm: &serde_json::Value| {
-                alarm["what"] == "tasks" && alarm["detail"].as_str().is_some_and(|detail| detail.contains(name))
+                alarm["component"] == "background_tasks"
+                    && alarm["detail"].as_str().is_some_and(|detail| detail.contains(name))
             };
             assert!(alarms.iter().any(is_told), "{name}: {ready}");
         }

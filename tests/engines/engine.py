@@ -151,7 +151,7 @@ def listed(serve) -> list[dict]:
 def known_exactly(serve) -> None:
     """Until a router knows each block that the engines hold."""
     def doubts():
-        return [(line["endpoint"], line["knowledge"], line.get("doubt")) for line in listed(serve) if line["knowledge"] != "exact"]
+        return [(line["endpoint"], line["kv_index_state"], line.get("kv_index_reason")) for line in listed(serve) if line["kv_index_state"] != "exact"]
 
     try:
         until("every block is known", lambda: listed(serve) and not doubts(), 60)
@@ -170,5 +170,5 @@ def known_to_be_busy(serve, engine: Engine, clients: int) -> None:
 
 def known_to_be_full(serve, engine: Engine, usage: float) -> None:
     """Until a router knows that so large a part of its KV cache is in use."""
-    until("the KV cache fills", lambda: load_of(serve, engine)["kv_usage"] >= usage, 60)
+    until("the KV cache fills", lambda: load_of(serve, engine)["kv_cache_usage"] >= usage, 60)
 

@@ -46,7 +46,7 @@ def test_a_link_that_begins_to_damage_kv_is_found_within_20_transfers_and_barred
         return legs(plan)[0]["worker"] if plan["action"] == "remote_prefill" else None
 
     def barred() -> list[tuple[str, str]]:
-        return [(link["from"], link["to"]) for link in get_json(f"{serve.operator}/ownerserve/v1/correctness")["barred"]]
+        return [(link["source"], link["target"]) for link in get_json(f"{serve.operator}/ownerserve/v1/transfer-checks")["disabled_links"]]
 
     def checks(outcome: str) -> float:
         return serve.metric("transfer_checks_total", outcome=outcome)

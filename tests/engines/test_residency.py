@@ -107,7 +107,7 @@ def settled(serve) -> dict:
     while same < 10:
         time.sleep(0.01)
         now = worker(serve)
-        same = same + 1 if now["events"]["batches"] == last["events"]["batches"] else 0
+        same = same + 1 if now["kv_event_counts"]["batches"] == last["kv_event_counts"]["batches"] else 0
         last = now
     return last
 
@@ -150,7 +150,7 @@ def predicted_as_found(engine, requests: int, cache_blocks: int) -> None:
     serve = Serve([f"{engine.url}#hybrid"], settings=(TEXT,)).wait()
     traffic, tally, asked = Traffic(SEED), Tally(), 0
     try:
-        until("every block is known", lambda: worker(serve)["knowledge"] == "exact")
+        until("every block is known", lambda: worker(serve)["kv_index_state"] == "exact")
         with ThreadPoolExecutor(AT_ONCE) as pool:
             while asked < requests:
                 together = [(*traffic.next(), traffic.rng.randint(1, 48)) for _ in range(5)]
@@ -172,8 +172,8 @@ def predicted_as_found(engine, requests: int, cache_blocks: int) -> None:
     assert len(tally.differences) <= samples * (1 - AGREES), tally.differences
     assert len(tally.kinds) == 3 and min(tally.kinds.values()) >= samples // 50, tally.kinds
     assert tally.computed // BLOCK > cache_blocks, "nothing had to be evicted"
-    assert at_end["knowledge"] == "exact" and at_end["events"]["engine_blocks"] <= cache_blocks, at_end
-    assert at_end["events"]["unplaced"] == at_end["events"]["undecodable"] == 0, at_end
+    assert at_end["kv_index_state"] == "exact" and at_end["kv_event_counts"]["engine_blocks"] <= cache_blocks, at_end
+    assert at_end["kv_event_counts"]["unknown_blocks"] == at_end["kv_event_counts"]["undecodable"] == 0, at_end
 
 
 def receipt_of(serve, request: str) -> dict | None:

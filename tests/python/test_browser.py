@@ -15,7 +15,7 @@ from harness.recorder import Recorder
 CHAT = "/v1/chat/completions"
 REGISTER = "/ownerserve/v1/registrations"
 ASKED = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "somebody else pays"}]})
-WORKER = json.dumps({"url": "http://127.0.0.1:9", "ttl_ms": 60_000})
+WORKER = json.dumps({"url": "http://127.0.0.1:9", "ttl": "60s"})
 JSON = {"content-type": "application/json"}
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,7 +49,7 @@ REBOUND_CLIENT = {
 REBOUND_OPERATOR = {
     "workers": {"url": "/ownerserve/v1/workers"},
     "register": {"url": REGISTER, "method": "POST", "headers": JSON, "body": WORKER},
-    "mode": {"url": "/ownerserve/v1/mode", "method": "PUT", "headers": JSON, "body": '{"mode": "bypass"}'},
+    "mode": {"url": "/ownerserve/v1/routing", "method": "PUT", "headers": JSON, "body": '{"mode": "bypass"}'},
 }
 
 
@@ -68,7 +68,7 @@ def test_a_page_that_rebinds_its_name_to_loopback_is_refused_by_both_listeners(s
     problem = json.loads(operators["register"]["text"])
     assert problem["type"] == "urn:ownerserve:problem:host_not_allowed" and "server.allowed_hosts" in problem["detail"]
     assert recorder.posts() == [] and workers(serve) == [recorder.url]
-    assert Operator(serve.operator).get("mode").ok()["mode"] == "active"
+    assert Operator(serve.operator).get("routing").ok()["mode"] == "active"
 
 
 def test_the_same_pages_get_through_where_their_name_is_allowed(served):
@@ -78,7 +78,7 @@ def test_the_same_pages_get_through_where_their_name_is_allowed(served):
     assert [seen.headers.get("authorization") for seen in recorder.posts()] == ["Bearer stolen"]
     operators = visit(REBOUND_OPERATOR, serve.operator_port, rebound_to=serve.operator_port)
     assert statuses(operators) == {"workers": 200, "register": 200, "mode": 200}, operators
-    assert len(workers(serve)) == 2 and Operator(serve.operator).get("mode").ok()["mode"] == "bypass"
+    assert len(workers(serve)) == 2 and Operator(serve.operator).get("routing").ok()["mode"] == "bypass"
 
 
 def test_with_keys_and_tokens_a_rebound_page_lacks_them(served, tmp_path):

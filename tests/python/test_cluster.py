@@ -78,7 +78,7 @@ def test_a_member_whose_certificate_is_refused_is_named_with_the_cause_and_the_r
         other.ca.write_text(other.ca.read_text() + authority.ca.read_text())
         second.flags = ["--cluster-listen", addresses[1], "--set", foreign]
         second.start()
-        trouble = lambda: next(member["trouble"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] == 2)  # noqa: E731
+        trouble = lambda: next(member["last_error"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node_id"] == 2)  # noqa: E731
         until("the cause is named", lambda: "another authority" in (trouble() or ""))
         assert "another authority" in run("member", "list").stdout
         told = until("it is an alarm", lambda: "another authority" in (said := run("alarms", "list")).stdout and said)
@@ -132,7 +132,7 @@ def two_clusters():
 
 
 def test_endpoints_of_two_clusters_are_told_apart(two_clusters):
-    ids = [Operator(serve.operator).get("cluster").json["cluster"] for serve in two_clusters]
+    ids = [Operator(serve.operator).get("cluster").json["cluster_id"] for serve in two_clusters]
     both = [part for serve in two_clusters for part in ("--endpoint", serve.operator)]
     status = ctl(*both, "cluster", "status")
     assert status.returncode == 1 and "CLUSTER" in status.stdout and all(id in status.stdout for id in ids)
@@ -180,7 +180,7 @@ def test_a_drain_is_obeyed_by_every_router_before_its_next_probe():
         waits = []
         for draining, health in [(True, "draining"), (False, "ready")] * 4:
             id = first.get("workers").json["workers"][0]["id"]
-            first.write("PUT", f"workers/{id}/draining", {"draining": draining}).ok()
+            first.write("PUT", f"workers/{id}/drain", {"draining": draining}).ok()
             since = time.monotonic()
             until("the other one obeys", lambda: second.get(f"workers/{id}").json["worker"]["health"] == health)
             waits.append(time.monotonic() - since)
@@ -239,7 +239,7 @@ def leader_of(nodes):
     def agreed():
         known = [ready(node) for node in nodes]
         same = len({told["leader"] for told in known}) == 1 and known[0]["leader"] is not None
-        return same and next((node for node, told in zip(nodes, known) if told["standing"] == "leader"), None)
+        return same and next((node for node, told in zip(nodes, known) if told["role"] == "leader"), None)
 
     return until("one leader that all know", agreed)
 
@@ -251,7 +251,7 @@ def test_a_lost_quorum_and_its_return_are_each_in_the_log_once_and_nobody_is_cal
         node.process.kill()
     until("the leader says that it has no quorum", lambda: "too few voters answer this leader" in log_of(leader))
     told = ready(leader)
-    assert (told["standing"], told["leader"], told["stale"]) == ("voter", None, True), told
+    assert (told["role"], told["leader"], told["stale"]) == ("voter", None, True), told
     lost[0].start()
     until("it says that there is one again", lambda: "there is a quorum again" in log_of(leader))
     assert log_of(leader).count("too few voters answer this leader") == 1
@@ -269,23 +269,23 @@ def test_a_lost_quorum_and_its_return_are_each_in_the_log_once_and_nobody_is_cal
 def test_a_voter_whose_folder_is_moved_leaves_the_quorum_and_comes_back_as_it_is_told_to(voters, tmp_path):
     lost = leader_of(voters)
     left = [node for node in voters if node is not lost]
-    old = ready(lost)["node"]
+    old = ready(lost)["node_id"]
     shutil.move(lost.data, tmp_path / "moved")
-    causes = lambda: {told["cause"]: told["detail"] for told in ready(lost)["degraded"]}  # noqa: E731
-    advice = until("it is missed", lambda: causes().get("folder_gone"))
+    reasons = lambda: {told["reason"]: told["detail"] for told in ready(lost)["degraded"]}  # noqa: E731
+    advice = until("it is missed", lambda: reasons().get("data_dir_missing"))
     assert "--join" in advice and "member replace OLD NEW" in advice and "second cluster" in advice
     leader = leader_of(left)
     run = lambda *words: ctl("--endpoint", leader.operator, *words)  # noqa: E731
-    trouble = lambda: next(member["trouble"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] == old)  # noqa: E731
+    trouble = lambda: next(member["last_error"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node_id"] == old)  # noqa: E731
     until("the leader knows why it does not answer", lambda: "is gone from the disk" in (trouble() or ""))
     assert "failed to send RaftMsg" not in log_of(lost)
-    assert "ledger_folder_gone" in ctl("--endpoint", lost.operator, "alarms", "list").stdout
-    address = next(member["address"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] != old)
+    assert "ledger_data_dir_missing" in ctl("--endpoint", lost.operator, "alarms", "list").stdout
+    address = next(member["address"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node_id"] != old)
     lost.process.stop()
     lost.flags += ["--join", address]
     lost.start()
     lost.wait()
-    new = ready(lost)["node"]
+    new = ready(lost)["node_id"]
     assert new == 4 and "a NEW cluster is founded here" not in log_of(lost)
     until("it takes the old one's place", lambda: run("member", "replace", str(old), str(new)).returncode == 0)
     assert run("member", "remove", str(old)).returncode == 0

@@ -36,7 +36,7 @@ class Fleet:
         return {outcome: self.serve.metric("transfer_checks_total", outcome=outcome) for outcome in OUTCOMES}
 
     def barred(self) -> list[tuple[str, str]]:
-        return [(link["from"], link["to"]) for link in self.operator.get("correctness").ok()["barred"]]
+        return [(link["source"], link["target"]) for link in self.operator.get("transfer-checks").ok()["disabled_links"]]
 
     def step(self) -> str | None:
         """A new long prompt; who computed it for the decoder."""
@@ -58,7 +58,7 @@ def fleet(request):
 @pytest.mark.parametrize("fleet", [("corrupt=1",), ("corrupt=3", "transfer_check.sample_every=1")], indirect=True)
 def test_a_corrupting_link_is_barred_within_20_transfers_and_a_sound_one_never(fleet):
     bad, good, decoder = (fleet.ids[worker] for worker in fleet.workers)
-    always = fleet.operator.get("correctness").ok()["one_in"] == 1
+    always = fleet.operator.get("transfer-checks").ok()["sample_every"] == 1
     over_bad, over_good = 0, 0
     with busy(fleet.decoder, clients=8, words=20):
         until("the decoder answers others", lambda: fleet.decoder.running() >= 8)
@@ -102,7 +102,7 @@ def test_a_move_that_an_operator_orders_is_checked_like_any_other():
         owner = line["owner"]["worker"]
         target = next(worker["id"] for worker in operator.get("workers").ok()["workers"] if worker["id"] != owner)
         tag = operator.get(f"sessions/{line['id']}").headers["etag"]
-        done = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": target}}, tag).ok()
-        assert done["moved"]["to"] == target
-        barred = until("its check is over", lambda: operator.get("correctness").ok()["barred"])
-        assert [(link["from"], link["to"], link["action"]) for link in barred] == [(owner, target, "state_migration")]
+        done = operator.write("POST", f"sessions/{line['id']}/migrate", {"target": {"worker": target}}, tag).ok()
+        assert done["transfer"]["target"] == target
+        barred = until("its check is over", lambda: operator.get("transfer-checks").ok()["disabled_links"])
+        assert [(link["source"], link["target"], link["action"]) for link in barred] == [(owner, target, "state_migration")]

@@ -67,7 +67,7 @@ def test_a_session_is_moved_by_url_of_its_worker_and_an_old_epoch_is_refused(fle
     moved = run("session", "migrate", line["id"], "--to", other)
     assert moved.returncode == 0 and "moved" in moved.stdout, (moved.stdout, moved.stderr)
     refused = run("session", "migrate", line["id"], "--to", line["owner"]["endpoint"], "--epoch", "0.1.0")
-    assert refused.returncode == 1 and "stale" in refused.stderr and "Read it again" in refused.stderr
+    assert refused.returncode == 1 and "precondition_failed" in refused.stderr and "Read it again" in refused.stderr
     assert session_of(fleet)["owner"]["endpoint"] == other
 
 
@@ -268,7 +268,7 @@ def test_decisions_are_found_by_what_they_are(fleet, run):
         shown = run("decision", "list", "-o", "json", *words)
         assert shown.returncode == 0, shown.stderr
         answer = json.loads(shown.stdout)
-        assert answer["complete"] is True
+        assert answer["search_complete"] is True
         return answer["decisions"]
 
     everything = found("--limit", "1000")
@@ -324,7 +324,7 @@ def test_the_mode_is_shown_and_turned_at_every_endpoint(fleet, run):
     finally:
         back = run("routing", "set", "--mode", "active", "--rollout-percent", "100", "--disabled-actions", "none", "-o", "json")
         answer = json.loads(back.stdout)[0]["answer"]
-        assert (answer["mode"], answer["disabled"]) == ("active", []), back
+        assert (answer["mode"], answer["disabled_actions"]) == ("active", []), back
 
 
 def test_a_mode_that_is_not_turned_everywhere_says_where_it_was(fleet, run):
@@ -350,12 +350,12 @@ def test_programs_get_errors_as_json(fleet, words, code, word):
         done = ctl("--endpoint", fleet.serve.operator, *words, *flags) if "--endpoint" not in words else ctl(*words, *flags)
         error = json.loads(done.stderr)["error"]
         assert (done.returncode, error["exit_code"], error["word"]) == (code, code, word), done.stderr
-        assert len(error["detail"]) > 15 and error["cause"] is None
+        assert len(error["detail"]) > 15 and error["reason"] is None
 
 
-def test_programs_get_the_cause_of_a_refusal(run):
+def test_programs_get_the_reason_of_a_refusal(run):
     error = json.loads(run("member", "promote", "1", "-o", "json").stderr)["error"]
-    assert (error["word"], error["cause"], error["exit_code"]) == ("refused", "already_voter", 1), error
+    assert (error["word"], error["reason"], error["exit_code"]) == ("conflict", "already_voter", 1), error
 
 
 def test_a_new_group_gets_an_id_and_what_is_put_into_it(fleet, run):
@@ -395,7 +395,7 @@ def test_a_worker_that_is_gone_is_retired_and_one_that_answers_is_not(fleet):
         assert refused.returncode == 1 and "would be registered again" in refused.stderr
         worker.process.kill()
         until("it is missed", lambda: serve.workers_up() == 0)
-        doubt = until("why is said", lambda: get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"][0]["doubt"])
+        doubt = until("why is said", lambda: get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"][0]["kv_index_reason"])
         assert "GET /health" in doubt and "events" not in doubt, doubt
         assert run("worker", "retire", worker.url).returncode == 0
         lease = json.loads(run("lease", "get", worker.url, "-o", "json").stdout)["lease"]

@@ -161,7 +161,7 @@ def test_a_worker_registers_stays_as_long_as_it_says_so_and_withdraws(started, t
     tokens = tmp_path / "tokens.toml"
     tokens.write_text('[tokens]\n"watcher-of-everything" = "read"\n"boss-of-everything" = "operator"\n')
     serve = serve_with(started, f"operator.tokens_file={tokens}")
-    body = {"url": one.url, "ttl_ms": 2000}
+    body = {"url": one.url, "ttl": "2s"}
     assert Operator(serve.operator, "watcher-of-everything").write("POST", "registrations", body).status == 403
     boss = Operator(serve.operator, "boss-of-everything")
     mine = boss.write("POST", "registrations", body).ok()["worker"]
@@ -185,7 +185,7 @@ def test_a_worker_registers_stays_as_long_as_it_says_so_and_withdraws(started, t
     ours = ("--endpoint", serve.operator, "--token", "boss-of-everything", "worker")
     assert ctl(*ours, "register", one.url, "--ttl", "10m").returncode == 0
     until("it came back", lambda: [line[1] for line in listed()] == ["ready"])
-    assert boss.get("registrations").ok()["registrations"][0]["left_ms"] > 500_000
+    assert boss.get("registrations").ok()["registrations"][0]["expires_in"] != "0s"
     assert ctl(*ours, "deregister", one.url).returncode == 0
     until("it is gone", lambda: listed() == [])
     wrong = ctl(*ours, "register", "nowhere")
@@ -252,8 +252,8 @@ def test_a_drain_moves_sessions_with_their_blocks_before_the_worker_stops(starte
     assert full.url not in owners(serve).values() and len(owners(serve)) == SESSIONS
     assert moves(serve) == len(there) and serve.metric("drain_transfer_bytes_total") > 0
     (mine,) = [line["id"] for line in get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"] if line["endpoint"] == full.url]
-    shown = Operator(serve.operator).get(f"workers/{mine}/draining").ok()
-    assert (shown["draining"], shown["progress"]["state"], shown["progress"]["owned"]) == (True, "done", 0)
+    shown = Operator(serve.operator).get(f"workers/{mine}/drain").ok()
+    assert (shown["draining"], shown["progress"]["state"], shown["progress"]["owned_sessions"]) == (True, "done", 0)
     full.process.kill()
     before = serve.metric("input_tokens_total", source="computed")
     for number in range(SESSIONS):
@@ -276,7 +276,7 @@ def test_in_a_rolling_upgrade_no_session_moves_twice_or_to_who_is_drained_next(s
     operator, moved = Operator(serve.operator), {}
     ids = {line["endpoint"]: line["id"] for line in operator.get("workers").ok()["workers"]}
     for at, worker in enumerate(workers):
-        path = f"workers/{ids[worker.url]}/draining"
+        path = f"workers/{ids[worker.url]}/drain"
         before = owners(serve)
         until("it is empty", lambda: operator.get(path).ok()["progress"]["state"] == "done", 120)
         for session, owner in owners(serve).items():
@@ -303,15 +303,15 @@ def test_a_drain_keeps_within_its_bandwidth_and_ends_when_the_worker_is_taken_ba
     assert count >= 2
     operator = Operator(serve.operator)
     (mine,) = [line["id"] for line in operator.get("workers").ok()["workers"] if line["endpoint"] == full.url]
-    path = f"workers/{mine}/draining"
-    operator.write("PUT", path, {"draining": True, "bytes_per_second": 1}).ok()
-    until("one was moved", lambda: operator.get(path).ok()["progress"]["moved"] == 1)
+    path = f"workers/{mine}/drain"
+    operator.write("PUT", path, {"draining": True, "bandwidth": "1B"}).ok()
+    until("one was moved", lambda: operator.get(path).ok()["progress"]["moved_sessions"] == 1)
     operator.write("PUT", path, {"draining": False}).ok()
     assert list(owners(serve).values()).count(full.url) == count - 1, "the next one would have to wait for years"
     operator.write("PUT", path, {"draining": True}).ok()
     until("the others follow", lambda: operator.get(path).ok()["progress"]["state"] == "done")
     assert full.url not in owners(serve).values()
-    for body, told in [({"draining": True, "bytes_per_second": 0}, "1 and more"), ({"draining": True, "upgrade": ""}, "1 to 128")]:
+    for body, told in [({"draining": True, "bandwidth": "0B"}, "1B and more"), ({"draining": True, "upgrade_id": ""}, "1 to 128")]:
         refused = operator.write("PUT", path, body)
         assert refused.status == 400 and told in refused.json["detail"], refused
     several = ctl("--endpoint", serve.operator, "worker", "drain", *[worker.url for worker in workers])

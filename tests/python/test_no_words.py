@@ -114,7 +114,7 @@ def break_off(router, workers) -> None:
 def everywhere(router, redis) -> dict[str, bytes]:
     """All that this router shows or keeps, by where it stands."""
     found = {"log": router.process.log.read_bytes(), "metrics": router.metrics().encode()}
-    for name in ("decisions?limit=500", "sessions", "artifacts", "owners", "tenants", "workers", "leases", "cluster", "mode"):
+    for name in ("decisions?limit=500", "sessions", "artifacts", "owners", "tenants", "workers", "leases", "cluster", "routing"):
         found[name] = json.dumps(get_json(f"{router.operator}/ownerserve/v1/{name}"), ensure_ascii=False).encode()
     for receipt in json.loads(found["decisions?limit=500"])["decisions"]:
         request = receipt["request"]
@@ -174,9 +174,9 @@ def test_what_is_kept_of_a_tenant_is_deleted_in_redis(redis, workers, tmp_path):
     try:
         traffic(router)
         until("transcripts are shared", lambda: len(lengths("transcript")) >= 2 and max(lengths("transcript")) > 300)
-        request = urllib.request.Request(f"{router.operator}/ownerserve/v1/tenants/team/kept", method="DELETE")
+        request = urllib.request.Request(f"{router.operator}/ownerserve/v1/tenants/team/retained-data", method="DELETE")
         with urllib.request.urlopen(request, timeout=30) as answer:
-            assert "values were forgotten" in json.load(answer)["did"]
+            assert "values were forgotten" in json.load(answer)["result"]
         # What is left are marks: nothing but what every value has beside its words.
         assert set(lengths("transcript") + lengths("checkpoint") + lengths("maker")) == {29}
     finally:

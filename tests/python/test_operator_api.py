@@ -49,7 +49,7 @@ def test_a_session_its_artifact_its_owner_and_its_lease_tell_the_same_story(flee
     owners = operator.get(f"owners/{head['prefix']}").json["owners"]
     lease = operator.get(f"leases/{line['owner']['worker']}").json["lease"]
     assert artifact["owner"]["worker"] == owners[0]["owner"]["worker"] == lease["worker"] == line["owner"]["worker"]
-    assert artifact["prefix"] == head["prefix"] and artifact["blocks"] == head["blocks"]
+    assert artifact["prefix"] == head["prefix"] and artifact["prefix_blocks"] == head["blocks"]
     assert lease["state"] == "held" and lease["incarnation"] == line["owner"]["incarnation"]
     assert any(found["id"] == head["artifact"] for found in operator.get(f"artifacts?session={line['id']}").json["artifacts"])
     tree = operator.get(f"sessions/{line['id']}/tree").json["branches"]
@@ -75,20 +75,20 @@ def test_migration_moves_the_blocks_first_and_the_next_step_finds_them_there(fle
     line = sealed_session(fleet.serve, "moved")
     target = other_worker(fleet, line)
     tag = operator.get(f"sessions/{line['id']}").headers["etag"]
-    done = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": target}}, tag).ok()
-    assert done["moved"]["blocks"] == line["heads"][-1]["blocks"] and done["moved"]["to"] == target
+    done = operator.write("POST", f"sessions/{line['id']}/migrate", {"target": {"worker": target}}, tag).ok()
+    assert done["transfer"]["blocks"] == line["heads"][-1]["blocks"] and done["transfer"]["target"] == target
     assert operator.get(f"sessions/{line['id']}").json["session"]["owner"]["worker"] == target
-    stale = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": line["owner"]["worker"]}}, tag)
-    assert (stale.status, stale.json["type"]) == (412, PROBLEM + "stale")
+    stale = operator.write("POST", f"sessions/{line['id']}/migrate", {"target": {"worker": line["owner"]["worker"]}}, tag)
+    assert (stale.status, stale.json["type"]) == (412, PROBLEM + "precondition_failed")
     assert stale.json["epoch"] == done["epoch"]
     # The old worker's cache is as warm still: out of the way with it.
-    operator.write("PUT", f"workers/{line['owner']['worker']}/draining", {"draining": True}).ok()
+    operator.write("PUT", f"workers/{line['owner']['worker']}/drain", {"draining": True}).ok()
     try:
         talk.say("and on")
         decided = lambda: operator.get(f"decisions?session={line['id']}&limit=1").json["decisions"]
         latest = until("the step has its receipt", lambda: [it for it in decided() if it["known"]["owner"]["worker"] == target])[0]
     finally:
-        operator.write("PUT", f"workers/{line['owner']['worker']}/draining", {"draining": False}).ok()
+        operator.write("PUT", f"workers/{line['owner']['worker']}/drain", {"draining": False}).ok()
     assert served_at(latest["attempts"][-1]) == target
     assert latest["seen"]["cached"] >= line["heads"][-1]["tokens"] - 16
 
@@ -96,10 +96,11 @@ def test_migration_moves_the_blocks_first_and_the_next_step_finds_them_there(fle
 def test_a_copy_is_made_recorded_listed_and_forgotten(fleet, operator):
     line = talked(fleet, "copied", 4)
     target, artifact = other_worker(fleet, line), line["heads"][-1]["artifact"]
-    done = operator.write("POST", f"artifacts/{artifact}/replicas", {"holder": {"worker": target}, "ttl_ms": 60_000}).ok()
-    assert done["moved"]["bytes"] > 0
+    done = operator.write("POST", f"artifacts/{artifact}/replicas", {"target": {"worker": target}, "ttl": "60s"}).ok()
+    assert done["transfer"]["bytes"] > 0
     copies = operator.get(f"replicas?worker={target}&artifact={artifact}").json["replicas"]
-    assert [copy["holder"]["worker"] for copy in copies] == [target] and 0 < copies[0]["left_ms"] <= 60_000
+    assert [copy["worker"]["worker"] for copy in copies] == [target]
+    assert copies[0]["expires_in"] != "0s" and copies[0]["prefix_blocks"] == line["heads"][-1]["blocks"]
     operator.write("DELETE", f"artifacts/{artifact}/replicas/{target}").ok()
     assert operator.get(f"replicas?artifact={artifact}").json["replicas"] == []
     assert operator.write("DELETE", f"artifacts/{artifact}/replicas/{target}").status == 404
@@ -110,36 +111,36 @@ def test_blocks_that_nobody_can_move_are_not_recorded_as_moved(fleet, operator):
     operator.write("POST", f"sessions/{line['id']}/release", {}, "*").ok()
     head = line["heads"][-1]["artifact"]
     operator.write("POST", f"artifacts/{head}/release", {}, "*").ok()
-    refused = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": other_worker(fleet, line)}}, "*")
-    assert (refused.status, refused.json["cause"]) == (409, "not_movable")
+    refused = operator.write("POST", f"sessions/{line['id']}/migrate", {"target": {"worker": other_worker(fleet, line)}}, "*")
+    assert (refused.status, refused.json["reason"]) == (409, "transfer_not_possible")
     assert operator.get(f"sessions/{line['id']}").json["session"]["owner"] is None
 
 
 def test_a_draining_worker_is_given_no_new_session_until_it_is_taken_back(fleet, operator):
     workers = operator.get("workers").json["workers"]
     drained = workers[0]
-    operator.write("PUT", f"workers/{drained['id']}/draining", {"draining": True}).ok()
+    operator.write("PUT", f"workers/{drained['id']}/drain", {"draining": True}).ok()
     try:
         assert operator.get(f"leases/{drained['id']}").json["lease"]["draining"] is True
         assert operator.get(f"workers/{drained['id']}").json["worker"]["health"] == "draining"
         for n in range(4):
             assert talked(fleet, f"while-draining-{n}", 60 + n)["owner"]["endpoint"] != drained["endpoint"]
         claimed = operator.write("POST", f"sessions/{talked(fleet, 'claimed', 70)['id']}/release", {}, "*").ok()
-        assert claimed["did"]
+        assert claimed["result"]
     finally:
-        operator.write("PUT", f"workers/{drained['id']}/draining", {"draining": False}).ok()
+        operator.write("PUT", f"workers/{drained['id']}/drain", {"draining": False}).ok()
     assert operator.get(f"workers/{drained['id']}").json["worker"]["health"] == "ready"
 
 
 def test_pinned_and_referenced_artifacts_are_not_evicted_and_idle_ones_are(fleet, operator):
     line = talked(fleet, "evicted", 6)
     artifact = line["heads"][-1]["artifact"]
-    causes = []
-    causes.append(operator.write("DELETE", f"artifacts/{artifact}").json["cause"])
+    reasons = []
+    reasons.append(operator.write("DELETE", f"artifacts/{artifact}").json["reason"])
     operator.write("PUT", f"artifacts/{artifact}/pin", {"pinned": True}).ok()
     operator.write("DELETE", f"sessions/{line['id']}").ok()
-    causes.append(operator.write("DELETE", f"artifacts/{artifact}").json["cause"])
-    assert causes == ["referenced", "pinned"]
+    reasons.append(operator.write("DELETE", f"artifacts/{artifact}").json["reason"])
+    assert reasons == ["referenced", "pinned"]
     assert operator.get(f"artifacts/{artifact}").json["artifact"]["pinned"] is True
     operator.write("PUT", f"artifacts/{artifact}/pin", {"pinned": False}).ok()
     operator.write("DELETE", f"artifacts/{artifact}").ok()
@@ -157,11 +158,11 @@ def test_groups_and_quotas_are_set_and_lifted(fleet, operator):
     assert [(group["id"], group["artifacts"]) for group in operator.get("groups").json["groups"]] == [(made["group"], 1)]
     assert operator.write("POST", "groups", {}).ok()["group"] != made["group"]
     operator.write("PUT", f"artifacts/{artifact}/group", {"group": None}).ok()
-    operator.write("PUT", "tenants/t%2F1/quota", {"artifacts": 3}).ok()
-    assert operator.get("tenants/t%2F1").json["tenant"]["quota"] == 3
-    assert "t/1" in [line["tenant"] for line in operator.get("tenants?bounded=true").json["tenants"]]
-    operator.write("PUT", "tenants/t%2F1/quota", {"artifacts": None}).ok()
-    assert operator.get("tenants/t%2F1").json["tenant"]["quota"] is None
+    operator.write("PUT", "tenants/t%2F1/quota", {"max_entries": 3}).ok()
+    assert operator.get("tenants/t%2F1").json["tenant"]["max_entries"] == 3
+    assert "t/1" in [line["tenant"] for line in operator.get("tenants?has_quota=true").json["tenants"]]
+    operator.write("PUT", "tenants/t%2F1/quota", {"max_entries": None}).ok()
+    assert operator.get("tenants/t%2F1").json["tenant"]["max_entries"] is None
 
 
 def test_pages_together_are_the_list_and_a_foreign_cursor_is_refused(fleet, operator):
@@ -173,15 +174,15 @@ def test_pages_together_are_the_list_and_a_foreign_cursor_is_refused(fleet, oper
         page = operator.get(query).json
         assert len(page["sessions"]) <= 2
         seen += [line["id"] for line in page["sessions"]]
-        if page["next"] is None:
+        if page["next_cursor"] is None:
             break
-        foreign = operator.get(f"artifacts?cursor={page['next']}")
+        foreign = operator.get(f"artifacts?cursor={page['next_cursor']}")
         assert (foreign.status, foreign.json["type"]) == (400, PROBLEM + "invalid_cursor")
-        query = f"sessions?limit=2&cursor={page['next']}"
+        query = f"sessions?limit=2&cursor={page['next_cursor']}"
     assert seen == everything == sorted(everything)
 
 
-@pytest.mark.parametrize("query", ["", "consistency=local", "consistency=linearizable", "consistency=bounded&max_staleness=1000"])
+@pytest.mark.parametrize("query", ["", "consistency=local", "consistency=linearizable", "consistency=bounded&max_staleness=1s"])
 def test_a_read_is_as_fresh_as_asked(fleet, operator, query):
     assert operator.get(f"cluster?{query}").json["stale"] is False
 
@@ -198,30 +199,34 @@ def test_a_read_is_as_fresh_as_asked(fleet, operator, query):
     ("PUT", "sessions", {}, 405, "method_not_allowed"),
     ("POST", f"sessions/{NOBODY}/claim", {"owner": {"worker": f"w-{1:016x}"}, "x": 1}, 400, "invalid_body"),
     ("POST", f"sessions/{NOBODY}/claim", {"owner": {"worker": "x"}}, 400, "invalid_body"),
-    ("POST", f"sessions/{NOBODY}/claim", {"owner": {"worker": f"w-{1:016x}"}}, 409, "refused"),
+    ("POST", f"sessions/{NOBODY}/claim", {"owner": {"worker": f"w-{1:016x}"}}, 409, "conflict"),
     ("POST", f"sessions/{NOBODY}/release", {}, 404, "not_found"),
-    ("PUT", "cluster/level", {"level": 99}, 409, "refused"),
+    ("PUT", "cluster/feature-level", {"feature_level": 99}, 409, "conflict"),
     ("POST", "cluster/members/promote", {"nodes": []}, 400, "invalid_body"),
     ("POST", "cluster/members/promote", {"nodes": [77]}, 404, "not_found"),
     ("PUT", "tenants/a/quota", {}, 400, "invalid_body"),
 ])
 def test_bad_input_is_a_problem_that_says_what_to_do_and_changes_nothing(fleet, operator, method, path, body, status, word):
-    before = operator.get("cluster/hash?consistency=linearizable").json
+    before = operator.get("cluster/state-hash?consistency=linearizable").json
     got = operator.get(path) if method == "GET" else operator.write(method, path, body)
     assert (got.status, got.json["type"], got.json["status"]) == (status, PROBLEM + word, status), got.json
     assert got.headers["content-type"] == "application/problem+json" and len(got.json["detail"]) > 15
-    after = operator.get("cluster/hash?consistency=linearizable").json
+    after = operator.get("cluster/state-hash?consistency=linearizable").json
     # Leases are renewed all the time; nothing else may have happened.
     if before["revision"] == after["revision"]:
-        assert before["hash"] == after["hash"]
+        assert before["state_hash"] == after["state_hash"]
 
 
 @pytest.mark.parametrize(("method", "path", "body", "told"), [
     ("GET", "sessions?limit=many", None, "limit: accepted is a whole number"),
     ("GET", "workers?role=x", None, "role: unknown variant `x`, expected one of `prefill`, `decode`, `hybrid`"),
-    ("PUT", "cluster/level", {"level": "2"}, "level: invalid type: string \"2\", expected u32"),
-    ("PUT", "cluster/level", {}, "missing field `level`"),
-    ("PUT", "mode", {"mode": "fast"}, "mode: unknown variant `fast`, expected one of `shadow`, `bypass`, `active`"),
+    ("PUT", "cluster/feature-level", {"feature_level": "2"}, "feature_level: invalid type: string \"2\", expected u32"),
+    ("PUT", "cluster/feature-level", {}, "missing field `feature_level`"),
+    ("PUT", "routing", {"mode": "fast"}, "mode: unknown variant `fast`, expected one of `shadow`, `bypass`, `active`"),
+    ("POST", "registrations", {"url": "http://127.0.0.1:9", "ttl": 30}, "ttl: 30: accepted is a duration with its unit like \"500ms\""),
+    ("POST", "registrations", {"url": "http://127.0.0.1:9", "ttl": "2h"}, "ttl: accepted is 1s to 1h"),
+    ("GET", "cluster?consistency=bounded&max_staleness=500", None, "accepted is a duration with its unit"),
+    ("GET", "decisions?since=1700000000000", None, "accepted is a time in UTC like \"2026-11-26T09:30:00Z\""),
 ])
 def test_a_refusal_names_the_field_and_what_is_expected(fleet, operator, method, path, body, told):
     got = operator.get(path) if method == "GET" else operator.write(method, path, body)
@@ -229,9 +234,9 @@ def test_a_refusal_names_the_field_and_what_is_expected(fleet, operator, method,
 
 
 def test_a_form_of_a_web_page_changes_nothing(fleet, operator):
-    got = operator.write("PUT", "mode", {"mode": "bypass"}, **{"content-type": "text/plain"})
-    assert (got.status, got.json["type"]) == (415, PROBLEM + "not_json")
-    assert operator.get("mode").json["mode"] == "active"
+    got = operator.write("PUT", "routing", {"mode": "bypass"}, **{"content-type": "text/plain"})
+    assert (got.status, got.json["type"]) == (415, PROBLEM + "unsupported_media_type")
+    assert operator.get("routing").json["mode"] == "active"
 
 
 @pytest.fixture(scope="module")
@@ -247,14 +252,14 @@ def guarded(tmp_path_factory):
 
 
 def degraded(serve) -> list[tuple[str, str]]:
-    return [(line["what"], line["cause"]) for line in get_json(f"{serve.operator}/readyz")["degraded"]]
+    return [(line["component"], line["reason"]) for line in get_json(f"{serve.operator}/readyz")["degraded"]]
 
 
 def test_roles_come_from_a_file_and_follow_it(guarded):
     serve, tokens = guarded
     nobody, reader, alice = (Operator(serve.operator, token) for token in (None, "looks-at-everything", "works-on-everything"))
     assert [who.get("sessions").status for who in (nobody, reader, alice)] == [401, 200, 200]
-    assert [who.write("PUT", "mode", {"mode": "active"}).status for who in (nobody, reader, alice)] == [401, 403, 200]
+    assert [who.write("PUT", "routing", {"mode": "active"}).status for who in (nobody, reader, alice)] == [401, 403, 200]
     assert [who.get("cluster/snapshot").status for who in (nobody, reader, alice)] == [401, 403, 200]
     with Watched(serve, "kind=quota", authorization="Bearer looks-at-everything") as watch:
         tokens.write_text('[tokens]\n"new-one-of-letters" = "read"\n')
@@ -278,13 +283,13 @@ def audited(serve, name: str = "audit") -> list[dict]:
 def test_every_write_is_in_the_audit_log_and_no_token_anywhere(guarded):
     serve, _ = guarded
     alice = Operator(serve.operator, "works-on-everything")
-    alice.write("PUT", "tenants/audited/quota", {"artifacts": 9}, **{"x-request-id": "ticket-7"}).ok()
-    Operator(serve.operator, "looks-at-everything").write("PUT", "tenants/audited/quota", {"artifacts": 8})
+    alice.write("PUT", "tenants/audited/quota", {"max_entries": 9}, **{"x-request-id": "ticket-7"}).ok()
+    Operator(serve.operator, "looks-at-everything").write("PUT", "tenants/audited/quota", {"max_entries": 8})
     done, refused = (
-        line for name in ("audit", "refused") for line in audited(serve, name) if line["key"].endswith("/tenants/audited/quota"))
-    assert (done["who"], done["role"], done["outcome"], done["request"]) == ("alice", "operator", "done", "ticket-7")
-    assert done["body"] == {"artifacts": 9} and done["remote"].startswith("127.0.0.1:")
-    assert (refused["who"], refused["outcome"], refused["status"]) == ("grafana", "forbidden", 403)
+        line for name in ("audit", "refused") for line in audited(serve, name) if line["path"].endswith("/tenants/audited/quota"))
+    assert (done["actor"], done["role"], done["outcome"], done["request_id"]) == ("alice", "operator", "succeeded", "ticket-7")
+    assert done["body"] == {"max_entries": 9} and done["remote_address"].startswith("127.0.0.1:")
+    assert (refused["actor"], refused["outcome"], refused["status"]) == ("grafana", "forbidden", 403)
     logs = "".join(file.read_text() for file in (serve.data / "audit").iterdir()) + serve.process.log.read_text(errors="replace")
     assert "works-on-everything" not in logs
     assert "Bearer" not in logs
@@ -294,7 +299,7 @@ def test_the_log_of_the_process_does_not_repeat_the_audit_log(guarded):
     serve, _ = guarded
     alice = Operator(serve.operator, "works-on-everything")
     for n in range(50):
-        alice.write("PUT", "tenants/often/quota", {"artifacts": n}).ok()
+        alice.write("PUT", "tenants/often/quota", {"max_entries": n}).ok()
     assert (serve.data / "audit/audit.jsonl").read_text().count("/tenants/often/quota") == 50
     assert "tenants/often" not in serve.process.log.read_text(errors="replace")
 
@@ -348,7 +353,7 @@ class Watched:
 
 def test_a_watch_tells_every_revision_in_order_and_goes_on_where_it_broke(fleet, operator):
     def quota(n):
-        return operator.write("PUT", "tenants/watched/quota", {"artifacts": n}).ok()["revision"]
+        return operator.write("PUT", "tenants/watched/quota", {"max_entries": n}).ok()["revision"]
 
     with Watched(fleet.serve, "kind=quota") as watch:
         wrote = [quota(n) for n in range(1, 4)]
@@ -361,23 +366,23 @@ def test_a_watch_tells_every_revision_in_order_and_goes_on_where_it_broke(fleet,
     with Watched(fleet.serve, "kind=quota", **{"Last-Event-ID": str(ids[0])}) as again:
         resumed = [int(again.event()["id"]) for _ in range(3)]
     assert resumed[:2] == ids[1:] and ids[2] < resumed[2] <= missed
-    with Watched(fleet.serve, f"from={ids[1]}&kind=quota,node") as behind:
+    with Watched(fleet.serve, f"from_revision={ids[1]}&kind=quota,node") as behind:
         assert int(behind.event()["id"]) == ids[1]
 
 
 def test_a_watch_that_has_nothing_to_tell_says_how_far_it_is(fleet, operator):
     with Watched(fleet.serve, "kind=node") as watch:
-        wrote = operator.write("PUT", "tenants/unwatched/quota", {"artifacts": 1}).ok()["revision"]
+        wrote = operator.write("PUT", "tenants/unwatched/quota", {"max_entries": 1}).ok()["revision"]
         told = watch.event()
     assert (told["event"], int(told["id"])) == ("progress", told["data"]["revision"])
     assert told["data"]["revision"] >= wrote
-    later = operator.write("PUT", "tenants/unwatched/quota", {"artifacts": 2}).ok()["revision"]
+    later = operator.write("PUT", "tenants/unwatched/quota", {"max_entries": 2}).ok()["revision"]
     with Watched(fleet.serve, "kind=quota", **{"Last-Event-ID": told["id"]}) as again:
         assert int(again.event()["id"]) <= later
 
 
 @pytest.mark.parametrize(("query", "headers"), [
-    ("from=x", {}), ("from=-1", {}), ("kind=colour", {}), ("colour=red", {}), ("", {"Last-Event-ID": "x"})])
+    ("from_revision=x", {}), ("from_revision=-1", {}), ("from=1", {}), ("kind=colour", {}), ("colour=red", {}), ("", {"Last-Event-ID": "x"})])
 def test_a_watch_that_cannot_be_is_refused(fleet, operator, query, headers):
     assert operator.get(f"watch?{query}", **headers).status == 400
 
@@ -387,14 +392,14 @@ def test_revisions_that_were_compacted_answer_410_after_a_restart(tmp_path):
     serve = Serve([worker.url]).wait()
     try:
         operator = Operator(serve.operator)
-        operator.write("PUT", "tenants/a/quota", {"artifacts": 1}).ok()
+        operator.write("PUT", "tenants/a/quota", {"max_entries": 1}).ok()
         operator.write("POST", "cluster/snapshot", {}).ok()
         serve.process.stop()
         serve.start()
         serve.wait()
-        gone = operator.get("watch?from=1")
+        gone = operator.get("watch?from_revision=1")
         assert (gone.status, gone.json["type"]) == (410, PROBLEM + "compacted")
-        with Watched(serve, f"from={gone.json['oldest']}") as watch:
+        with Watched(serve, f"from_revision={gone.json['oldest_revision']}") as watch:
             assert watch.status == 200
     finally:
         serve.stop()
@@ -406,7 +411,7 @@ def test_there_are_only_so_many_watchers(fleet, operator):
     try:
         assert {watch.status for watch in watches} == {200}
         more = operator.get("watch")
-        assert (more.status, more.json["type"]) == (429, PROBLEM + "too_many")
+        assert (more.status, more.json["type"]) == (429, PROBLEM + "too_many_requests")
     finally:
         for watch in watches:
             watch.close()
@@ -420,23 +425,23 @@ def test_there_are_only_so_many_watchers(fleet, operator):
 
 def test_a_write_under_a_key_is_done_once_and_another_one_under_it_is_refused(fleet, operator):
     def quota(n, key, fence=None):
-        return operator.write("PUT", "tenants/keyed/quota", {"artifacts": n}, fence, **{"Idempotency-Key": key})
+        return operator.write("PUT", "tenants/keyed/quota", {"max_entries": n}, fence, **{"Idempotency-Key": key})
 
     first = quota(5, "k-1")
     assert first.status == 200 and "idempotency-replayed" not in first.headers
-    operator.write("PUT", "tenants/keyed/quota", {"artifacts": 6}).ok()
+    operator.write("PUT", "tenants/keyed/quota", {"max_entries": 6}).ok()
     again = quota(5, "k-1")
     assert (again.status, again.body, again.headers["idempotency-replayed"]) == (200, first.body, "true")
-    assert operator.get("tenants/keyed").json["tenant"]["quota"] == 6, "it was not done again"
+    assert operator.get("tenants/keyed").json["tenant"]["max_entries"] == 6, "it was not done again"
     for other in quota(7, "k-1"), quota(5, "k-1", "*"):
-        assert (other.status, other.json["cause"]) == (422, "idempotency_key_reused")
-    assert operator.get("tenants/keyed").json["tenant"]["quota"] == 6
+        assert (other.status, other.json["reason"]) == (422, "idempotency_key_reused")
+    assert operator.get("tenants/keyed").json["tenant"]["max_entries"] == 6
     assert quota(5, "x" * 200).status == 400
     assert quota(8, "k-2").status == 200
     def outcomes(name: str) -> list[str]:
-        return [line["outcome"] for line in audited(fleet.serve, name) if line["key"].endswith("/tenants/keyed/quota")]
+        return [line["outcome"] for line in audited(fleet.serve, name) if line["path"].endswith("/tenants/keyed/quota")]
 
-    assert outcomes("audit") == ["done", "done", "repeated", "unprocessable", "unprocessable", "done"]
+    assert outcomes("audit") == ["succeeded", "succeeded", "replayed", "unprocessable", "unprocessable", "succeeded"]
     assert outcomes("refused") == ["invalid_header"]
 
 
@@ -446,7 +451,7 @@ def test_an_artifact_is_as_large_as_its_tokens_are_at_the_workers(fleet, operato
         asked = Operator(builtin.serve.operator)
         artifact = asked.get(f"artifacts/{line['heads'][-1]['artifact']}").json["artifact"]
         (worker,) = asked.get("workers").json["workers"]
-        assert artifact["bytes"] == artifact["tokens"] * worker["kv_bytes_per_token"]
+        assert artifact["bytes"] == artifact["prefix_tokens"] * worker["kv_bytes_per_token"]
 
 
 def certificate(folder, name: str):

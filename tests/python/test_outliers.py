@@ -26,7 +26,7 @@ def fleet():
 
 def ejected(serve: Serve) -> list[str]:
     workers = get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
-    return [worker["endpoint"] for worker in workers if worker["ejected"]]
+    return [worker["endpoint"] for worker in workers if worker["ejection"]]
 
 
 def ask(serve: Serve, count: int, **more) -> list:
@@ -63,7 +63,7 @@ def test_a_sick_worker_is_asked_a_few_times_and_then_only_by_trials(fleet, how):
     assert serve.metric("worker_ejected", worker=sick.url.split("//")[1]) == 1
     told = {alarm["alarm"]: alarm for alarm in alarms(serve)}
     assert told["worker_ejected"]["of"] == sick.url, told
-    assert get_json(f"{serve.operator}/readyz")["degraded"][0]["cause"] == "ejected"
+    assert get_json(f"{serve.operator}/readyz")["degraded"][0]["reason"] == "ejected"
 
     sick.behaviour = type(sick.behaviour)()
     until("it is back", lambda: ask(serve, 8, stream=stream) and ejected(serve) == [])

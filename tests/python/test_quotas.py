@@ -130,7 +130,7 @@ def test_without_redis_each_router_keeps_to_its_share(redis, pair):
     one, other = pair
     redis.kill()
     for router in pair:
-        until("it is gone", lambda router=router: router.metric("soft_state_standing", standing="gone") == 1)
+        until("it is gone", lambda router=router: router.metric("soft_state_standing", standing="unreachable") == 1)
     counts, took = hammer([one], 90)
     assert set(counts) <= {200, 429}
     assert 30 - 1 <= counts[200] <= 30 + took / 2 + 2, (counts, took)

@@ -26,7 +26,7 @@ def one_session(serve, key: str) -> dict:
         first = get_json(url)["session"]
         time.sleep(0.3)
         second = get_json(url)["session"]
-        return second if first["heads"] == second["heads"] and second["steps_on_their_way"] == 0 else None
+        return second if first["heads"] == second["heads"] and second["in_flight_steps"] == 0 else None
 
     return until(f"session {key} stands still", unchanged)
 

@@ -59,9 +59,9 @@ def test_any_router_moves_and_copies_what_another_one_served(routers):
         for router, target in zip(others, targets):
             asked = Operator(router.operator)
             done = asked.write("POST", f"sessions/{session}/migrate", {"to": {"worker": target}}, "*").ok()
-            assert done["moved"]["blocks"] == head["blocks"] and done["moved"]["to"] == target
+            assert done["transfer"]["blocks"] == head["blocks"] and done["transfer"]["target"] == target
             assert asked.get(f"sessions/{session}").json["session"]["owner"]["worker"] == target
-            copy = {"holder": {"worker": line["owner"]["worker"]}}
+            copy = {"target": {"worker": line["owner"]["worker"]}}
             made = asked.write("POST", f"artifacts/{head['artifact']}/replicas", copy)
             assert made.status == 200, made.body
         assert sum(router.metric("peer_prompt_transfers_total", outcome="received") for router in others) >= len(others)
@@ -79,7 +79,7 @@ def test_what_no_router_knows_any_more_is_refused_alike_and_says_what_helps(work
         target = elsewhere(one, line)[0]
         told = [Operator(router.operator).write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": target}}, "*")
                 for router in routers]
-        assert [(got.status, got.json["cause"]) for got in told] == [(409, "not_movable")] * 2
+        assert [(got.status, got.json["reason"]) for got in told] == [(409, "transfer_not_possible")] * 2
         assert told[0].json["detail"] == told[1].json["detail"] and "after a step of the session" in told[0].json["detail"]
         Talk(other.url, "forgotten", prose(400, 200)).say("hello")
         sealed_session(other, "forgotten")

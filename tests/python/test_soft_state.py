@@ -207,7 +207,7 @@ def readyz(router) -> str:
 
 FAULTS = {
     "slow": (lambda redis: redis.pause(), lambda redis: redis.go_on()),
-    "gone": (lambda redis: redis.kill(), lambda redis: redis.start()),
+    "unreachable": (lambda redis: redis.kill(), lambda redis: redis.start()),
 }
 
 
@@ -381,14 +381,14 @@ def test_every_key_has_an_end_and_names_its_tenant(redis, routers):
 def test_another_secret_is_told_by_who_came_with_it_until_there_is_one_secret(redis, workers):
     (one,) = routers_of(redis, workers, "shared_cache.key_prefix=rotated", count=1)
     (other,) = routers_of(redis, workers, "shared_cache.key_prefix=rotated", "shared_cache.encryption_secret=fedcba9876543210", count=1)
-    told = lambda router: [(line["what"], line["cause"]) for line in get_json(f"{router.operator}/readyz")["degraded"]]
+    told = lambda router: [(line["component"], line["reason"]) for line in get_json(f"{router.operator}/readyz")["degraded"]]
     try:
-        until("it is told", lambda: ("soft_state", "other_secret") in told(other))
-        assert ("soft_state", "other_secret") not in told(one)
+        until("it is told", lambda: ("shared_cache", "other_secret") in told(other))
+        assert ("shared_cache", "other_secret") not in told(one)
         one.stop()
         # As if a minute had passed, in which nobody opens it.
         redis.ask("DEL", "ownerserve:1:rotated:secret")
-        until("there is one secret", lambda: ("soft_state", "other_secret") not in told(other))
+        until("there is one secret", lambda: ("shared_cache", "other_secret") not in told(other))
     finally:
         one.stop()
         other.stop()
@@ -402,8 +402,8 @@ def test_a_router_without_redis_starts_and_says_so(workers):
         router.wait()
         first, _ = respond(router, prose(20, 400))
         respond(router, "on", first["id"])
-        assert router.metric("soft_state_standing", standing="gone") == 1
-        assert "Redis is gone" in readyz(router)
+        assert router.metric("soft_state_standing", standing="unreachable") == 1
+        assert "Redis is unreachable" in readyz(router)
         log = router.process.log.read_text()
         assert "Redis does not answer as it should" in log and "hunter2" not in log
     finally:

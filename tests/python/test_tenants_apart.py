@@ -141,7 +141,7 @@ def run(keys, steps_of_b: list) -> dict:
             "seen": a, "other": b,
             "kinds": [(receipt["decision"]["step"], [attempt["action"] for attempt in receipt["attempts"]]) for receipt in receipts],
             "metered": {tenant: router.metric("tenant_tokens_total", tenant=tenant) for tenant in ("a", "b")},
-            "ejected": [worker["ejected"] for worker in get_json(f"{router.operator}/ownerserve/v1/workers")["workers"]],
+            "ejection": [worker["ejection"] for worker in get_json(f"{router.operator}/ownerserve/v1/workers")["workers"]],
         }
     finally:
         router.stop()
@@ -158,7 +158,7 @@ def test_what_a_tenant_gets_does_not_depend_on_what_another_says(keys):
         assert beside["seen"].cached == alone["seen"].cached, "what B sent is found by nobody else"
         assert beside["seen"].limits == alone["seen"].limits
         assert beside["kinds"] == alone["kinds"]
-        assert beside["ejected"] == alone["ejected"]
+        assert beside["ejection"] == alone["ejection"]
         assert beside["metered"]["a"] == alone["metered"]["a"]
 
 
@@ -228,7 +228,7 @@ def test_poison_of_one_tenant_ejects_no_worker_for_the_other(keys):
             assert ask(router, "key-b", chat(f"POISON {number}"))[0] >= 500
             assert ask(router, "key-a", chat(f"well {number}"))[0] == 200
         workers = get_json(f"{router.operator}/ownerserve/v1/workers")["workers"]
-        assert [worker["ejected"] for worker in workers if worker["ejected"]] == []
+        assert [worker["ejection"] for worker in workers if worker["ejection"]] == []
     finally:
         router.stop()
         for engine in engines:

@@ -30,7 +30,7 @@ def full(tmp_path):
     worker = SimWorker("hybrid", "--profile", str(profile)).wait()
     serve = Serve([worker.url], settings=SETTINGS).wait()
     operator = Operator(serve.operator)
-    until("its blocks are known", lambda: operator.get("workers").ok()["workers"][0]["knowledge"] == "exact")
+    until("its blocks are known", lambda: operator.get("workers").ok()["workers"][0]["kv_index_state"] == "exact")
     yield serve, operator
     serve.stop()
     worker.process.stop()
@@ -66,7 +66,7 @@ def test_a_step_waits_for_another_ones_end_and_one_whose_client_leaves_is_gone(f
         connection.sendall(head("POST", PATH, fields) + leaves)
         until("the third waits, too", lambda: waiting() == 2)
         told = json.loads(ctl("-o", "json", "--endpoint", serve.operator, "cluster", "status").stdout)
-        assert told[0]["answer"]["waiting"] == 2, told
+        assert told[0]["answer"]["admission_queue_depth"] == 2, told
     until("the third is gone", lambda: waiting() == 1)
     assert served.is_alive() and held.is_alive(), "nothing ended meanwhile"
 

@@ -61,7 +61,7 @@ def asked(serve, count: int) -> list[int]:
     """How often each worker's publisher was asked what was missed: the second time its live stream is heard for sure."""
     workers = get_json(f"{serve.operator}/ownerserve/v1/workers?limit={count}")["workers"]
     assert len(workers) == count, len(workers)
-    return [worker["events"]["replays"] for worker in workers]
+    return [worker["kv_event_counts"]["replays"] for worker in workers]
 
 
 def blocks(serve) -> int:
@@ -241,7 +241,7 @@ def degraded(serve) -> list[str]:
     """What its readiness says is wrong with the ledger, while it goes on serving."""
     ready = get_json(f"{serve.operator}/readyz")
     assert ready["ready"], ready
-    return [trouble["cause"] for trouble in ready["degraded"] if trouble["what"] == "ledger"]
+    return [trouble["reason"] for trouble in ready["degraded"] if trouble["component"] == "ledger"]
 
 
 def main() -> None:

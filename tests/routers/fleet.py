@@ -92,7 +92,7 @@ class Routers:
     def promote(self, voters: int) -> None:
         """Makes the next learners voters, all at once."""
         members = get_json(f"{self.all[0].operator}/ownerserve/v1/cluster/members")["members"]
-        learners = [member["node"] for member in members if member["standing"] == "learner"]
+        learners = [member["node_id"] for member in members if member["role"] == "learner"]
         body = json.dumps({"nodes": learners[:voters - 1]}).encode()
         url = f"{self.all[0].operator}/ownerserve/v1/cluster/members/promote"
         request = urllib.request.Request(url, body, {"content-type": "application/json"})
@@ -114,7 +114,7 @@ class Routers:
 
     def set_mode(self, mode: str, routers: list[Serve] | None = None) -> None:
         for serve in routers or self.all:
-            url = f"{serve.operator}/ownerserve/v1/mode"
+            url = f"{serve.operator}/ownerserve/v1/routing"
             body = json.dumps({"mode": mode}).encode()
             request = urllib.request.Request(url, body, {"content-type": "application/json"}, method="PUT")
             with urllib.request.urlopen(request, timeout=10) as answer:

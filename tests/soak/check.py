@@ -59,7 +59,7 @@ class Guests:
 
     def _register(self, worker: SimWorker) -> list[str]:
         """Its id at each router."""
-        body = {"url": worker.url, "ttl_ms": int(1_000 * REGISTERED_FOR)}
+        body = {"url": worker.url, "ttl": f"{int(1_000 * REGISTERED_FOR)}ms"}
         return [operator.write("POST", "registrations", body).ok()["worker"] for operator in self.operators]
 
     def _go(self, worker: SimWorker) -> None:

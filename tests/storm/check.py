@@ -115,11 +115,11 @@ def led(operator: Operator, verdict: Verdict, when: str) -> None:
 
     def freed():
         # Any session of the first phase: its step is over, so that nobody else writes to it.
-        found = operator.get("sessions?tenant=team-a&key=alone-0-1&model=tiny").ok()["sessions"][0]
+        found = operator.get("sessions?tenant=team-a&session_key=alone-0-1&model=tiny").ok()["sessions"][0]
         return operator.write("POST", f"sessions/{found['id']}/release", {}, "*")
 
     def claimed():
-        found = operator.get("sessions?tenant=team-a&key=alone-0-1&model=tiny").ok()["sessions"][0]
+        found = operator.get("sessions?tenant=team-a&session_key=alone-0-1&model=tiny").ok()["sessions"][0]
         lease = operator.get("leases").ok()["leases"][0]
         owner = {"worker": lease["worker"], "incarnation": lease["incarnation"], "rank": 0}
         return operator.write("POST", f"sessions/{found['id']}/claim", {"owner": owner})

@@ -286,7 +286,7 @@ impl Fleet {
     pub fn note_routed(&self, worker: WorkerId, rank: DpRank, step: ServedPrompts<'_>) {
         let room =
             self.member(worker).map(|member| member.probed_state().capacity().kv).filter(|room| *room > Tokens::ZERO);
-        if self.index.note_routed((worker, rank), step, room) == KvIndexState::Fallback {
+        if self.index.note_routed((worker, rank), step, room) == KvIndexState::Approximate {
             self.revision.fetch_add(1, Ordering::Release);
         }
     }

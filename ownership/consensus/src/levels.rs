@@ -48,7 +48,7 @@ pub struct UnsupportedLevel {
 /// it.
 pub fn check_command_level(ledger: &Ledger, command: &Command) -> Result<(), Refusal> {
     let (needed, current) = (command.level(), ledger.level());
-    if needed > current { Err(Refusal::Level { needed, current }) } else { Ok(()) }
+    if needed > current { Err(Refusal::FeatureLevelTooLow { needed, current }) } else { Ok(()) }
 }
 
 /// What a leader knows of a member's release.
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn commands_above_the_level_are_refused_and_unreadable_entries_fail() {
         let (ledger, retire) = (Ledger::default(), Command::RetireNode(NodeId(9)));
-        assert_eq!(check_command_level(&ledger, &retire), Err(Refusal::Level { needed: 2, current: 1 }));
+        assert_eq!(check_command_level(&ledger, &retire), Err(Refusal::FeatureLevelTooLow { needed: 2, current: 1 }));
         assert_eq!(check_command_level(&ledger, &Command::RaiseLevel(2)), Ok(()));
         assert_eq!(NEW.check(&entry(retire.clone())), Ok(()));
         let unreadable = OLD.check(&entry(retire)).unwrap_err();

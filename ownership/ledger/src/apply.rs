@@ -81,7 +81,7 @@ impl Ledger {
     fn batch(&mut self, epoch: &mut Epoch, commands: &[Command]) -> Outcome {
         let nested = commands.iter().any(|command| matches!(command, Command::Batch(_) | Command::OpenClient(_)));
         if nested || commands.len() > self.records.limits.batch as usize {
-            return Outcome::Refused(Refusal::BadBatch);
+            return Outcome::Refused(Refusal::InvalidBatch);
         }
         Outcome::Batch(commands.iter().map(|command| self.execute(next_epoch(epoch), command)).collect())
     }
@@ -89,7 +89,7 @@ impl Ledger {
     fn execute(&mut self, epoch: Epoch, command: &Command) -> Outcome {
         let (needed, current) = (command.level(), self.level());
         if needed > current {
-            return Outcome::Refused(Refusal::Level { needed, current });
+            return Outcome::Refused(Refusal::FeatureLevelTooLow { needed, current });
         }
         let answer = match command {
             Command::ClaimOwner(claim) => self.claim_owner(epoch, *claim),
@@ -112,7 +112,7 @@ impl Ledger {
             Command::Intent(intent) => self.set_intent(*intent),
             Command::Expire(expire) => self.expire(*expire),
             Command::OpenClient(_) | Command::Barrier => Ok(Outcome::Done),
-            Command::Batch(_) => Err(Refusal::BadBatch),
+            Command::Batch(_) => Err(Refusal::InvalidBatch),
             Command::AdmitNode(admit) => self.admit_node(admit),
             Command::RetireNode(node) => self.retire_node(*node),
             Command::RaiseLevel(level) => self.raise_level(*level),
@@ -143,7 +143,7 @@ impl Ledger {
         if let Some(artifact) = self.artifact_with_prefix(place.point.id, place.scope) {
             let exact =
                 artifact.boundary_at_or_before(place.point.blocks).is_some_and(|kept| kept.point == place.point);
-            return if exact { Ok(artifact) } else { Err(UnresolvedPrefix::Refused(Refusal::BadRun)) };
+            return if exact { Ok(artifact) } else { Err(UnresolvedPrefix::Refused(Refusal::InvalidBlockRange)) };
         }
         let hint = place.extent.and_then(|id| self.artifact(id)).filter(|a| a.origin.scope() == place.scope);
         match hint.filter(|extent| extent.from() < place.point.blocks && place.point.blocks <= extent.end().blocks) {

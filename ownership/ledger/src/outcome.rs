@@ -111,7 +111,9 @@ impl Outcome {
 }
 
 /// Why nothing was changed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, thiserror::Error, strum::IntoStaticStr)]
+#[derive(
+    Clone, PartialEq, Eq, Serialize, Deserialize, Debug, thiserror::Error, strum::IntoStaticStr, strum::VariantNames,
+)]
 #[strum(serialize_all = "snake_case")]
 pub enum Refusal {
     /// The owner is not a rank of the worker's current incarnation.
@@ -122,13 +124,15 @@ pub enum Refusal {
     UnknownWorker,
     /// The worker's lease is over; it must be registered again.
     #[error("the worker's lease is over")]
-    LeaseOver,
+    #[serde(rename = "LeaseOver")]
+    LeaseExpired,
     /// The lease was renewed, granted again or ended since, or its deadline has not passed.
     #[error("the lease is not the one that was seen, or its time has not come")]
     LeaseChanged,
     /// Another live owner owns it.
     #[error("owned by another worker since {epoch}")]
-    Owned {
+    #[serde(rename = "Owned")]
+    AlreadyOwned {
         /// The owner.
         by: Owner,
         /// When it was granted.
@@ -136,7 +140,8 @@ pub enum Refusal {
     },
     /// The ownership changed after the writer looked.
     #[error("decided on an old epoch, the current one is {current}")]
-    Stale {
+    #[serde(rename = "Stale")]
+    StaleEpoch {
         /// Current epoch.
         current: Epoch,
     },
@@ -145,7 +150,8 @@ pub enum Refusal {
     UnknownSession,
     /// The session belongs to another tenant or model.
     #[error("the session belongs to another tenant or model")]
-    ForeignSession,
+    #[serde(rename = "ForeignSession")]
+    SessionScopeMismatch,
     /// There is no such artifact.
     #[error("the artifact is not known")]
     UnknownArtifact,
@@ -154,19 +160,23 @@ pub enum Refusal {
     UnknownPrefix,
     /// The points do not increase, leave a waypoint out, are too many, or contradict what is sealed.
     #[error("the run is malformed")]
-    BadRun,
+    #[serde(rename = "BadRun")]
+    InvalidBlockRange,
     /// The client is not open, or was closed to make room.
     #[error("the client is not open")]
     UnknownClient,
     /// A batch inside a batch, or a batch that is too long.
     #[error("the batch is nested or too long")]
-    BadBatch,
+    #[serde(rename = "BadBatch")]
+    InvalidBatch,
     /// A table is full of records that may not be evicted.
     #[error("the directory is full")]
-    Full,
+    #[serde(rename = "Full")]
+    LedgerFull,
     /// The cluster's feature level is too low; an operator raises it once every node runs a release that supports it.
     #[error("this needs feature level {needed}, the cluster is at {current}: raise it once every node knows it")]
-    Level {
+    #[serde(rename = "Level")]
+    FeatureLevelTooLow {
         /// Level that the command needs.
         needed: u32,
         /// Level of the cluster.
@@ -174,13 +184,15 @@ pub enum Refusal {
     },
     /// The tenant has reached its quota.
     #[error("the tenant has the {quota} entries that it may have")]
-    OverQuota {
+    #[serde(rename = "OverQuota")]
+    QuotaExceeded {
         /// The quota.
         quota: u64,
     },
     /// The worker is draining.
     #[error("the worker is draining and is granted nothing more")]
-    Draining,
+    #[serde(rename = "Draining")]
+    WorkerDraining,
     /// The artifact is pinned.
     #[error("the artifact is pinned; take the pin back first")]
     Pinned,
@@ -192,21 +204,24 @@ pub enum Refusal {
     UnknownNode,
     /// The node was retired; it can join again with an empty folder, as a new node.
     #[error("node {node} was taken out for good: join with an empty data folder, as a new node")]
-    NodeRetired {
+    #[serde(rename = "NodeRetired")]
+    NodeRemoved {
         /// Id that it had.
         node: NodeId,
     },
     /// The node's address is empty or too long.
     #[error("the node's address is empty or longer than 256 bytes")]
-    BadAddress,
+    #[serde(rename = "BadAddress")]
+    InvalidAddress,
     /// A limit is lower than the current one.
     #[error("bounds can only be widened")]
-    BadLimits,
+    #[serde(rename = "BadLimits")]
+    InvalidLimits,
 }
 
 impl Refusal {
-    /// Returns the label used in metrics.
-    pub fn cause(&self) -> &'static str {
+    /// Returns the reason used in metrics and the operator API.
+    pub fn reason(&self) -> &'static str {
         self.into()
     }
 }

@@ -51,7 +51,7 @@ impl SimClient {
         self.serial += 1;
         let said = self.submit_until_answered(&submission).await?;
         // A serial that the level gate refused was never executed.
-        if !matches!(said.outcome, Outcome::Refused(Refusal::Level { .. })) {
+        if !matches!(said.outcome, Outcome::Refused(Refusal::FeatureLevelTooLow { .. })) {
             self.last_answered = Some((submission, said.outcome.clone()));
         }
         Some(said)

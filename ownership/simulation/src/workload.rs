@@ -135,8 +135,8 @@ async fn contend_for_lock(client: &mut SimClient, people: &ClientHistories, held
     let said = match done.outcome {
         Outcome::Granted { epoch } => LockReply::Granted(epoch),
         Outcome::Done => LockReply::Released,
-        Outcome::Refused(Refusal::Owned { by, epoch }) => LockReply::Owned(by, epoch),
-        Outcome::Refused(Refusal::Stale { current }) => LockReply::Stale(current),
+        Outcome::Refused(Refusal::AlreadyOwned { by, epoch }) => LockReply::Owned(by, epoch),
+        Outcome::Refused(Refusal::StaleEpoch { current }) => LockReply::Stale(current),
         other => return client.world.recorder.record_result(Err(unexpected_outcome(thing, &other))),
     };
     match (asked, said) {

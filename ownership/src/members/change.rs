@@ -43,13 +43,13 @@ pub(crate) fn list(core: &NodeCore) -> Vec<ClusterMember> {
     let voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
     let is_led = !core.view().quorum().stale;
     let member = |(id, node): (&u64, &BasicNode)| {
-        let matched = match &metrics.replication {
+        let matched_index = match &metrics.replication {
             _ if *id == metrics.id => metrics.last_log_index,
             Some(replication) => replication.get(id).copied().flatten().map(|log| log.index),
             None => None,
         };
         let heard = metrics.heartbeat.as_ref().map(|heard| heard.get(id).and_then(Option::as_ref));
-        let answers = match heard {
+        let reachable = match heard {
             _ if *id == metrics.id => Some(true),
             Some(at) => Some(at.is_some_and(|at| at.elapsed() < core.silence_timeout())),
             None => None,
@@ -57,11 +57,11 @@ pub(crate) fn list(core: &NodeCore) -> Vec<ClusterMember> {
         ClusterMember {
             node: NodeId(*id),
             address: node.addr.clone(),
-            voter: if voters.contains(id) { MemberRole::Voter } else { MemberRole::Learner },
+            role: if voters.contains(id) { MemberRole::Voter } else { MemberRole::Learner },
             is_leader: is_led && metrics.current_leader == Some(*id),
-            level: core.registry.levels(NodeId(*id)),
-            matched,
-            answers,
+            feature_levels: core.registry.levels(NodeId(*id)),
+            matched_index,
+            reachable,
         }
     };
     metrics.membership_config.nodes().map(member).collect()
@@ -79,8 +79,8 @@ fn best_successor_among(core: &NodeCore, may_lead: impl Fn(NodeId) -> bool) -> O
         return None;
     }
     let others = list(core).into_iter().filter(|member| member.node != core.node() && may_lead(member.node));
-    let voters = others.filter(|member| member.voter == MemberRole::Voter && member.answers == Some(true));
-    voters.max_by_key(|member| member.matched).map(|member| member.node)
+    let voters = others.filter(|member| member.role == MemberRole::Voter && member.reachable == Some(true));
+    voters.max_by_key(|member| member.matched_index).map(|member| member.node)
 }
 
 /// Carries out a change as the leader; refused on other nodes.
@@ -95,7 +95,7 @@ pub(crate) async fn carry_out(core: &NodeCore, change: MemberChange) -> Result<(
 async fn apply_change(core: &NodeCore, change: MemberChange) -> Result<(), MemberError> {
     let members = list(core);
     let all: BTreeSet<NodeId> = members.iter().map(|member| member.node).collect();
-    let is_voter = |member: &&ClusterMember| member.voter == MemberRole::Voter;
+    let is_voter = |member: &&ClusterMember| member.role == MemberRole::Voter;
     let voters: BTreeSet<NodeId> = members.iter().filter(is_voter).map(|member| member.node).collect();
     let next = next_voters(&voters, &all, &change)?;
     match change {
@@ -140,7 +140,7 @@ async fn change_voters(core: &NodeCore, voters: &BTreeSet<NodeId>, next: BTreeSe
 }
 
 async fn transfer_and_wait(core: &NodeCore, heir: NodeId) -> Result<(), MemberError> {
-    let late = |_| MemberError::NotTakenOver { heir, secs: TRANSFER_TIMEOUT.as_secs() };
+    let late = |_| MemberError::LeadershipNotTransferred { heir, secs: TRANSFER_TIMEOUT.as_secs() };
     timeout(TRANSFER_TIMEOUT, transfer(core, heir)).await.map_err(late)?
 }
 
@@ -175,19 +175,24 @@ async fn raise_level(core: &NodeCore, level: u32) -> Result<(), MemberError> {
 fn check_level(core: &NodeCore, level: u32, members: &BTreeSet<NodeId>) -> Result<(), MemberError> {
     let known: BTreeMap<NodeId, ClusterMember> = list(core).into_iter().map(|member| (member.node, member)).collect();
     let release = |node: &NodeId| {
-        let answering = known.get(node).filter(|member| member.answers == Some(true));
-        (*node, answering.and_then(|member| member.level).map_or(MemberRelease::Unreachable, MemberRelease::Supports))
+        let answering = known.get(node).filter(|member| member.reachable == Some(true));
+        (
+            *node,
+            answering
+                .and_then(|member| member.feature_levels)
+                .map_or(MemberRelease::Unreachable, MemberRelease::Supports),
+        )
     };
     check_raise(level, members.iter().map(release)).map_err(|error| match error {
-        RaiseLevelError::Unreachable(node) => MemberError::Silent(node),
-        RaiseLevelError::Unsupported(node, levels) => MemberError::Level { node, level, levels },
+        RaiseLevelError::Unreachable(node) => MemberError::Unreachable(node),
+        RaiseLevelError::Unsupported(node, levels) => MemberError::FeatureLevel { node, level, levels },
     })
 }
 
 /// Checks that a member answers now. The connection was greeted with the member's current feature levels.
 async fn check_answers(core: &NodeCore, node: NodeId) -> Result<(), MemberError> {
     let asked = core.registry.link(node, Lane::Call).call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await;
-    asked.map(drop).map_err(|_| MemberError::Silent(node))
+    asked.map(drop).map_err(|_| MemberError::Unreachable(node))
 }
 
 /// Checks that a majority of these voters answers; otherwise they could neither write nor add another voter.
@@ -221,7 +226,7 @@ async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberErro
     match timeout(ANSWER_TIMEOUT, heard).await {
         Ok(behind) if behind <= MAX_LAG => Ok(()),
         Ok(behind) => Err(MemberError::Lagging { node, behind }),
-        Err(_) => Err(MemberError::Silent(node)),
+        Err(_) => Err(MemberError::Unreachable(node)),
     }
 }
 
@@ -245,7 +250,7 @@ async fn enrol_locked(core: &NodeCore, Enrolment { node, address, levels }: Enro
             let newcomer = JoiningNode { id: node.0, node: BasicNode::new(&address), levels };
             let let_in = turn.add_learner(&core.raft, newcomer, || core.view().level()).await;
             let written = let_in.map_err(|error| match error {
-                MembershipWriteError::Level(level) => MemberError::Level { node, level, levels },
+                MembershipWriteError::Level(level) => MemberError::FeatureLevel { node, level, levels },
                 error => error.into(),
             })?;
             await_listed(core, written).await;

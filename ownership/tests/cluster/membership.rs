@@ -23,10 +23,13 @@ async fn one_voter_becomes_three_with_a_learner_and_two_voters_are_refused() {
     let view = nodes.node(3).read(Consistency::Linearizable).await.unwrap();
     assert!(view.session(SessionId(1)).is_some());
     let members = nodes.node(leader).members();
-    let standing: Vec<_> = members.iter().map(|member| (member.node.0, member.voter)).collect();
+    let standing: Vec<_> = members.iter().map(|member| (member.node.0, member.role)).collect();
     use MemberRole::{Learner, Voter};
     assert_eq!(standing, [(1, Voter), (2, Voter), (3, Voter), (4, Learner)]);
-    assert!(members.iter().all(|member| member.matched.is_some() && member.level.is_some()), "{members:?}");
+    assert!(
+        members.iter().all(|member| member.matched_index.is_some() && member.feature_levels.is_some()),
+        "{members:?}"
+    );
     nodes.assert_converged().await;
     nodes.close().await;
 }
@@ -63,7 +66,7 @@ async fn a_lost_voter_is_replaced_and_three_voters_become_five() {
     nodes.node(1).remove(NodeId(lost)).await.unwrap();
     let (five, six) = (nodes.join().await, nodes.join().await);
     nodes.promote(&[five, six]).await;
-    let voters = nodes.node(4).members().iter().filter(|member| member.voter == MemberRole::Voter).count();
+    let voters = nodes.node(4).members().iter().filter(|member| member.role == MemberRole::Voter).count();
     assert_eq!(voters, 5);
     nodes.node(five).submit(open_session(5)).unwrap().await.unwrap();
     nodes.assert_converged().await;
@@ -77,7 +80,7 @@ async fn an_unreachable_learner_is_not_promoted() {
     nodes.join().await;
     nodes.kill(3).await;
     let error = eventually("the refusal", || async { nodes.node(1).promote([NodeId(2), NodeId(3)]).await.err() }).await;
-    assert_eq!(error, MemberError::Silent(NodeId(3)));
+    assert_eq!(error, MemberError::Unreachable(NodeId(3)));
     nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
     nodes.restart(3).await;
     nodes.promote(&[2, 3]).await;
@@ -103,7 +106,7 @@ async fn the_leader_transfers_leadership_on_request_and_on_close() {
 /// Returns the voters, as the leader knows them.
 async fn voters(nodes: &TestCluster) -> Vec<u64> {
     let members = nodes.node(nodes.leader().await).members().into_iter();
-    members.filter(|member| member.voter == MemberRole::Voter).map(|member| member.node.0).collect()
+    members.filter(|member| member.role == MemberRole::Voter).map(|member| member.node.0).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,11 +156,11 @@ async fn the_level_is_raised_only_when_every_member_supports_it() {
     let nodes = TestCluster::found_with(|options| options.max_level = Some(1)).await;
     assert_eq!(nodes.node(1).view().level(), 1);
     let refused = nodes.node(1).raise_level(2).await.unwrap_err();
-    assert!(matches!(refused, MemberError::Level { node: NodeId(1), level: 2, .. }), "{refused}");
+    assert!(matches!(refused, MemberError::FeatureLevel { node: NodeId(1), level: 2, .. }), "{refused}");
     // An entry that an older node could not read never enters the log.
     let before = nodes.node(1).view().applied();
     let outcome = nodes.node(1).submit(Command::RetireNode(NodeId(9))).unwrap().await.unwrap();
-    assert_eq!(outcome, Outcome::Refused(Refusal::Level { needed: 2, current: 1 }));
+    assert_eq!(outcome, Outcome::Refused(Refusal::FeatureLevelTooLow { needed: 2, current: 1 }));
     assert_eq!(nodes.node(1).view().applied(), before);
     nodes.assert_converged().await;
     nodes.close().await;
@@ -175,7 +178,7 @@ async fn a_change_that_needs_a_silent_voter_is_not_begun() {
     let stranded = nodes.node(leader).demote([one, other]).await.unwrap_err();
     assert_eq!(stranded, MemberError::NoMajority { voters: 1, answering: 0, silent: NodeId(lost) });
     let silent = nodes.node(leader).transfer_leader(NodeId(lost)).await.unwrap_err();
-    assert_eq!(silent, MemberError::Silent(NodeId(lost)));
+    assert_eq!(silent, MemberError::Unreachable(NodeId(lost)));
     nodes.node(leader).submit(open_session(1)).unwrap().await.unwrap();
     assert_eq!(nodes.leader().await, leader);
     nodes.restart(lost).await;
@@ -206,7 +209,7 @@ async fn a_voter_that_lost_acknowledged_entries_stops_with_the_reason() {
     let newest = nodes.node(leader).view().applied();
     eventually("the leader to hear that the last entry is there", || async {
         let member = nodes.node(leader).members().into_iter().find(|member| member.node == NodeId(put_back))?;
-        (member.matched >= Some(newest)).then_some(())
+        (member.matched_index >= Some(newest)).then_some(())
     })
     .await;
     nodes.kill(put_back).await;

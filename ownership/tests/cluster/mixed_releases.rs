@@ -49,7 +49,7 @@ async fn swap_release(nodes: &mut TestCluster, id: u64, release: fn(&mut Options
 async fn assert_level_gated(nodes: &TestCluster) {
     for node in nodes.running.values() {
         let refused = async || node.submit(Command::Barrier).unwrap().await.unwrap();
-        let level = Outcome::Refused(Refusal::Level { needed: NEXT_LEVEL, current: LEVEL });
+        let level = Outcome::Refused(Refusal::FeatureLevelTooLow { needed: NEXT_LEVEL, current: LEVEL });
         // The node's first command opens its client, which is an entry.
         assert_eq!(refused().await, level);
         nodes.assert_converged().await;
@@ -63,7 +63,7 @@ async fn assert_level_gated(nodes: &TestCluster) {
 async fn raise_level(nodes: &TestCluster) -> Result<(), MemberError> {
     eventually("the members to be heard", || async {
         let raised = nodes.any().raise_level(NEXT_LEVEL).await;
-        let waits = matches!(raised, Err(MemberError::Silent(_) | MemberError::NoLeader));
+        let waits = matches!(raised, Err(MemberError::Unreachable(_) | MemberError::NoLeader));
         (!waits).then_some(raised)
     })
     .await
@@ -75,7 +75,7 @@ async fn a_rolling_upgrade_under_load_can_be_reverted_until_the_level_rises() {
     for id in [1, 2, 3] {
         assert_level_gated(&nodes).await;
         let refused = raise_level(&nodes).await.unwrap_err();
-        assert!(matches!(refused, MemberError::Level { level: NEXT_LEVEL, .. }), "{refused}");
+        assert!(matches!(refused, MemberError::FeatureLevel { level: NEXT_LEVEL, .. }), "{refused}");
         assert!(refused.to_string().contains("upgrade every member first"), "{refused}");
         swap_release(&mut nodes, id, new_release, &mut next).await;
     }
@@ -84,7 +84,7 @@ async fn a_rolling_upgrade_under_load_can_be_reverted_until_the_level_rises() {
     swap_release(&mut nodes, 2, old_release, &mut next).await;
     swap_release(&mut nodes, 3, old_release, &mut next).await;
     let refused = raise_level(&nodes).await.unwrap_err();
-    assert!(matches!(refused, MemberError::Level { node: NodeId(2 | 3), .. }), "{refused}");
+    assert!(matches!(refused, MemberError::FeatureLevel { node: NodeId(2 | 3), .. }), "{refused}");
     swap_release(&mut nodes, 2, new_release, &mut next).await;
     swap_release(&mut nodes, 3, new_release, &mut next).await;
     raise_level(&nodes).await.unwrap();
@@ -143,7 +143,7 @@ async fn the_level_waits_for_a_member_that_is_down() {
     nodes.kill(lost).await;
     let refused =
         eventually("the leader to miss it", || async { nodes.node(leader).raise_level(NEXT_LEVEL).await.err() }).await;
-    assert_eq!(refused, MemberError::Silent(NodeId(lost)));
+    assert_eq!(refused, MemberError::Unreachable(NodeId(lost)));
     nodes.restart(lost).await;
     raise_level(&nodes).await.unwrap();
     nodes.assert_converged().await;

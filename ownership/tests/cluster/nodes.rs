@@ -78,7 +78,7 @@ impl TestCluster {
                 Err(_) => {
                     // An earlier attempt may have succeeded after all.
                     let done = ids.iter().all(|id| {
-                        node.members().iter().any(|member| member.node == *id && member.voter == MemberRole::Voter)
+                        node.members().iter().any(|member| member.node == *id && member.role == MemberRole::Voter)
                     });
                     done.then_some(())
                 }

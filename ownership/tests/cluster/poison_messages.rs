@@ -111,7 +111,7 @@ async fn a_node_that_missed_its_leaders_promotion_still_follows_it() {
             let (old, new) = (vocabulary::NodeId(old), vocabulary::NodeId(new));
             let done = nodes.node(5).replace(old, new).await;
             let members = nodes.node(5).members();
-            let is_voter = |member: &ClusterMember| member.node == new && member.voter == ownership::MemberRole::Voter;
+            let is_voter = |member: &ClusterMember| member.node == new && member.role == ownership::MemberRole::Voter;
             (done.is_ok() || members.iter().any(is_voter)).then_some(())
         })
         .await;

@@ -43,7 +43,7 @@ impl WorkerRole {
 pub enum KvIndexState {
     /// Inferred from the requests that were routed to the worker.
     #[default]
-    Fallback,
+    Approximate,
     /// KV events were lost and the index is not yet resynchronized.
     Degraded,
     /// Every KV event of this incarnation was received.

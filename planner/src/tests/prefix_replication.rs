@@ -97,7 +97,7 @@ fn long_idle_session_is_not_worth_replication() {
 fn busy_draining_full_or_inexactly_known_workers_receive_no_replication() {
     assert_eq!(stays("usage=0.99"), ReplicationSkipReason::Busy);
     assert_eq!(stays("backlog=6000"), ReplicationSkipReason::Busy);
-    for more in ["health=draining", "health=unreachable", "knows=degraded", "knows=fallback", "fabric=none"] {
+    for more in ["health=draining", "health=unreachable", "knows=degraded", "knows=approximate", "fabric=none"] {
         assert_eq!(stays(more), ReplicationSkipReason::NoTarget, "{more}");
     }
 }

@@ -17,7 +17,7 @@ fn word(name: &'static str) -> BoxedStrategy<String> {
     let shape = (
         prop_oneof![Just("prefill"), Just("decode"), Just("hybrid")],
         prop_oneof![6 => Just("ready"), 1 => Just("draining"), 1 => Just("unreachable")],
-        prop_oneof![3 => Just("exact"), 1 => Just("degraded"), 1 => Just("fallback")],
+        prop_oneof![3 => Just("exact"), 1 => Just("degraded"), 1 => Just("approximate")],
         prop_oneof![3 => Just("nixl"), 1 => Just("mooncake"), 1 => Just("none")],
         prop_oneof![4 => Just("m"), 1 => Just("m,lora"), 1 => Just("other")],
         prop_oneof![Just(0u64), Just(16), Just(32), Just(48)],

@@ -237,7 +237,7 @@ fn migration_completes_the_prefix_at_the_worker_that_takes_ownership() {
 fn new_incarnation_of_the_owner_is_not_the_owner() {
     check("session owner=a+life sealed=99\n worker a hybrid", "colocated_prefill at a 0+1600, move (owner_gone)");
     check(
-        "session owner=a+life sealed=99\n worker a hybrid knows=fallback",
+        "session owner=a+life sealed=99\n worker a hybrid knows=approximate",
         "colocated_prefill at a 0+1600, move (owner_gone)",
     );
 }
@@ -403,11 +403,11 @@ fn source_with_the_shorter_queue_sends() {
 
 #[test]
 fn guessed_prefix_counts_for_less_than_an_observed_one() {
-    check("session owner=a sealed=99\n worker a hybrid knows=fallback", "colocated_prefill at a 1264+336, keep");
+    check("session owner=a sealed=99\n worker a hybrid knows=approximate", "colocated_prefill at a 1264+336, keep");
     check("worker a hybrid holds=99 knows=degraded", "colocated_prefill at a 1424+176, open");
     check(
         "session owner=a sealed=99
-         worker a hybrid knows=fallback
+         worker a hybrid knows=approximate
          worker b hybrid holds=99",
         "colocated_prefill at b 1584+16, borrow",
     );
@@ -418,7 +418,7 @@ fn replica_is_believed_only_without_exact_events() {
     let scene = |knows| {
         format!("session owner=a sealed=99 replica=b\n worker b hybrid knows={knows}\n worker c hybrid running=1")
     };
-    assert_eq!(decide(&scene("fallback")), "colocated_prefill at b 1264+336, move (owner_gone)");
+    assert_eq!(decide(&scene("approximate")), "colocated_prefill at b 1264+336, move (owner_gone)");
     assert_eq!(decide(&scene("exact")), "colocated_prefill at b 0+1600, move (owner_gone)");
 }
 

@@ -82,15 +82,15 @@ const UNREACHABLE: &str =
 /// Returns the worst alarm of a worker.
 fn worker_alarm(worker: &Value) -> Option<Value> {
     let of = cell_text(worker.get("endpoint"));
-    let doubt = worker["doubt"].as_str().unwrap_or("the reason is not known yet; list the alarms again");
-    let sources = &worker["event_sources"];
+    let doubt = worker["kv_index_reason"].as_str().unwrap_or("the reason is not known yet; list the alarms again");
+    let sources = &worker["kv_event_sources"];
     let is_heard = sources["connected"].as_u64() >= sources["configured"].as_u64();
-    Some(match (worker["health"].as_str(), worker["knowledge"].as_str()) {
+    Some(match (worker["health"].as_str(), worker["kv_index_state"].as_str()) {
         (Some("unreachable"), _) => alarm(&of, "worker_unreachable", UNREACHABLE),
-        _ if worker["ejected"].is_object() => {
+        _ if worker["ejection"].is_object() => {
             let why = format!(
                 "requests at the worker fail ({}), so that it gets only probes: check its log and its accelerator",
-                cell_text(worker["ejected"].get("cause"))
+                cell_text(worker["ejection"].get("reason"))
             );
             alarm(&of, "worker_ejected", &why)
         }
@@ -100,20 +100,20 @@ fn worker_alarm(worker: &Value) -> Option<Value> {
         }
         (_, Some("degraded")) if !is_heard => alarm(&of, "kv_events_disconnected", doubt),
         (_, Some("degraded")) => alarm(&of, "kv_index_degraded", doubt),
-        (_, Some("fallback")) => {
+        (_, Some("approximate")) => {
             alarm(&of, "kv_index_approximate", &format!("its blocks are estimated from routed requests: {doubt}"))
         }
-        _ => return cost_drift_alarm(&of, &worker["foretold"]),
+        _ => return cost_drift_alarm(&of, &worker["ttft_prediction"]),
     })
 }
 
 /// Returns the alarm of a worker whose time to first token differs from its prediction.
-fn cost_drift_alarm(of: &str, foretold: &Value) -> Option<Value> {
-    let off = foretold["off"].as_str()?;
+fn cost_drift_alarm(of: &str, prediction: &Value) -> Option<Value> {
+    let drift = prediction["drift"].as_str()?;
     let what = format!(
-        "its times to first token are {:.1} times the predicted ones ({off}). Check whether others use the worker, its \
+        "its times to first token are {:.1} times the predicted ones ({drift}). Check whether others use the worker, its \
          GPU clocks were lowered, or its profile is another GPU's; predictions adapt meanwhile",
-        foretold["ratio"].as_f64().unwrap_or_default()
+        prediction["ratio"].as_f64().unwrap_or_default()
     );
     Some(alarm(of, "worker_cost_drift", &what))
 }
@@ -135,10 +135,12 @@ fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     if let Some(degraded) = ready["answer"]["degraded"].as_array() {
         // A node with a failed log hears no leader, even if the others have one.
         let ends = |line: &Value| {
-            line["what"] == "ledger" && ["failed", "reverted", "folder_gone"].contains(&&*cell_text(line.get("cause")))
+            line["component"] == "ledger"
+                && ["log_write_failed", "log_entries_lost", "data_dir_missing"]
+                    .contains(&&*cell_text(line.get("reason")))
         };
         let has_failed = degraded.iter().any(ends);
-        let told = degraded.iter().filter(|line| !(has_failed && line["cause"] == "no_quorum"));
+        let told = degraded.iter().filter(|line| !(has_failed && line["reason"] == "no_quorum"));
         return told.map(|line| degradation_alarm(&of, line, leader)).collect();
     }
     let mut found = Vec::new();
@@ -147,11 +149,11 @@ fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
         Some(error) => found.push(alarm(&of, "endpoint_unreachable", error)),
         None => {}
     }
-    let ledger = |cause: &str, detail: &str| json!({"what": "ledger", "cause": cause, "detail": detail});
+    let ledger = |reason: &str, detail: &str| json!({"component": "ledger", "reason": reason, "detail": detail});
     if node["answer"]["removed"] == true {
         let detail = "the node was removed from the cluster and only serves its last view; stop it, or start it with an \
                       empty data directory and --join";
-        found.push(degradation_alarm(&of, &ledger("removed", detail), leader));
+        found.push(degradation_alarm(&of, &ledger("removed_from_cluster", detail), leader));
     } else if node["answer"]["stale"] == true {
         found.push(degradation_alarm(
             &of,
@@ -164,22 +166,26 @@ fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
 
 /// Returns the alarm for one degradation that a node reports, with advice.
 fn degradation_alarm(of: &str, line: &Value, leader: Option<u64>) -> Value {
-    let (room, cause, detail) =
-        (cell_text(line.get("what")), cell_text(line.get("cause")), cell_text(line.get("detail")));
-    let name = match (&*room, &*cause) {
-        ("ledger", "no_quorum" | "removed") => cause.clone(),
-        _ => format!("{room}_{cause}"),
+    let (component, reason, detail) =
+        (cell_text(line.get("component")), cell_text(line.get("reason")), cell_text(line.get("detail")));
+    let name = match (&*component, &*reason) {
+        ("ledger", "no_quorum" | "removed_from_cluster") => reason.clone(),
+        _ => format!("{component}_{reason}"),
     };
-    let advice = match (&*room, &*cause) {
+    let advice = match (&*component, &*reason) {
         ("ledger", "no_quorum") => match leader {
             Some(leader) => &*format!(
                 "node {leader} leads other nodes, but this one does not reach it: check the network between them"
             ),
             None => "no leader is known: check that most voters run and reach each other",
         },
-        ("ledger", "failed") => "check that its disk works and has space; the log of the process has the reason",
-        ("soft_state", "other_secret") => "give all routers the same secret; the alarm ends a minute after the change",
-        ("soft_state", _) => {
+        ("ledger", "log_write_failed") => {
+            "check that its disk works and has space; the log of the process has the reason"
+        }
+        ("shared_cache", "other_secret") => {
+            "give all routers the same secret; the alarm ends a minute after the change"
+        }
+        ("shared_cache", _) => {
             "until it answers, each router has only its own limits and cache: check that Redis runs and that \
              `shared_cache.redis_url` is its URL"
         }
@@ -187,8 +193,8 @@ fn degradation_alarm(of: &str, line: &Value, leader: Option<u64>) -> Value {
             "check the log and the accelerator of each: they answer health probes, and their requests fail"
         }
         ("files", _) => "correct the file; it is read again every few seconds",
-        ("audit", _) => "free space in its data directory; writes of operators are refused until then",
-        ("identity", "distrusted") => {
+        ("audit_log", _) => "free space in its data directory; writes of operators are refused until then",
+        ("prefix_cache", "disabled_by_verification") => {
             "responses stay correct and cost more; keep the log of the process and report the error"
         }
         _ => "",
@@ -231,13 +237,15 @@ mod tests {
     #[test]
     fn failed_log_is_reported_instead_of_a_missing_leader() {
         let node = json!({"endpoint": "http://a", "answer": {"stale": true, "leader": null}});
-        let line = |what: &str, cause: &str| json!({"what": what, "cause": cause, "detail": "so it is"});
+        let line =
+            |component: &str, reason: &str| json!({"component": component, "reason": reason, "detail": "so it is"});
         let ready = |all: &[Value]| json!({"endpoint": "http://a", "answer": {"degraded": all}});
-        let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("ledger", "failed")]), Some(2));
-        assert_eq!(alarm_names(&found), ["ledger_failed"]);
+        let found =
+            node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("ledger", "log_write_failed")]), Some(2));
+        assert_eq!(alarm_names(&found), ["ledger_log_write_failed"]);
         assert!(cell_text(found[0].get("message")).contains("disk"), "{found:?}");
-        let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("soft_state", "down")]), Some(2));
-        assert_eq!(alarm_names(&found), ["no_quorum", "soft_state_down"]);
+        let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum"), line("shared_cache", "slow")]), Some(2));
+        assert_eq!(alarm_names(&found), ["no_quorum", "shared_cache_slow"]);
         assert!(cell_text(found[0].get("message")).contains("node 2 leads other nodes"), "{found:?}");
         let found = node_alarms(&node, &ready(&[line("ledger", "no_quorum")]), None);
         assert!(cell_text(found[0].get("message")).contains("no leader is known"), "{found:?}");
@@ -249,8 +257,8 @@ mod tests {
     #[test]
     fn inexact_worker_alarm_includes_a_remedy() {
         let worker = |health: &str, knowledge: &str, connected: u64| {
-            json!({"endpoint": "http://a", "health": health, "knowledge": knowledge, "doubt": "see to it",
-                   "event_sources": {"configured": 2, "connected": connected}})
+            json!({"endpoint": "http://a", "health": health, "kv_index_state": knowledge, "kv_index_reason": "see to it",
+                   "kv_event_sources": {"configured": 2, "connected": connected}})
         };
         let told = |worker| {
             worker_alarm(&worker).map(|found| (cell_text(found.get("alarm")), cell_text(found.get("message"))))
@@ -260,7 +268,7 @@ mod tests {
         assert_eq!(told(worker("ready", "degraded", 2)), is("kv_index_degraded", "see to it"));
         assert_eq!(told(worker("ready", "degraded", 1)), is("kv_events_disconnected", "see to it"));
         let guessed = "its blocks are estimated from routed requests: see to it";
-        assert_eq!(told(worker("ready", "fallback", 0)), is("kv_index_approximate", guessed));
+        assert_eq!(told(worker("ready", "approximate", 0)), is("kv_index_approximate", guessed));
         let gone = UNREACHABLE;
         assert_eq!(told(worker("unreachable", "degraded", 1)), is("worker_unreachable", gone));
     }
@@ -286,7 +294,7 @@ mod tests {
         let front =
             start_router_at(&[worker.url()], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
         let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
-        assert_eq!(alarm_names(&found)[0], "identity_template", "{found:?}");
+        assert_eq!(alarm_names(&found)[0], "prefix_cache_chat_template_invalid", "{found:?}");
         let what = cell_text(found[0].get("message"));
         assert!(
             what.contains("chat_template.jinja, renders nothing of what is said")
@@ -310,8 +318,11 @@ mod tests {
         crate::pipeline::guardrail_enforcement::tests::slow_down_action(&front.gateway, planner::Action::ArtifactFetch);
         let found = alarms().await;
         let what = cell_text(found[0].get("message"));
-        assert_eq!(alarm_names(&found), ["guardrail_action_slower"]);
-        assert!(what.contains("artifact_fetch made sessions slower") && what.contains("`disabled` of PUT"), "{what}");
+        assert_eq!(alarm_names(&found), ["guardrail_action_disabled"]);
+        assert!(
+            what.contains("artifact_fetch made sessions slower") && what.contains("`disabled_actions` of PUT"),
+            "{what}"
+        );
     }
 
     #[tokio::test]
@@ -324,14 +335,15 @@ mod tests {
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
         let redis = || front.gateway.caches.shared_cache.degraded_health().is_some();
         wait_until("it is noticed", || {
-            front.gateway.ledger.ledger_problems().iter().any(|trouble| trouble.as_ref() == "folder_gone") && redis()
+            front.gateway.ledger.ledger_problems().iter().any(|trouble| trouble.as_ref() == "data_dir_missing")
+                && redis()
         })
         .await;
         let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
         let whats: Vec<_> = found.iter().map(|alarm| cell_text(alarm.get("message"))).collect();
-        assert_eq!(alarm_names(&found)[0], "ledger_folder_gone", "{found:?}");
+        assert_eq!(alarm_names(&found)[0], "ledger_data_dir_missing", "{found:?}");
         assert!(
-            alarm_names(&found)[1].starts_with("soft_state_") && whats[1].contains("shared_cache.redis_url"),
+            alarm_names(&found)[1].starts_with("shared_cache_") && whats[1].contains("shared_cache.redis_url"),
             "{found:?}"
         );
     }

@@ -326,7 +326,7 @@ async fn problem_error(endpoint: String, answer: http::Response<WorkerBody>) -> 
     let word = text("type").and_then(|kind| kind.strip_prefix("urn:ownerserve:problem:").map(str::to_owned));
     match (word, text("title"), text("detail")) {
         (Some(_), _, Some(detail)) if status == StatusCode::UNAUTHORIZED => CtlError::Unauthorized { endpoint, detail },
-        (Some(word), Some(title), Some(detail)) => CtlError::Problem { title, word, detail, cause: text("cause") },
+        (Some(word), Some(title), Some(detail)) => CtlError::Problem { title, word, detail, reason: text("reason") },
         _ if status == StatusCode::NOT_FOUND => CtlError::ForeignResponse { endpoint, detail: "404".into() },
         _ => CtlError::ForeignResponse { endpoint, detail: status.to_string() },
     }
@@ -386,7 +386,7 @@ mod tests {
         let client =
             OperatorClient::new(OperatorClientOptions { endpoints, token: None, timeouts: waits, cacert: None })
                 .unwrap();
-        assert!(client.get("cluster").await.unwrap().json["node"].is_u64());
+        assert!(client.get("cluster").await.unwrap().json["node_id"].is_u64());
         let (turn, unasked) =
             (serde_json::json!({"mode": "shadow"}), OperatorClient { last_answered: Arc::default(), ..client.clone() });
         let error = unasked.write((Method::PUT, "mode"), &turn, None).await.unwrap_err();
@@ -402,7 +402,7 @@ mod tests {
             .unwrap_err();
         assert!(matches!(silent, CtlError::ReadUnanswered { .. }), "{silent}");
         let each = crate::ctl::endpoints::query_all(&client, "cluster").await;
-        assert!(each[0]["error"].is_string() && each[1]["answer"]["node"].is_u64(), "{each:?}");
+        assert!(each[0]["error"].is_string() && each[1]["answer"]["node_id"].is_u64(), "{each:?}");
     }
 
     #[test]

@@ -76,15 +76,15 @@ impl ClusterCommand {
             Self::Verify => verify(client, output).await,
             Self::Watch(args) => watch(client, args, output).await,
             Self::RaiseFeatureLevel { level } => {
-                writes::run(client, put("cluster/level", json!({"level": level})), output).await
+                writes::run(client, put("cluster/feature-level", json!({"feature_level": level})), output).await
             }
         }
     }
 }
 
-const MEMBER_COLUMNS: ColumnSpec = "NODE /node, ADDRESS /address, ROLE /standing, LEADER /is_leader, REACHABLE /answers, \
-        FEATURE LEVEL MIN /levels/lowest, MAX /levels/highest, MATCHED INDEX /matched, CLUSTER /cluster, \
-        LAST ERROR /trouble";
+const MEMBER_COLUMNS: ColumnSpec = "NODE /node_id, ADDRESS /address, ROLE /role, LEADER /is_leader, REACHABLE /reachable, \
+        FEATURE LEVEL MIN /feature_levels/min, MAX /feature_levels/max, MATCHED INDEX /matched_index, CLUSTER /cluster_id, \
+        LAST ERROR /last_error";
 
 impl MemberCommand {
     pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
@@ -113,7 +113,7 @@ async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlEr
     }
     let mut best = BTreeMap::<String, &Value>::new();
     for answer in told {
-        let known = best.entry(cell_text(answer.pointer("/answer/cluster"))).or_insert(answer);
+        let known = best.entry(cell_text(answer.pointer("/answer/cluster_id"))).or_insert(answer);
         if is_leader_view(&answer["answer"]) && !is_leader_view(&known["answer"]) {
             *known = answer;
         }
@@ -128,7 +128,7 @@ async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlEr
         for (cluster, answer) in &best {
             for member in lines(&answer["answer"]["members"]) {
                 let mut member = member.clone();
-                member["cluster"] = json!(cluster);
+                member["cluster_id"] = json!(cluster);
                 members.push(member);
             }
         }
@@ -142,7 +142,7 @@ async fn list(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlEr
 
 /// Returns whether this is the leader's response: only the leader knows whether the others answer.
 pub(crate) fn is_leader_view(answer: &Value) -> bool {
-    lines(&answer["members"]).iter().all(|member| !member["answers"].is_null())
+    lines(&answer["members"]).iter().all(|member| !member["reachable"].is_null())
 }
 
 async fn join_command(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
@@ -168,10 +168,10 @@ async fn join_command(client: &OperatorClient, output: OutputFormat) -> Result<(
     Ok(())
 }
 
-const STATUS_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, NODE /answer/node, LEADER /answer/leader, TERM /answer/term, \
-        REVISION /answer/revision, STALE /answer/stale, FEATURE LEVEL /answer/level, \
-        SESSIONS /answer/holds/sessions, ARTIFACTS /answer/holds/artifacts, LOG BYTES /answer/log_bytes, \
-        ADMISSION QUEUE /answer/waiting, CLUSTER /answer/cluster";
+const STATUS_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, NODE /answer/node_id, LEADER /answer/leader, TERM /answer/term, \
+        REVISION /answer/revision, STALE /answer/stale, FEATURE LEVEL /answer/feature_level, \
+        SESSIONS /answer/counts/sessions, ARTIFACTS /answer/counts/artifacts, LOG BYTES /answer/log_bytes, \
+        ADMISSION QUEUE /answer/admission_queue_depth, CLUSTER /answer/cluster_id";
 
 /// Prints every endpoint's view of the cluster.
 async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
@@ -188,14 +188,14 @@ async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), Ctl
 fn exposure_lines(answers: &[Value]) -> Vec<String> {
     let of_endpoint = |answer: &Value| {
         let endpoint = cell_text(answer.get("endpoint"));
-        let found = lines(&answer["answer"]["exposed"]).to_vec();
+        let found = lines(&answer["answer"]["exposed_listeners"]).to_vec();
         found.into_iter().map(move |exposure| format!("{endpoint}: {}\n", cell_text(exposure.get("detail"))))
     };
     answers.iter().flat_map(of_endpoint).collect()
 }
 
 const HASH_COLUMNS: ColumnSpec =
-    "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, STATE HASH /answer/hash";
+    "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, STATE HASH /answer/state_hash";
 
 /// Maximum number of rounds until every endpoint has a digest at a revision that another one has, too; and the pause
 /// between them.
@@ -205,7 +205,7 @@ const ROUND_INTERVAL: Duration = Duration::from_millis(300);
 /// Prints every endpoint's state digest; digests at the same revision must be equal.
 async fn verify(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let mut seen = StateDigests::default();
-    let mut answers = query_all(client, "cluster/hash").await;
+    let mut answers = query_all(client, "cluster/state-hash").await;
     for _ in 1..MAX_ROUNDS {
         if seen.record(&answers).is_err() || worst_failure(&answers).is_some() || check_one_cluster(&answers).is_err() {
             break;
@@ -214,7 +214,7 @@ async fn verify(client: &OperatorClient, output: OutputFormat) -> Result<(), Ctl
             break;
         }
         tokio::time::sleep(ROUND_INTERVAL).await;
-        answers = query_all(client, "cluster/hash").await;
+        answers = query_all(client, "cluster/state-hash").await;
     }
     let told = print_responses(&answers, HASH_COLUMNS, output);
     check_one_cluster(&answers).and(told)?;
@@ -241,7 +241,7 @@ impl StateDigests {
     fn record(&mut self, answers: &[Value]) -> Result<(), CtlError> {
         for answer in answers {
             let Some(revision) = answer["answer"]["revision"].as_u64() else { continue };
-            let hash = cell_text(answer.pointer("/answer/hash"));
+            let hash = cell_text(answer.pointer("/answer/state_hash"));
             if *self.by_revision.entry(revision).or_insert_with(|| hash.clone()) != hash {
                 let detail = format!(
                     "nodes differ at revision {revision}: stop the one that differs, keep its data directory for analysis, and \
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     fn at(endpoint: &str, revision: u64, hash: &str) -> Value {
-        json!({"endpoint": endpoint, "answer": {"revision": revision, "hash": hash}})
+        json!({"endpoint": endpoint, "answer": {"revision": revision, "state_hash": hash}})
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn status_shows_an_exposed_listener_in_red() {
-        let exposed_at = |endpoint: &str, detail: &str| json!({"endpoint": endpoint, "answer": {"exposed": [{"listener": "clients", "cause": "open", "detail": detail}]}});
+        let exposed_at = |endpoint: &str, detail: &str| json!({"endpoint": endpoint, "answer": {"exposed_listeners": [{"listener": "clients", "reason": "unauthenticated", "detail": detail}]}});
         let silent = json!({"endpoint": "http://c:1", "error": "it does not answer"});
         let answers = [exposed_at("http://a:1", "ANYBODY\u{1b}[0m"), at("http://b:1", 7, "x"), silent];
         assert_eq!(exposure_lines(&answers), ["http://a:1: ANYBODY?[0m\n"], "nothing else drives the terminal");

@@ -52,16 +52,16 @@ pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: Out
     let (mut told, mut stayed) = (Vec::new(), Vec::new());
     for (at, (worker, endpoint)) in all.iter().enumerate() {
         let next: Vec<String> = args.workers[at + 1..].iter().map(WorkerArg::to_string).collect();
-        let sessions = if args.keep_sessions { "stay" } else { "move" };
-        let mut body = json!({"draining": true, "sessions": sessions, "avoid": next});
+        let sessions = if args.keep_sessions { "keep" } else { "move" };
+        let mut body = json!({"draining": true, "sessions": sessions, "avoid_workers": next});
         if args.rolling {
-            body["upgrade"] = json!(format!("rolling-{upgrade}"));
+            body["upgrade_id"] = json!(format!("rolling-{upgrade}"));
         }
         if let Some(bandwidth) = args.bandwidth {
-            body["bytes_per_second"] = json!(bandwidth.0);
+            body["bandwidth"] = json!(bandwidth.to_string());
         }
         if args.no_wait {
-            return writes::run(client, put(format!("workers/{worker}/draining"), body), output).await;
+            return writes::run(client, put(format!("workers/{worker}/drain"), body), output).await;
         }
         let one = DrainingWorker { client, worker: *worker, endpoint, deadline: Instant::now() + args.deadline.0 };
         let life = one.fetch_worker().await?["incarnation"].clone();
@@ -107,8 +107,8 @@ async fn resolve_workers(client: &OperatorClient, args: &DrainArgs) -> Result<Ve
 
 /// Returns the sessions that could not be moved; `None` if there are none.
 fn stuck_sessions(endpoint: &str, progress: &Value) -> Option<StuckSessions> {
-    let sessions = progress["stuck"].as_u64().filter(|count| *count > 0)?;
-    Some(StuckSessions { endpoint: endpoint.into(), sessions, reason: cell_text(progress.get("why")) })
+    let sessions = progress["unmovable_sessions"].as_u64().filter(|count| *count > 0)?;
+    Some(StuckSessions { endpoint: endpoint.into(), sessions, reason: cell_text(progress.get("reason")) })
 }
 
 /// Drain of one worker, with a deadline.
@@ -126,7 +126,7 @@ impl DrainingWorker<'_> {
     }
 
     async fn set_draining(&self, body: &Value) -> Result<(), CtlError> {
-        let path = format!("workers/{}/draining", self.worker);
+        let path = format!("workers/{}/drain", self.worker);
         self.client.write((Method::PUT, &path), body, None).await.map(drop)
     }
 
@@ -134,22 +134,22 @@ impl DrainingWorker<'_> {
     /// record of it.
     async fn move_sessions(&self, body: &Value) -> Result<Value, CtlError> {
         self.set_draining(body).await?;
-        let path = format!("workers/{}/draining", self.worker);
-        let stays = body["sessions"] == "stay";
+        let path = format!("workers/{}/drain", self.worker);
+        let stays = body["sessions"] == "keep";
         let bar = bar("[{bar:30}] {msg}", 0);
         loop {
             let progress = self.client.get(&path).await?.json["progress"].clone();
             show_progress(&bar, &progress);
             match progress["state"].as_str() {
                 Some("done") => break Ok(progress),
-                Some("stopped") => {
+                Some("canceled") => {
                     return Err(CtlError::Refused(format!(
                         "{} was taken back into service during the drain; drain it again if it is to stop",
                         self.endpoint
                     )));
                 }
                 _ if stays => break Ok(progress),
-                Some("none") => self.set_draining(body).await?,
+                Some("not_started") => self.set_draining(body).await?,
                 _ => {}
             }
             self.pause("not all sessions were moved").await?;
@@ -184,15 +184,19 @@ impl DrainingWorker<'_> {
 /// Formats the progress.
 fn progress_text(progress: &Value) -> String {
     let count = |name: &str| progress[name].as_u64().unwrap_or_default();
-    let (moved, owned) = (count("moved"), count("owned"));
+    let (moved, owned) = (count("moved_sessions"), count("owned_sessions"));
     let mut text = format!("{moved} of {} sessions moved, {} MiB", moved + owned, count("moved_bytes") >> 20);
-    for (name, what) in [("busy", "in flight"), ("stuck", "unmovable"), ("kept", "already moved")] {
+    for (name, what) in [
+        ("in_flight_sessions", "in flight"),
+        ("unmovable_sessions", "unmovable"),
+        ("already_moved_sessions", "already moved"),
+    ] {
         if count(name) > 0 {
             text.push_str(&format!(", {} {what}", count(name)));
         }
     }
-    if count("stuck") > 0 {
-        text.push_str(&format!(" ({})", cell_text(progress.get("why"))));
+    if count("unmovable_sessions") > 0 {
+        text.push_str(&format!(" ({})", cell_text(progress.get("reason"))));
     }
     text
 }
@@ -200,8 +204,8 @@ fn progress_text(progress: &Value) -> String {
 /// On a terminal, updates a bar that is full when nothing more can be moved.
 fn show_progress(bar: &ProgressBar, progress: &Value) {
     let count = |name: &str| progress[name].as_u64().unwrap_or_default();
-    bar.set_length((count("moved") + count("owned")).max(1));
-    bar.set_position(count("moved") + count("stuck") + count("kept"));
+    bar.set_length((count("moved_sessions") + count("owned_sessions")).max(1));
+    bar.set_position(count("moved_sessions") + count("unmovable_sessions") + count("already_moved_sessions"));
     bar.set_message(progress_text(progress));
 }
 
@@ -212,8 +216,9 @@ mod tests {
     #[test]
     fn stuck_sessions_are_an_error_with_worker_and_cause() {
         let progress = [("http://a:1", 2, "no fabric"), ("http://b:1", 0, ""), ("http://c:1", 3, "nobody")];
-        let workers =
-            progress.iter().filter_map(|(at, stuck, why)| stuck_sessions(at, &json!({"stuck": stuck, "why": why})));
+        let workers = progress
+            .iter()
+            .filter_map(|(at, stuck, why)| stuck_sessions(at, &json!({"unmovable_sessions": stuck, "reason": why})));
         let error = CtlError::SessionsStuck { workers: workers.collect() };
         assert_eq!((error.exit_code(), error.error_code()), (6, "partly_done"));
         let told =
@@ -228,12 +233,11 @@ mod tests {
             show_progress(&bar, &progress);
             (bar.position(), bar.length(), bar.message())
         };
-        let half = json!({"state": "moving", "owned": 5, "moved": 5, "moved_bytes": 3 << 20, "busy": 2, "stuck": 0, "kept": 0});
+        let half = json!({"state": "moving", "owned_sessions": 5, "moved_sessions": 5, "moved_bytes": 3 << 20, "in_flight_sessions": 2, "unmovable_sessions": 0, "already_moved_sessions": 0});
         assert_eq!(shown(half), (5, Some(10), "5 of 10 sessions moved, 3 MiB, 2 in flight".into()));
-        let done =
-            json!({"owned": 2, "moved": 8, "moved_bytes": 0, "busy": 0, "stuck": 1, "kept": 1, "why": "no fabric"});
+        let done = json!({"owned_sessions": 2, "moved_sessions": 8, "moved_bytes": 0, "in_flight_sessions": 0, "unmovable_sessions": 1, "already_moved_sessions": 1, "reason": "no fabric"});
         let told = "8 of 10 sessions moved, 0 MiB, 1 unmovable, 1 already moved (no fabric)";
         assert_eq!(shown(done), (10, Some(10), told.into()));
-        assert_eq!(shown(json!({"owned": 0, "moved": 0})).0, 0);
+        assert_eq!(shown(json!({"owned_sessions": 0, "moved_sessions": 0})).0, 0);
     }
 }

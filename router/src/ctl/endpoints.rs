@@ -38,8 +38,8 @@ fn response_row(endpoint: &str, got: Result<ApiResponse, CtlError>) -> Value {
         Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
         Err(error) => {
             let mut line = json!({"endpoint": endpoint, "error": error.to_string(), "code": error.exit_code(), "word": error.error_code()});
-            if let Some(cause) = error.cause() {
-                line["cause"] = json!(cause);
+            if let Some(reason) = error.reason() {
+                line["reason"] = json!(reason);
             }
             line
         }
@@ -88,7 +88,7 @@ fn endpoint(answer: &Value) -> String {
 pub(crate) fn clusters(answers: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
     let mut found = BTreeMap::<_, BTreeSet<_>>::new();
     for answer in answers {
-        if let Some(cluster) = answer["answer"]["cluster"].as_str() {
+        if let Some(cluster) = answer["answer"]["cluster_id"].as_str() {
             found.entry(cluster.to_owned()).or_default().insert(endpoint(answer));
         }
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     fn done(endpoint: &str, cluster: &str) -> Value {
-        json!({"endpoint": endpoint, "answer": {"cluster": cluster}})
+        json!({"endpoint": endpoint, "answer": {"cluster_id": cluster}})
     }
 
     fn failed(endpoint: &str, code: u8) -> Value {

@@ -72,7 +72,7 @@ pub(crate) enum CtlError {
     Unauthorized { endpoint: String, detail: String },
     /// The API returned a problem.
     #[error("{title} ({word}): {detail}")]
-    Problem { title: String, word: String, detail: String, cause: Option<String> },
+    Problem { title: String, word: String, detail: String, reason: Option<String> },
     /// The server at this endpoint is not the operator API.
     #[error(
         "{endpoint} does not speak the operator API: {detail}; give the address of operator.listen, not of proxy.listen"
@@ -95,7 +95,7 @@ pub(crate) enum CtlError {
 impl CtlError {
     /// Creates a refusal of `ctl` itself.
     pub(crate) fn refusal(title: &str, word: &str, detail: String) -> Self {
-        Self::Problem { title: title.into(), word: word.into(), detail, cause: None }
+        Self::Problem { title: title.into(), word: word.into(), detail, reason: None }
     }
 
     /// Exit codes: 1 refused, 2 usage error (as clap's), 3 not all answered and nothing was changed, 4 outcome
@@ -120,15 +120,17 @@ impl CtlError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::ReadUnanswered { .. } => true,
-            Self::Problem { word, .. } => matches!(word.as_str(), "too_many" | "not_ready" | "overloaded"),
+            Self::Problem { word, .. } => {
+                matches!(word.as_str(), "too_many_requests" | "not_ready" | "commit_queue_full")
+            }
             _ => false,
         }
     }
 
-    /// Returns the API's cause of a refusal, if it has one.
-    pub(crate) fn cause(&self) -> Option<&str> {
+    /// Returns the API's reason of a refusal, if it has one.
+    pub(crate) fn reason(&self) -> Option<&str> {
         match self {
-            Self::Problem { cause, .. } => cause.as_deref(),
+            Self::Problem { reason, .. } => reason.as_deref(),
             _ => None,
         }
     }

@@ -72,7 +72,7 @@ fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String
         _ => "by token ids".into(),
     };
     let attempts = receipt["attempts"].as_array().map_or(&[][..], Vec::as_slice);
-    let is_guess = known["fallback"].is_null() && attempts.iter().any(|tried| tried["knowledge"] == "fallback");
+    let is_guess = known["fallback"].is_null() && attempts.iter().any(|tried| tried["knowledge"] == "approximate");
     let guess = "; what its worker holds is an estimate: REASON in `ctl worker list` says why";
     let by = if is_guess { by + guess } else { by };
     let owner = match &known["owner"] {

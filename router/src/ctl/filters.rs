@@ -35,8 +35,8 @@ impl std::fmt::Display for ArtifactStateArg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Owned => "owned",
-            Self::ReplicaOnly => "copied",
-            Self::StoreOnly => "stored",
+            Self::ReplicaOnly => "replica_only",
+            Self::StoreOnly => "store_only",
             Self::Unowned => "unowned",
         })
     }
@@ -67,7 +67,7 @@ filter! {
         /// With this model.
         model: String => "model",
         /// The client's key of the session; needs --model.
-        session_key: String => "key",
+        session_key: String => "session_key",
         /// Decoded by this worker, by id or URL.
         worker: WorkerArg => "worker",
         /// Forked from this session.
@@ -88,7 +88,7 @@ filter! {
         /// With a head of this session in it.
         session: SessionId => "session",
         /// Who holds it now.
-        state: ArtifactStateArg => "standing",
+        state: ArtifactStateArg => "state",
     }
 }
 filter! {
@@ -134,7 +134,7 @@ filter! {
     /// Of tenants.
     TenantFilterArgs {
         /// Only those with a quota (true), or without one (false).
-        has_quota: bool => "bounded",
+        has_quota: bool => "has_quota",
     }
 }
 filter! {
@@ -149,12 +149,12 @@ filter! {
         /// Decided in this mode.
         mode: ModeArg => "mode",
         /// Of this kind of step, as small_increment.
-        step_kind: String => "step",
+        step_kind: String => "step_kind",
         /// Served by this action, as artifact_fetch.
         action: String => "action",
         /// With this worker in a leg, by id or URL.
         worker: WorkerArg => "worker",
         /// With this outcome, as complete or broken.
-        outcome: String => "ending",
+        outcome: String => "outcome",
     }
 }

@@ -25,14 +25,15 @@ pub(crate) enum LinkCommand {
     },
 }
 
-const LINK_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, SAMPLE EVERY /answer/one_in, DISABLED LINKS /answer/barred";
+const LINK_COLUMNS: ColumnSpec =
+    "ENDPOINT /endpoint, SAMPLE EVERY /answer/sample_every, DISABLED LINKS /answer/disabled_links";
 
 impl LinkCommand {
     pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
         match self {
-            Self::List => print_responses(&query_all(client, "correctness").await, LINK_COLUMNS, output),
+            Self::List => print_responses(&query_all(client, "transfer-checks").await, LINK_COLUMNS, output),
             Self::Enable { source, target } => {
-                let request = delete(format!("correctness/{source}/{target}"));
+                let request = delete(format!("transfer-checks/disabled-links/{source}/{target}"));
                 print_write_results(&write_all(client, request).await, LINK_COLUMNS, output)
             }
         }

@@ -10,6 +10,7 @@ use super::filters::ListFilter;
 use super::output::{OutputFormat, note};
 use super::table::{ColumnSpec, aligned, cell_text, lines, row, table};
 use crate::flags;
+use crate::time_text::DurationText;
 
 const MAX_PAGE: u16 = 1_000;
 
@@ -48,7 +49,7 @@ impl ConsistencyArgs {
             (ConsistencyArg::Bounded, _) => "bounded",
             (_, Some(_)) => return Err(CtlError::Usage("--max-staleness: only with --consistency bounded".into())),
         };
-        let millis = self.max_staleness.map(|most| ("max_staleness", most.0.as_millis().to_string()));
+        let millis = self.max_staleness.map(|most| ("max_staleness", DurationText(most.0).to_string()));
         Ok([("consistency", word.to_owned())].into_iter().chain(millis).collect())
     }
 }
@@ -74,47 +75,49 @@ pub(crate) struct ListSpec {
 
 pub(crate) const OWNERS: ListSpec = ListSpec {
     name: "owners",
-    columns: "PREFIX /prefix, BLOCKS /blocks, STATE /standing, OWNER /owner/endpoint, RANK /owner/rank, \
+    columns: "PREFIX /prefix, BLOCKS /blocks, STATE /state, OWNER /owner/endpoint, RANK /owner/rank, \
         EPOCH /epoch, REPLICAS /replicas, TENANT /tenant, MODEL /model",
 };
 pub(crate) const LEASES: ListSpec = ListSpec {
     name: "leases",
-    columns: "WORKER /worker, ENDPOINT /endpoint, ROLE /role, STATE /state, EXPIRES IN /left_ms ms, EPOCH /epoch, \
+    columns: "WORKER /worker, ENDPOINT /endpoint, ROLE /role, STATE /state, EXPIRES IN /expires_in, EPOCH /epoch, \
         INCARNATION /incarnation, DRAINING /draining",
 };
 pub(crate) const SESSIONS: ListSpec = ListSpec {
     name: "sessions",
     columns: "SESSION /id, OWNER /owner/endpoint, LIVE /owner/live, EPOCH /epoch, HEADS /heads, PARENT /parent, \
-        IN FLIGHT /steps_on_their_way, IDLE /idle_ms ms, TENANT /tenant, MODEL /model",
+        IN FLIGHT /in_flight_steps, IDLE /idle, TENANT /tenant, MODEL /model",
 };
 pub(crate) const ARTIFACTS: ListSpec = ListSpec {
     name: "artifacts",
-    columns: "ARTIFACT /id, BLOCKS /blocks, STATE /standing, OWNER /owner/endpoint, EPOCH /epoch, \
+    columns: "ARTIFACT /id, BLOCKS /prefix_blocks, STATE /state, OWNER /owner/endpoint, EPOCH /epoch, \
         REPLICAS /replicas, SESSIONS /sessions, CHILDREN /children, PINNED /pinned, GROUP /group, \
         BYTES /bytes",
 };
 pub(crate) const REPLICAS: ListSpec = ListSpec {
     name: "replicas",
-    columns: "ARTIFACT /artifact, WORKER /holder/endpoint, LIVE /holder/live, BLOCKS /blocks, EXPIRES IN /left_ms ms",
+    columns: "ARTIFACT /artifact, WORKER /worker/endpoint, LIVE /worker/live, BLOCKS /prefix_blocks, EXPIRES IN /expires_in",
 };
 pub(crate) const INTENTS: ListSpec = ListSpec {
     name: "intents",
-    columns: "SESSION /session, WORKER /worker/endpoint, ROUTER /router, BASE /base, EXPIRES IN /left_ms ms",
+    columns: "SESSION /session, WORKER /target/endpoint, ROUTER /router_node, BASE /base_prefix, EXPIRES IN /expires_in",
 };
 pub(crate) const GROUPS: ListSpec =
     ListSpec { name: "groups", columns: "GROUP /id, ARTIFACTS /artifacts, BYTES /bytes" };
-pub(crate) const TENANTS: ListSpec =
-    ListSpec { name: "tenants", columns: "TENANT /tenant, QUOTA /quota, ARTIFACTS /artifacts, SESSIONS /sessions" };
+pub(crate) const TENANTS: ListSpec = ListSpec {
+    name: "tenants",
+    columns: "TENANT /tenant, QUOTA /max_entries, ARTIFACTS /artifacts, SESSIONS /sessions",
+};
 pub(crate) const WORKERS: ListSpec = ListSpec {
     name: "workers",
-    columns: "WORKER /id, ENDPOINT /endpoint, SOURCE /source, ROLE /role, HEALTH /health, KV INDEX /knowledge, \
-        EVENT SOURCES /event_sources/configured, EVENTS CONNECTED /event_sources/connected, LEASE /lease/state, \
-        RUNNING /load/running, WAITING /load/waiting, MODELS /models, REASON /doubt",
+    columns: "WORKER /id, ENDPOINT /endpoint, SOURCE /source, ROLE /role, HEALTH /health, KV INDEX /kv_index_state, \
+        EVENT SOURCES /kv_event_sources/configured, EVENTS CONNECTED /kv_event_sources/connected, LEASE /lease/state, \
+        RUNNING /load/running, WAITING /load/waiting, MODELS /models, REASON /kv_index_reason",
 };
 
 /// A worker that answers probes but is ejected as an outlier must not be shown as simply ready.
 fn mark_ejected(line: &mut Value) {
-    if line["ejected"].is_object() {
+    if line["ejection"].is_object() {
         line["health"] = json!(format!("{}, ejected", cell_text(line.get("health"))));
     }
 }
@@ -135,7 +138,7 @@ impl ListSpec {
             answer[self.name].as_array_mut().into_iter().flatten().for_each(mark_ejected);
         }
         output.print(&answer, || table(self.columns, lines(&answer[self.name])));
-        if let (OutputFormat::Table, Some(cursor)) = (output, answer["next"].as_str()) {
+        if let (OutputFormat::Table, Some(cursor)) = (output, answer["next_cursor"].as_str()) {
             note(&format!("the list is longer: show all of it with --all, or the next page with --cursor {cursor}"));
         }
         Ok(())
@@ -154,7 +157,7 @@ async fn fetch_pages(
         let asked: Vec<_> = query.iter().cloned().chain(cursor.map(|cursor| ("cursor", cursor))).collect();
         let mut answer = client.get(&with_query(name, &asked)).await?.json;
         lines.extend(answer[name].as_array_mut().map(std::mem::take).unwrap_or_default());
-        cursor = answer["next"].as_str().map(str::to_owned);
+        cursor = answer["next_cursor"].as_str().map(str::to_owned);
         if cursor.is_none() || page == most {
             answer[name] = json!(lines);
             return Ok(answer);
@@ -220,7 +223,7 @@ pub(crate) async fn show_tree(
     };
     let title = row(["SESSION", "OWNER", "BLOCKS", "HEADS"]);
     output.print(&got.json, || aligned(std::iter::once(title).chain(lines(&got.json["branches"]).iter().map(branch))));
-    if output == OutputFormat::Table && got.json["cut"] == true {
+    if output == OutputFormat::Table && got.json["truncated"] == true {
         note("the tree has more sessions than are shown");
     }
     Ok(())

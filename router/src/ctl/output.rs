@@ -17,9 +17,9 @@ pub(crate) enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// Reports a failed command: its exit code, its error code, the API's cause, and advice.
-    pub(super) fn fail(self, (code, word): (u8, &str), cause: Option<&str>, detail: &str) -> ExitCode {
-        let error = || json!({"word": word, "cause": cause, "detail": detail, "exit_code": code});
+    /// Reports a failed command: its exit code, its error code, the API's reason, and advice.
+    pub(super) fn fail(self, (code, word): (u8, &str), reason: Option<&str>, detail: &str) -> ExitCode {
+        let error = || json!({"word": word, "reason": reason, "detail": detail, "exit_code": code});
         match self {
             Self::Table => note(&format!("ownerserve: {detail}")),
             Self::Json => note(&json!({"error": error()}).to_string()),

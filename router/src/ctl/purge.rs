@@ -10,7 +10,7 @@ use super::output::OutputFormat;
 use super::table::ColumnSpec;
 use super::writes::delete;
 
-const RESULT_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, RESULT /answer/did";
+const RESULT_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, RESULT /answer/result";
 
 /// Erases what is stored of a tenant, at every endpoint.
 pub(crate) async fn tenant(client: &OperatorClient, tenant: &str, output: OutputFormat) -> Result<(), CtlError> {
@@ -31,12 +31,12 @@ async fn purge(client: &OperatorClient, path: String, output: OutputFormat) -> R
 }
 
 fn tenant_path(tenant: &str) -> String {
-    format!("tenants/{}/kept", escaped(tenant))
+    format!("tenants/{}/retained-data", escaped(tenant))
 }
 
 fn session_path(session: SessionId, tenant: Option<&str>) -> String {
     let query = tenant.map_or_else(String::new, |tenant| format!("?tenant={}", escaped(tenant)));
-    format!("sessions/{session}/kept{query}")
+    format!("sessions/{session}/retained-data{query}")
 }
 
 #[cfg(test)]
@@ -45,9 +45,9 @@ mod tests {
 
     #[test]
     fn tenant_name_is_percent_encoded_in_the_path() {
-        assert_eq!(tenant_path("a/b c"), "tenants/a%2Fb%20c/kept");
+        assert_eq!(tenant_path("a/b c"), "tenants/a%2Fb%20c/retained-data");
         let session = SessionId(7);
-        assert_eq!(session_path(session, None), format!("sessions/{session}/kept"));
-        assert_eq!(session_path(session, Some("a/b c")), format!("sessions/{session}/kept?tenant=a%2Fb%20c"));
+        assert_eq!(session_path(session, None), format!("sessions/{session}/retained-data"));
+        assert_eq!(session_path(session, Some("a/b c")), format!("sessions/{session}/retained-data?tenant=a%2Fb%20c"));
     }
 }

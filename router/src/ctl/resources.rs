@@ -18,6 +18,7 @@ use super::output::OutputFormat;
 use super::purge;
 use super::writes::{self, ArtifactOperand, QuotaArg, TargetArgs, WorkerOperand, WriteRequest, delete, post, put};
 use crate::flags;
+use crate::time_text::DurationText;
 
 // Comments of types that are flattened into a command are not doc comments: those would be the help of the command.
 
@@ -181,7 +182,7 @@ impl SessionCommand {
             }
             Self::Tree { session } => return show_tree(client, *session, output).await,
             Self::Migrate { session, target, record_only, epoch } => {
-                let body = json!({"to": target.json(), "blocks": migration_mode(*record_only)});
+                let body = json!({"target": target.json(), "record_only": record_only});
                 post(format!("sessions/{session}/migrate"), body).with_fence(*epoch, format!("sessions/{session}"))
             }
             Self::Close { session } => delete(format!("sessions/{session}")),
@@ -191,10 +192,6 @@ impl SessionCommand {
         };
         writes::run(client, request, output).await
     }
-}
-
-fn migration_mode(record_only: bool) -> &'static str {
-    if record_only { "there" } else { "move" }
 }
 
 /// Artifacts: sealed ranges of blocks.
@@ -275,8 +272,7 @@ impl ReplicaCommand {
         let request = match self {
             Self::List(list) => return list.show((client, &lists::REPLICAS), output).await,
             Self::Create { artifact: ArtifactOperand { artifact }, target, record_only, ttl } => {
-                let ttl_ms = ttl.0.as_millis() as u64;
-                let body = json!({"holder": target.json(), "blocks": migration_mode(*record_only), "ttl_ms": ttl_ms});
+                let body = json!({"target": target.json(), "record_only": record_only, "ttl": DurationText(ttl.0)});
                 post(format!("artifacts/{artifact}/replicas"), body)
             }
             Self::Delete { artifact: ArtifactOperand { artifact }, worker: WorkerOperand { worker } } => {
@@ -368,7 +364,7 @@ impl TenantCommand {
         match self {
             Self::List(list) => list.show((client, &lists::TENANTS), output).await,
             Self::SetQuota { tenant, quota } => {
-                let request = put(format!("tenants/{}/quota", escaped(tenant)), json!({"artifacts": quota.0}));
+                let request = put(format!("tenants/{}/quota", escaped(tenant)), json!({"max_entries": quota.0}));
                 writes::run(client, request, output).await
             }
             Self::Purge { tenant } => purge::tenant(client, tenant, output).await,
@@ -430,7 +426,7 @@ impl WorkerCommand {
 fn registration(url: &str, ttl: Option<TimeSpan>, models: &[String]) -> WriteRequest {
     let mut body = json!({"url": url, "models": models});
     if let Some(ttl) = ttl {
-        body["ttl_ms"] = json!(ttl.0.as_millis() as u64);
+        body["ttl"] = json!(DurationText(ttl.0));
     }
     post("registrations", body)
 }

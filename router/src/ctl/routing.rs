@@ -1,7 +1,5 @@
 //! Decisions and routing settings: both belong to one router, not to the cluster.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -18,6 +16,7 @@ use super::output::OutputFormat;
 use super::table::{ColumnSpec, aligned, lines, table};
 use super::writes::put;
 use crate::flags;
+use crate::time_text::{DurationText, UtcTime};
 
 /// Decisions of the router at the first endpoint: why steps were served as they were.
 #[derive(Clone, Debug, Subcommand)]
@@ -82,10 +81,9 @@ async fn list_decisions(
     output: OutputFormat,
 ) -> Result<(), CtlError> {
     let mut query = vec![("limit", args.limit.to_string())];
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     query.extend(args.filter.query_pairs());
-    query.extend(args.since.map(|span| ("since", now.saturating_sub(span.0).as_millis().to_string())));
-    query.extend(args.slower_than.map(|span| ("slower_than_us", span.0.as_micros().to_string())));
+    query.extend(args.since.map(|span| ("since", UtcTime::now().before(span.0).to_string())));
+    query.extend(args.slower_than.map(|span| ("slower_than", DurationText(span.0).to_string())));
     let got = client.get(&with_query("decisions", &query)).await?;
     output.print(&got.json, || {
         let mut shown = lines(&got.json["decisions"]).to_vec();
@@ -94,7 +92,7 @@ async fn list_decisions(
         }
         table(DECISION_COLUMNS, &shown)
     });
-    if output == OutputFormat::Table && got.json["complete"] == false {
+    if output == OutputFormat::Table && got.json["search_complete"] == false {
         output.note("the search stopped before the whole decision log was read; limit it with --since");
     }
     Ok(())
@@ -148,14 +146,14 @@ fn disabled_actions(disabled: &[ActionArg]) -> Result<Value, CtlError> {
 }
 
 const ROUTING_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, MODE /answer/mode, ROLLOUT PERCENT /answer/rollout_percent, \
-        DISABLED ACTIONS /answer/disabled";
+        DISABLED ACTIONS /answer/disabled_actions";
 
 impl RoutingCommand {
     pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
         match self {
-            Self::Get => print_responses(&query_all(client, "mode").await, ROUTING_COLUMNS, output),
+            Self::Get => print_responses(&query_all(client, "routing").await, ROUTING_COLUMNS, output),
             Self::Set(args) => {
-                let results = write_all(client, put("mode", args.json()?)).await;
+                let results = write_all(client, put("routing", args.json()?)).await;
                 print_write_results(&results, ROUTING_COLUMNS, output)
             }
         }
@@ -171,8 +169,11 @@ impl RoutingArgs {
         }
         let mode = self.mode.map(|mode| json!(mode.routing_mode()));
         let disabled = self.disabled_actions.as_deref().map(disabled_actions).transpose()?;
-        let wanted =
-            [("mode", mode), ("rollout_percent", self.rollout_percent.map(Value::from)), ("disabled", disabled)];
+        let wanted = [
+            ("mode", mode),
+            ("rollout_percent", self.rollout_percent.map(Value::from)),
+            ("disabled_actions", disabled),
+        ];
         let wanted: Map<_, _> =
             wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
         Ok(Value::Object(wanted))

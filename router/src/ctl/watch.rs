@@ -73,7 +73,8 @@ async fn follow(
         WatchPosition { from_revision: args.from_revision, remaining: args.max_revisions.unwrap_or(u64::MAX) };
     let (mut is_heard, mut refused) = (false, 0);
     while place.remaining > 0 {
-        let mut query: Vec<_> = place.from_revision.map(|from| ("from", from.to_string())).into_iter().collect();
+        let mut query: Vec<_> =
+            place.from_revision.map(|from| ("from_revision", from.to_string())).into_iter().collect();
         query.extend((!args.kind.is_empty()).then(|| ("kind", args.kind.join(","))));
         let (endpoint, answer) = match client.open(&with_query("watch", &query)).await {
             Ok(opened) => opened,
@@ -255,14 +256,14 @@ mod tests {
     #[tokio::test]
     async fn watch_broken_before_its_first_change_resumes_at_its_start() {
         let (line, done, told) = request_to_next_endpoint(|_| None).await;
-        assert!(line.starts_with("GET /ownerserve/v1/watch?from=42 "), "{line}");
+        assert!(line.starts_with("GET /ownerserve/v1/watch?from_revision=42 "), "{line}");
         assert_eq!((done, told), (Ok(()), vec![42]));
     }
 
     #[tokio::test]
     async fn watch_resumes_at_the_next_node_when_one_falls_silent() {
         let (line, done, told) = request_to_next_endpoint(Some).await;
-        assert!(line.starts_with("GET /ownerserve/v1/watch?from=42 "), "{line}");
+        assert!(line.starts_with("GET /ownerserve/v1/watch?from_revision=42 "), "{line}");
         assert_eq!((done, told), (Ok(()), vec![42]));
     }
 
@@ -300,7 +301,7 @@ mod tests {
         };
         follow(&client, (&args, OutputFormat::Table), &mut tell).await.unwrap();
         let line = served.join().unwrap();
-        assert!(line.starts_with("GET /ownerserve/v1/watch?from=78 "), "{line}");
+        assert!(line.starts_with("GET /ownerserve/v1/watch?from_revision=78 "), "{line}");
         assert_eq!(told, [90]);
     }
 
@@ -312,7 +313,8 @@ mod tests {
             std::thread::spawn(move || {
                 let (_, mut connection) = accept_request(&node);
                 let said =
-                    json!({"type": "urn:ownerserve:problem:too_many", "title": "Too many", "detail": "64"}).to_string();
+                    json!({"type": "urn:ownerserve:problem:too_many_requests", "title": "Too many", "detail": "64"})
+                        .to_string();
                 let head = format!("HTTP/1.1 429 x\r\ncontent-length: {}\r\n\r\n", said.len());
                 connection.write_all(format!("{head}{said}").as_bytes()).unwrap();
             });
@@ -321,7 +323,7 @@ mod tests {
         let client = test_client(vec![full(), full()]);
         let args = WatchArgs { from_revision: None, kind: Vec::new(), max_revisions: Some(1) };
         let error = follow(&client, (&args, OutputFormat::Table), &mut |_: &Value| Ok(())).await.unwrap_err();
-        assert_eq!(error.error_code(), "too_many");
+        assert_eq!(error.error_code(), "too_many_requests");
     }
 
     #[tokio::test]

@@ -1,7 +1,5 @@
 //! Write commands: one request each, fenced by what was read where the API requires it.
 
-use std::time::Duration;
-
 use clap::Args;
 use http::Method;
 use serde_json::{Value, json};
@@ -11,7 +9,7 @@ use super::args::{EpochArg, WorkerArg};
 use super::client::OperatorClient;
 use super::error::CtlError;
 use super::output::OutputFormat;
-use super::table::{cell_text, duration_text};
+use super::table::cell_text;
 
 // Not doc comments: as those they would be the help of the whole command.
 
@@ -112,17 +110,18 @@ pub(crate) async fn run(client: &OperatorClient, request: WriteRequest, output: 
         FenceSource::FromResource(path) => client.get(path).await?.tag,
     };
     let got = client.write((request.method, &request.path), &request.body, tag.as_deref()).await?;
-    let (did, group, moved) = (cell_text(got.json.get("did")), got.json["group"].as_str(), &got.json["moved"]);
-    output.print(&got.json, || match (group, moved.is_object()) {
+    let (result, group) = (cell_text(got.json.get("result")), got.json["group"].as_str());
+    let transfer = &got.json["transfer"];
+    output.print(&got.json, || match (group, transfer.is_object()) {
         (Some(group), _) => format!("{group}\n"),
-        (None, false) => format!("{did}\n"),
+        (None, false) => format!("{result}\n"),
         (None, true) => {
-            let took = duration_text(Duration::from_millis(moved["took_ms"].as_u64().unwrap_or_default()));
-            format!("{did}\nmoved {} blocks, {} bytes in {took}\n", moved["blocks"], moved["bytes"])
+            let duration = cell_text(transfer.get("duration"));
+            format!("{result}\nmoved {} blocks, {} bytes in {duration}\n", transfer["blocks"], transfer["bytes"])
         }
     });
     if output == OutputFormat::Table && group.is_some() {
-        output.note(&did);
+        output.note(&result);
     }
     Ok(())
 }

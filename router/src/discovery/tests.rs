@@ -2,6 +2,7 @@ use vocabulary::{WorkerHealth, WorkerId};
 
 use super::*;
 use crate::testing::{StubWorker, get, post, send, start_router_at, wait_until};
+use vocabulary::TimeSpan;
 
 fn worker(url: &str) -> WorkerConfig {
     WorkerConfig::from_url(url.parse().unwrap())
@@ -41,24 +42,30 @@ async fn a_registered_worker_is_listed_until_it_withdraws_or_expires() {
     let (at, gateway, path) = (front.operator_address(), &front.gateway, "/ownerserve/v1/registrations");
     let id = WorkerId::of_endpoint(&worker.url());
     let ready = || gateway.fleet().snapshot().iter().any(|view| view.id == id && view.health == WorkerHealth::Ready);
-    let body = |ttl: u32| format!("{{\"url\": \"{}\", \"ttl_ms\": {ttl}}}", worker.url());
-    let got = post(at, path, body(600_000)).await;
+    let body = |ttl: &str| format!("{{\"url\": \"{}\", \"ttl\": \"{ttl}\"}}", worker.url());
+    let got = post(at, path, body("10m")).await;
     assert_eq!((got.status, got.json()["worker"].as_str()), (200, Some(&*id.to_string())), "{}", got.json());
     wait_until("it is there", ready).await;
     assert_eq!(get(at, "/ownerserve/v1/workers").await.json()["workers"][0]["source"], "api");
     let life = gateway.fleet().snapshot()[0].clone();
-    assert_eq!(post(at, path, body(600_000)).await.json()["did"], "the worker stays listed");
+    assert_eq!(post(at, path, body("10m")).await.json()["result"], "the worker stays listed");
     assert_eq!(gateway.fleet().snapshot()[0].incarnation, life.incarnation);
     let listed = get(at, path).await.json()["registrations"].clone();
-    assert!(listed.as_array().unwrap().len() == 1 && listed[0]["left_ms"].as_u64() > Some(500_000), "{listed}");
+    assert!(
+        listed.as_array().unwrap().len() == 1
+            && listed[0]["expires_in"]
+                .as_str()
+                .is_some_and(|left| left.parse::<TimeSpan>().unwrap() > TimeSpan::seconds(500)),
+        "{listed}"
+    );
     let full = post(at, path, "{\"url\": \"http://other:1\"}").await;
-    assert_eq!((full.status, full.json()["cause"].as_str()), (409, Some("registrations_full")));
+    assert_eq!((full.status, full.json()["reason"].as_str()), (409, Some("registrations_full")));
     let of = format!("{path}/{id}");
     let withdraw = || send(at, http::Request::delete(&of).header("content-type", "application/json"), "{}");
     assert_eq!(withdraw().await.status, 200);
     wait_until("it left", || gateway.fleet().snapshot().is_empty()).await;
     assert_eq!(withdraw().await.status, 404);
-    assert_eq!(post(at, path, body(1_000)).await.status, 200);
+    assert_eq!(post(at, path, body("1s")).await.status, 200);
     wait_until("it came back", || gateway.fleet().is_listed(id)).await;
     wait_until("it was silent for too long", || gateway.fleet().snapshot().is_empty()).await;
     for (wrong, told) in [
@@ -97,7 +104,7 @@ async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged(
     wait_until("it is told", || !gateway.stale_files().reasons().is_empty()).await;
     assert_eq!(ready(), [b, a], "what was read before still is");
     let degraded = get(at, "/readyz").await.json()["degraded"][0].clone();
-    assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("files"), Some("workers")));
+    assert_eq!((degraded["component"].as_str(), degraded["reason"].as_str()), (Some("files"), Some("workers")));
     assert!(degraded["detail"].as_str().unwrap().contains("accepted is [[workers]]"), "{degraded}");
     let shown = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
     let lines = [

@@ -130,7 +130,7 @@ impl ForwardReceiptSink {
             asked: Instant::now(),
             action: Action::ColocatedPrefill,
             legs: vec![AttemptLeg { role: LegRole::Serve, worker: end.worker }],
-            knowledge: KvIndexState::Fallback,
+            knowledge: KvIndexState::Approximate,
             ejected: Vec::new(),
             resumed: None,
             unresumable: None,

@@ -30,8 +30,8 @@ fn step(session: u64, arm: Arm, seconds: f64) -> StepSample {
 fn sessions_until_detected(seed: u64, factor: f64, most: u64) -> Option<u64> {
     let (guardrail, mut chance) = (Guardrail::default(), SeededSamples(seed));
     (0..most).find(|session| {
-        let arm = if chance.uniform() < 0.5 { Arm::Control } else { Arm::Own };
-        let own = if arm == Arm::Own { factor } else { 1.0 };
+        let arm = if chance.uniform() < 0.5 { Arm::Control } else { Arm::Treatment };
+        let own = if arm == Arm::Treatment { factor } else { 1.0 };
         let size = (0.5 * chance.normal()).exp();
         (0..3).any(|_| {
             let wait = if chance.uniform() < 0.02 { 10.0 } else { 1.0 };
@@ -63,15 +63,17 @@ fn a_faster_arm_is_not_flagged_and_its_interval_is_below_one() {
     assert_eq!(sessions_until_detected(1, 0.5, 1_000), None);
     let guardrail = Guardrail::default();
     for session in 0..400 {
-        let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 2.0) } else { (Arm::Own, 1.0) };
+        let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 2.0) } else { (Arm::Treatment, 1.0) };
         assert_eq!(guardrail.add(&step(session, arm, seconds)), None);
     }
     let compared = guardrail.of(FETCH);
-    assert_eq!((compared.control_sessions, compared.own_sessions), (200, 200));
+    assert_eq!((compared.control_sessions, compared.treatment_sessions), (200, 200));
     let expected = 1.05 / 2.05;
-    assert!((compared.ratio.unwrap() - expected).abs() < 1e-6, "{compared:?}");
+    assert!((compared.ttft_ratio.unwrap() - expected).abs() < 1e-6, "{compared:?}");
     assert!(
-        compared.ratio_low < compared.ratio && compared.ratio < compared.ratio_high && compared.ratio_high < Some(1.0)
+        compared.ttft_ratio_lower < compared.ttft_ratio
+            && compared.ttft_ratio < compared.ttft_ratio_upper
+            && compared.ttft_ratio_upper < Some(1.0)
     );
 }
 
@@ -79,7 +81,7 @@ fn a_faster_arm_is_not_flagged_and_its_interval_is_below_one() {
 /// many sessions it came.
 fn add_slow_sessions(guardrail: &Guardrail, action: Action, count: u64) -> Option<(u64, GuardrailEvent)> {
     (0..2 * count).find_map(|session| {
-        let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 0.1) } else { (Arm::Own, 1.0) };
+        let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 0.1) } else { (Arm::Treatment, 1.0) };
         guardrail.add(&StepSample { action, ..step(session, arm, seconds) }).map(|found| (session + 1, found))
     })
 }
@@ -90,7 +92,7 @@ fn no_verdict_before_each_arm_has_twenty_sessions() {
     for _ in 0..50 {
         assert_eq!(add_slow_sessions(&guardrail, FETCH, 19), None);
     }
-    assert_eq!((guardrail.of(FETCH).own_sessions, guardrail.of(FETCH).ratio), (19, None));
+    assert_eq!((guardrail.of(FETCH).treatment_sessions, guardrail.of(FETCH).ttft_ratio), (19, None));
     assert_eq!(add_slow_sessions(&guardrail, FETCH, 20).map(|(after, _)| after), Some(40));
 }
 
@@ -104,8 +106,8 @@ fn repeated_steps_of_a_session_do_not_narrow_the_interval() {
             let seconds = (0.5 * chance.normal()).exp();
             (0..steps).for_each(|_| assert_eq!(guardrail.add(&step(session, arm, seconds)), None));
         }
-        let ComparisonReport { ratio_low, ratio_high, .. } = guardrail.of(FETCH);
-        (ratio_low.unwrap(), ratio_high.unwrap())
+        let ComparisonReport { ttft_ratio_lower, ttft_ratio_upper, .. } = guardrail.of(FETCH);
+        (ttft_ratio_lower.unwrap(), ttft_ratio_upper.unwrap())
     };
     let (once, often) = (of(1), of(30));
     assert!((once.0 - often.0).abs() < 1e-9 && (once.1 - often.1).abs() < 1e-9, "{once:?} {often:?}");
@@ -117,7 +119,7 @@ fn a_slower_action_stays_flagged_until_reset() {
     let Some((40, GuardrailEvent::Slower(compared))) = add_slow_sessions(&guardrail, FETCH, 100) else {
         panic!("found with the fortieth session")
     };
-    assert_eq!(compared.slower_since_unix_ms, Some(39));
+    assert_eq!(compared.slower_since, Some(UtcTime::from_unix_ms(39)));
     assert_eq!(guardrail.slower_actions(), [(FETCH, compared)]);
     assert_eq!(add_slow_sessions(&guardrail, FETCH, 100), None, "steps that were under way change nothing");
     assert_eq!(guardrail.of(FETCH), compared);
@@ -136,7 +138,7 @@ fn a_slower_placement_is_unflagged_once_it_recovers() {
         guardrail.add(&StepSample { action, ..step }).map(|found| (session, found))
     };
     let Some((_, GuardrailEvent::Recovered(compared))) = (1_000..3_000).find_map(well) else { panic!("it ends") };
-    assert_eq!(compared.slower_since_unix_ms, None);
+    assert_eq!(compared.slower_since, None);
     assert!((3_000..6_000).all(|session| well(session).is_none()), "and does not come again");
 }
 
@@ -152,7 +154,7 @@ fn a_slower_placement_stays_flagged_while_sessions_are_too_few() {
     };
     assert!((1_000..1_039).all(|session| later(session).is_none()), "39 sessions");
     let compared = guardrail.of(action);
-    assert_eq!((compared.ratio, compared.slower_since_unix_ms), (None, Some(39)), "{compared:?}");
+    assert_eq!((compared.ttft_ratio, compared.slower_since), (None, Some(UtcTime::from_unix_ms(39))), "{compared:?}");
     assert!(matches!(later(1_039), Some(GuardrailEvent::Recovered(_))));
 }
 
@@ -162,10 +164,13 @@ fn old_sessions_are_evicted_and_old_samples_decay() {
     let found = (0..4 * MAX_SESSIONS as u64)
         .find_map(|session| guardrail.add(&step(session, Arm::VARIANTS[session as usize % 2], 1.0)));
     assert_eq!(found, None);
-    assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).own_sessions), (MAX_SESSIONS, MAX_SESSIONS));
-    let tomorrow = StepSample { at_unix_ms: SESSION_TTL_MS + 10_000, ..step(7, Arm::Own, 1.0) };
+    assert_eq!(
+        (guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).treatment_sessions),
+        (MAX_SESSIONS, MAX_SESSIONS)
+    );
+    let tomorrow = StepSample { at_unix_ms: SESSION_TTL_MS + 10_000, ..step(7, Arm::Treatment, 1.0) };
     guardrail.add(&tomorrow);
-    assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).own_sessions), (0, 1));
+    assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).treatment_sessions), (0, 1));
     let mut sessions = ArmSessions::default();
     (0..1_000).for_each(|_| sessions.add(&tomorrow, 0.0));
     (0..100).for_each(|_| sessions.add(&tomorrow, 1.0));

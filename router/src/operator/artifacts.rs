@@ -13,54 +13,55 @@ use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
     ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
-    WorkerIdSchema,
+    WorkerIdSchema, ledger_span,
 };
+use crate::time_text::DurationText;
 
-/// Who has it, by decision and with live leases.
+/// Whether anybody has the artifact, by the ledger and with a live lease.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(super) enum OwnershipState {
-    /// Its owner.
+    /// Its owner has it.
     Owned,
-    /// The owner is gone; a read-only copy stands in.
-    Copied,
+    /// The owner is gone; a read-only replica has it.
+    ReplicaOnly,
     /// Only a store has it.
-    Stored,
-    /// Nobody.
+    StoreOnly,
+    /// Nobody has it.
     Unowned,
 }
 
 impl From<OwnershipStatus> for OwnershipState {
-    fn from(standing: OwnershipStatus) -> Self {
-        match standing {
+    fn from(status: OwnershipStatus) -> Self {
+        match status {
             OwnershipStatus::Owned(_) => Self::Owned,
-            OwnershipStatus::Replicated(_) => Self::Copied,
-            OwnershipStatus::InStore(_) => Self::Stored,
+            OwnershipStatus::Replicated(_) => Self::ReplicaOnly,
+            OwnershipStatus::InStore(_) => Self::StoreOnly,
             OwnershipStatus::Unowned => Self::Unowned,
         }
     }
 }
 
-/// Whose it is and where it lies on its chain.
+/// Tenant, model and position of an artifact.
 #[derive(Serialize, ToSchema)]
 struct ArtifactProvenance {
     #[schema(value_type = TenantSchema)]
     tenant: TenantId,
-    /// Whose KV.
+    /// The model whose KV it is.
     #[schema(value_type = String)]
     model: ModelId,
     /// The artifact that it extends.
     #[schema(value_type = Option<ArtifactIdSchema>)]
     parent: Option<ArtifactId>,
-    /// Blocks before it.
+    /// Index of its first block: blocks before it.
     #[schema(value_type = u64)]
-    from: Blocks,
-    /// Blocks from the start to its end.
+    first_block: Blocks,
+    /// Blocks of the prefix that ends where it ends.
     #[schema(value_type = u64)]
-    blocks: Blocks,
-    /// Tokens from the start to its end.
+    prefix_blocks: Blocks,
+    /// Tokens of that prefix.
     #[schema(value_type = u64)]
-    tokens: Tokens,
+    prefix_tokens: Tokens,
     /// The prefix that ends where it ends.
     #[schema(value_type = PrefixIdSchema)]
     prefix: PrefixId,
@@ -68,81 +69,83 @@ struct ArtifactProvenance {
 
 /// A sealed range of blocks that has one owner.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Artifact)]
 pub(super) struct ArtifactResource {
     #[schema(value_type = ArtifactIdSchema)]
     id: ArtifactId,
     #[serde(flatten)]
     origin: ArtifactProvenance,
-    standing: OwnershipState,
-    /// Who has it; where the owner is gone, who stands in.
+    state: OwnershipState,
+    /// Who has it; where the owner is gone, the replica or the store that has it.
     owner: Option<OwnerStatus>,
-    /// When the owner was granted.
+    /// Epoch of the grant to the owner.
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
-    /// Read-only copies.
+    /// Read-only replicas.
     replicas: Vec<ReplicaResource>,
     /// Sessions with a head in it.
     sessions: usize,
-    /// Artifacts that hang on it.
+    /// Artifacts that extend it.
     children: usize,
     #[schema(value_type = Option<GroupIdSchema>)]
     group: Option<GroupId>,
     /// Whether it is never evicted or collected.
     pinned: bool,
-    /// Of its own blocks.
+    /// Bytes of its own blocks.
     #[schema(value_type = u64)]
     bytes: Bytes,
     /// Time since it was last written, on the ledger's clock.
-    idle_ms: u64,
+    idle: DurationText,
 }
 
-/// A read-only copy.
+/// A read-only replica.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Replica)]
 pub(super) struct ReplicaResource {
-    /// Of what.
+    /// The artifact.
     #[schema(value_type = ArtifactIdSchema)]
     artifact: ArtifactId,
     /// Who has it.
-    holder: OwnerStatus,
-    /// How far it reaches, from the start.
+    worker: OwnerStatus,
+    /// Blocks of the prefix that it covers.
     #[schema(value_type = u64)]
-    blocks: Blocks,
-    /// The prefix up to there.
+    prefix_blocks: Blocks,
+    /// That prefix.
     #[schema(value_type = PrefixIdSchema)]
     prefix: PrefixId,
-    /// Until it is forgotten, on the ledger's clock.
-    left_ms: u64,
+    /// Time until it is forgotten, on the ledger's clock.
+    expires_in: DurationText,
 }
 
 impl ReplicaResource {
     pub(super) fn new(view: &LedgerView, artifact: &Artifact, replica: &Replica) -> Self {
         Self {
             artifact: artifact.id,
-            holder: OwnerStatus::new(view, replica.holder),
-            blocks: replica.upto.blocks,
+            worker: OwnerStatus::new(view, replica.holder),
+            prefix_blocks: replica.upto.blocks,
             prefix: replica.upto.id,
-            left_ms: replica.expires.0.saturating_sub(view.now().0) / 1000,
+            expires_in: ledger_span(view.now(), replica.expires),
         }
     }
 }
 
 impl ArtifactResource {
     fn new(view: &LedgerView, artifact: &Artifact) -> Self {
-        let (end, standing) = (artifact.end(), view.ownership_status(artifact));
+        let (end, status) = (artifact.end(), view.ownership_status(artifact));
         let origin = ArtifactProvenance {
             tenant: artifact.origin.tenant.clone(),
             model: artifact.origin.model.clone(),
             parent: artifact.parent.map(|parent| parent.artifact),
-            from: artifact.from(),
-            blocks: end.blocks,
-            tokens: end.blocks.tokens(artifact.origin.shape.block),
+            first_block: artifact.from(),
+            prefix_blocks: end.blocks,
+            prefix_tokens: end.blocks.tokens(artifact.origin.shape.block),
             prefix: end.id,
         };
         Self {
             id: artifact.id,
             origin,
-            standing: standing.into(),
-            owner: standing.owner().map(|owner| OwnerStatus::new(view, owner)),
+            state: status.into(),
+            owner: status.owner().map(|owner| OwnerStatus::new(view, owner)),
             epoch: artifact.epoch,
             replicas: artifact.replicas.iter().map(|replica| ReplicaResource::new(view, artifact, replica)).collect(),
             sessions: artifact.sessions.len(),
@@ -150,12 +153,12 @@ impl ArtifactResource {
             group: artifact.group,
             pinned: artifact.pinned == PinFlag::Yes,
             bytes: artifact.bytes(),
-            idle_ms: view.now().0.saturating_sub(artifact.touched.0) / 1000,
+            idle: ledger_span(artifact.touched, view.now()),
         }
     }
 
     fn tag(&self) -> EntityTag {
-        let copies: Vec<_> = self.replicas.iter().map(|copy| (&copy.holder, copy.blocks)).collect();
+        let copies: Vec<_> = self.replicas.iter().map(|copy| (&copy.worker, copy.prefix_blocks)).collect();
         let settled = (&self.owner, &self.origin, copies, self.sessions, self.children, (self.group, self.pinned));
         EntityTag::of(self.epoch, &settled)
     }
@@ -175,7 +178,7 @@ pub(super) fn find_artifact(view: &LedgerView, id: ArtifactId) -> Result<Artifac
 #[utoipa::path(get, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
     params(("id" = ArtifactIdSchema, Path), ConsistencyQuery),
     responses((
-        status = 200, description = "The artifact, with its owner, its copies and what references it.",
+        status = 200, description = "The artifact, with its owner, its replicas and what references it.",
         body = LedgerResponse<ArtifactResponse>, headers(("etag" = String, description = "Its fencing tag.")))))]
 pub(super) async fn artifact(
     ReadView(view): ReadView,
@@ -186,7 +189,7 @@ pub(super) async fn artifact(
     Ok(LedgerResponse::new(&view, ArtifactResponse { artifact }).with_tag(tag))
 }
 
-/// Which artifacts are asked for.
+/// Filter of artifacts; all conditions must hold.
 #[derive(Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ArtifactFilter {
@@ -200,9 +203,9 @@ pub(super) struct ArtifactFilter {
     /// In this group.
     #[param(value_type = Option<GroupIdSchema>)]
     group: Option<GroupId>,
-    /// Who has it now.
+    /// Whether anybody has it now.
     #[param(inline)]
-    standing: Option<OwnershipState>,
+    state: Option<OwnershipState>,
     /// With a head of this session in it.
     #[param(value_type = Option<SessionIdSchema>)]
     session: Option<SessionId>,
@@ -215,14 +218,14 @@ impl ArtifactFilter {
             && self.worker.is_none_or(|worker| artifact.owner.is_some_and(|owner| owner.worker == worker))
             && self.group.is_none_or(|group| artifact.group == Some(group))
             && self.session.is_none_or(|session| artifact.sessions.contains(session))
-            && self.standing.is_none_or(|standing| standing == view.ownership_status(artifact).into())
+            && self.state.is_none_or(|state| state == view.ownership_status(artifact).into())
     }
 }
 
 /// Artifacts, by id.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ArtifactPage {
-    /// All there are, whatever the filter.
+    /// Number of all artifacts, whatever the filter.
     total: usize,
     artifacts: Vec<ArtifactResource>,
     #[serde(flatten)]

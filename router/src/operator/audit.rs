@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use parking_lot::Mutex;
@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use super::access::{Principal, TokenRole};
 use crate::auth::KeyDigest;
+use crate::time_text::UtcTime;
 use journal::Journal;
 pub(super) use journal::SpaceReservation;
 
@@ -43,25 +44,25 @@ const MAX_TRACKED_TOKENS: usize = 1024;
 
 #[derive(Serialize)]
 pub(super) struct AuditRecord<'a> {
-    /// Wall-clock time in milliseconds since 1970.
-    at_unix_ms: u64,
+    /// Wall-clock time.
+    time: UtcTime,
     /// Name of the token.
-    who: &'a str,
+    actor: &'a str,
     /// Role of the token; `None` if no token was accepted.
     role: Option<TokenRole>,
     /// Method and path template.
-    what: String,
+    operation: String,
     /// Path of the request.
-    key: &'a str,
+    path: &'a str,
     /// Body as sent; omitted if too long or not JSON.
     body: Option<Value>,
     if_match: Option<&'a str>,
-    /// `done`, `repeated` (done before under the same idempotency key), or the problem's word.
+    /// `succeeded`, `replayed` (done before under the same idempotency key), or the problem's word.
     outcome: &'static str,
     status: u16,
     /// Request id, as in the response.
-    request: &'a str,
-    remote: Option<SocketAddr>,
+    request_id: &'a str,
+    remote_address: Option<SocketAddr>,
 }
 
 /// What is known of a write before it runs.
@@ -73,7 +74,7 @@ pub(super) struct AuditedRequest {
     pub(super) body: Option<Value>,
     pub(super) if_match: Option<String>,
     pub(super) request_id: String,
-    pub(super) remote: Option<SocketAddr>,
+    pub(super) remote_address: Option<SocketAddr>,
 }
 
 /// Returns the body as the log keeps it.
@@ -187,19 +188,18 @@ impl AuditLog {
             self.failed.with_label_values(&["line_skipped"]).inc();
             return;
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = AuditRecord {
-            at_unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-            who: asked.principal.as_ref().map_or("nobody", |who| &who.name),
+            time: UtcTime::now(),
+            actor: asked.principal.as_ref().map_or("nobody", |who| &who.name),
             role: asked.principal.as_ref().map(|who| who.role),
-            what: asked.route.clone(),
-            key: &asked.path,
+            operation: asked.route.clone(),
+            path: &asked.path,
             body: asked.body.clone(),
             if_match: asked.if_match.as_deref(),
             outcome,
             status,
-            request: &asked.request_id,
-            remote: asked.remote,
+            request_id: &asked.request_id,
+            remote_address: asked.remote_address,
         };
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
         tracing::debug!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");
@@ -232,7 +232,7 @@ mod tests {
             body: loggable_body(b"{\"a\": 1}"),
             if_match: None,
             request_id: "req-1".into(),
-            remote: None,
+            remote_address: None,
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
             let audit = AuditLog::open(folder.path(), bound, counter()).unwrap();
             for n in 0..100 {
                 audit.reserve().unwrap();
-                audit.write(&asked(&format!("{start}.{n}")), ("done", 200), SpaceReservation::Reserved);
+                audit.write(&asked(&format!("{start}.{n}")), ("succeeded", 200), SpaceReservation::Reserved);
             }
             assert_eq!(audit.write_journal.file.lock().reserved, 0);
         }
@@ -255,7 +255,7 @@ mod tests {
         let text = fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
         let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
         assert_eq!(
-            (last["key"].as_str(), last["who"].as_str(), last["body"]["a"].as_u64()),
+            (last["path"].as_str(), last["actor"].as_str(), last["body"]["a"].as_u64()),
             (Some("2.99"), Some("alice"), Some(1))
         );
     }
@@ -272,10 +272,10 @@ mod tests {
             fs::write(&path, format!("{}{before}", kept.repeat(2_000))).unwrap();
             let audit = AuditLog::open(folder.path(), 64 << 20, counter()).unwrap();
             audit.reserve().unwrap();
-            audit.write(&asked("next"), ("done", 200), SpaceReservation::Reserved);
+            audit.write(&asked("next"), ("succeeded", 200), SpaceReservation::Reserved);
             let text = fs::read_to_string(&path).unwrap();
             let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-            assert_eq!(lines.last().unwrap()["key"], "next");
+            assert_eq!(lines.last().unwrap()["path"], "next");
             assert_eq!(lines.len(), if kept.is_empty() { 1 } else { 2_002 });
         }
     }
@@ -287,7 +287,7 @@ mod tests {
         let audit = AuditLog::open(folder.path(), 16 << 10, counter()).unwrap();
         for n in 0..50 {
             audit.reserve().unwrap();
-            audit.write(&asked(&n.to_string()), ("done", 200), SpaceReservation::Reserved);
+            audit.write(&asked(&n.to_string()), ("succeeded", 200), SpaceReservation::Reserved);
             audit.write(&asked(&n.to_string()), ("forbidden", 403), SpaceReservation::None);
         }
         let modes = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().permissions());
@@ -311,7 +311,7 @@ mod tests {
             (1, 0, 1),
             "nothing was begun"
         );
-        audit.write(&asked("begun"), ("done", 200), SpaceReservation::Reserved);
+        audit.write(&asked("begun"), ("succeeded", 200), SpaceReservation::Reserved);
         assert_eq!((count("write_rejected"), count("line_lost"), count("line_skipped")), (1, 1, 1));
         audit.probe_space();
         assert!(audit.is_broken(), "it is as full as before");
@@ -387,7 +387,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let audit = AuditLog::open(folder.path(), 16 << 10, counter()).unwrap();
         audit.reserve().unwrap();
-        audit.write(&asked("alice's write"), ("done", 200), SpaceReservation::Reserved);
+        audit.write(&asked("alice's write"), ("succeeded", 200), SpaceReservation::Reserved);
         for token in 0..32 {
             for n in 0..MAX_REFUSED_PER_MINUTE / 10 {
                 audit.write(
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn long_paths_are_truncated() {
-        assert_eq!(truncate_path("/ownerserve/v1/mode"), "/ownerserve/v1/mode");
+        assert_eq!(truncate_path("/ownerserve/v1/routing"), "/ownerserve/v1/routing");
         assert_eq!(truncate_path(&"x".repeat(7_900)).len(), MAX_PATH_BYTES);
         assert_eq!(truncate_path(&"\u{e9}".repeat(200)).len(), MAX_PATH_BYTES);
         assert_eq!(

@@ -15,7 +15,7 @@ use super::writes::{EmptyBody, WriteResult};
 use crate::app_state::AppState;
 use crate::exposure::{ExposedListener, exposures};
 
-/// What the ledger holds.
+/// Number of records in the ledger.
 #[derive(Serialize, ToSchema)]
 struct LedgerCounts {
     sessions: usize,
@@ -25,35 +25,37 @@ struct LedgerCounts {
 
 /// This node and its cluster.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Cluster)]
 pub(super) struct ClusterStatus {
     /// The cluster's id; a restore makes a new one.
-    cluster: String,
+    cluster_id: String,
     /// The node that answers.
-    node: u64,
-    /// Whether it was removed from the cluster, and only has its last view.
+    node_id: u64,
+    /// Whether it was removed from the cluster and only has its last view.
     removed: bool,
     /// The cluster's feature level.
-    level: u32,
+    feature_level: u32,
     /// How often the ledger was restored from a backup.
-    generation: u32,
-    holds: LedgerCounts,
-    /// Log entries that this node has and has not yet applied.
-    apply_lag: u64,
+    restore_generation: u32,
+    /// Records in the ledger.
+    counts: LedgerCounts,
+    /// Log entries that this node has received and not yet applied.
+    apply_lag_entries: u64,
     /// Commands that wait to enter the log.
-    queue: u64,
+    commit_queue_depth: u64,
     /// Bytes of log on this node's disk.
     log_bytes: u64,
-    /// Steps that wait at this router rather than push out others' KV.
-    waiting: usize,
+    /// Steps in this router's admission queue, which wait instead of evicting others' KV.
+    admission_queue_depth: usize,
     /// Listeners of this router that strangers on the network can use or overhear.
     #[schema(inline)]
-    exposed: Vec<ExposedListener>,
+    exposed_listeners: Vec<ExposedListener>,
 }
 
 /// The cluster as this node sees it.
 #[utoipa::path(get, path = "/ownerserve/v1/cluster", tag = "cluster", params(ConsistencyQuery),
     responses((
-        status = 200, description = "The cluster, its level and its leader as this node sees them.",
+        status = 200, description = "The cluster, its feature level and its leader as this node sees them.",
         body = LedgerResponse<ClusterStatus>)))]
 pub(super) async fn cluster(
     State(gateway): State<Arc<AppState>>,
@@ -62,74 +64,75 @@ pub(super) async fn cluster(
     let directory = gateway.directory();
     let readings = directory.stats();
     let cluster = ClusterStatus {
-        cluster: directory.cluster().to_string(),
-        node: directory.node().0,
+        cluster_id: directory.cluster().to_string(),
+        node_id: directory.node().0,
         removed: directory.is_removed(),
-        level: view.level(),
-        generation: view.generation(),
-        holds: LedgerCounts {
+        feature_level: view.level(),
+        restore_generation: view.generation(),
+        counts: LedgerCounts {
             sessions: view.session_count(),
             artifacts: view.artifact_count(),
             workers: view.workers().count(),
         },
-        apply_lag: readings.apply_lag,
-        queue: readings.queue_depth,
+        apply_lag_entries: readings.apply_lag,
+        commit_queue_depth: readings.queue_depth,
         log_bytes: readings.log_bytes,
-        waiting: gateway.policies.occupancy().queue_len(),
-        exposed: exposures(&gateway.config),
+        admission_queue_depth: gateway.policies.occupancy().queue_len(),
+        exposed_listeners: exposures(&gateway.config),
     };
     LedgerResponse::new(&view, cluster)
 }
 
-/// What the state is.
+/// The digest of a node's state.
 #[derive(Serialize, ToSchema)]
+#[schema(as = StateHash)]
 pub(super) struct StateHashResponse {
-    /// The cluster's id; states of different ones have nothing in common.
-    cluster: String,
-    /// Digest of everything remembered: equal on all nodes at equal revision.
+    /// The cluster's id; states of different clusters have nothing in common.
+    cluster_id: String,
+    /// Digest of the whole state: equal on all nodes at the same revision.
     #[schema(pattern = "^[0-9a-f]{32}$")]
-    hash: String,
+    state_hash: String,
 }
 
-/// The digest of this node's state at the answer's revision, to be compared with other nodes' at the same one.
-#[utoipa::path(get, path = "/ownerserve/v1/cluster/hash", tag = "cluster", params(ConsistencyQuery),
-    responses((status = 200, description = "The digest, and the revision that it is of.", body = LedgerResponse<StateHashResponse>)))]
-pub(super) async fn hash(
+/// The digest of this node's state, for comparison with other nodes at the same revision.
+#[utoipa::path(get, path = "/ownerserve/v1/cluster/state-hash", tag = "cluster", params(ConsistencyQuery),
+    responses((status = 200, description = "The digest, and its revision.", body = LedgerResponse<StateHashResponse>)))]
+pub(super) async fn state_hash(
     State(gateway): State<Arc<AppState>>,
     ReadView(view): ReadView,
 ) -> Result<LedgerResponse<StateHashResponse>, Problem> {
     let looking: Arc<LedgerView> = view.clone();
     let hash = super::run_blocking(move || looking.state_hash()).await?;
-    let cluster = gateway.directory().cluster().to_string();
-    Ok(LedgerResponse::new(&view, StateHashResponse { cluster, hash: format!("{hash:032x}") }))
+    let cluster_id = gateway.directory().cluster().to_string();
+    Ok(LedgerResponse::new(&view, StateHashResponse { cluster_id, state_hash: format!("{hash:032x}") }))
 }
 
-/// The feature level to be reached.
+/// The feature level to reach.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LevelBody {
+pub(super) struct FeatureLevelRequest {
     #[schema(minimum = 1)]
-    level: u32,
+    feature_level: u32,
 }
 
-/// Raises the cluster's feature level. There is no way back: older releases cannot read it any more.
-#[utoipa::path(put, path = "/ownerserve/v1/cluster/level", tag = "cluster", request_body = LevelBody,
+/// Raises the cluster's feature level. This cannot be undone: older releases cannot read the ledger any more.
+#[utoipa::path(put, path = "/ownerserve/v1/cluster/feature-level", tag = "cluster", request_body = FeatureLevelRequest,
     responses((status = 200, description = "The cluster works at that level from now on.", body = LedgerResponse<WriteResult>)))]
-pub(super) async fn raise_level(
+pub(super) async fn raise_feature_level(
     State(gateway): State<Arc<AppState>>,
-    JsonBody(body): JsonBody<LevelBody>,
+    JsonBody(body): JsonBody<FeatureLevelRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    if body.level == 0 {
+    if body.feature_level == 0 {
         return Err(Problem::bad_body(
-            "level: accepted is 1 and more; GET /ownerserve/v1/cluster tells the present one",
+            "feature_level: accepted is 1 and more; GET /ownerserve/v1/cluster shows the present one",
         ));
     }
     let before = gateway.directory().view().level();
-    let did = match body.level <= before {
+    let result = match body.feature_level <= before {
         true => format!("nothing was to do: the cluster is at feature level {before}"),
-        false => format!("the cluster is at feature level {}", body.level),
+        false => format!("the cluster is at feature level {}", body.feature_level),
     };
-    apply_change(&gateway, MemberChange::RaiseLevel(body.level), &did).await
+    apply_change(&gateway, MemberChange::RaiseLevel(body.feature_level), &result).await
 }
 
 /// Writes a snapshot of this node's ledger to its disk now.

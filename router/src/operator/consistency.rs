@@ -16,7 +16,9 @@ use vocabulary::NodeId;
 
 use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
+use super::request_units::RequestDuration;
 use super::state::OperatorState;
+use crate::time_text::DurationText;
 
 /// Revision of the view that a response was served from.
 pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("ownerserve-revision");
@@ -38,7 +40,7 @@ pub(super) enum ConsistencyLevel {
     Linearizable,
 }
 
-/// The promise that a read asks for.
+/// Consistency of a read.
 #[derive(Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ConsistencyQuery {
@@ -46,22 +48,22 @@ pub(super) struct ConsistencyQuery {
     /// everything that was acknowledged before the read began, asked of the leader.
     #[param(inline)]
     consistency: Option<ConsistencyLevel>,
-    /// With `bounded`: milliseconds that the view may be behind.
-    #[param(minimum = 1, maximum = 600_000)]
-    max_staleness: Option<u32>,
+    /// With `bounded`: how far the view may be behind, from `1ms` to `10m`.
+    #[param(value_type = Option<DurationText>)]
+    max_staleness: Option<RequestDuration>,
 }
 
-/// Maximum accepted staleness, in milliseconds.
-const MAX_STALENESS_MS: u32 = 600_000;
+/// Accepted range of the staleness.
+const STALENESS_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(600);
 
 impl ConsistencyQuery {
     fn check(self) -> Result<ownership::Consistency, Problem> {
-        let accepted = "accepted is 1 to 600000, in milliseconds, and only with consistency=bounded";
+        let accepted = "accepted is 1ms to 10m, and only with consistency=bounded";
         match (self.consistency.unwrap_or_default(), self.max_staleness) {
             (ConsistencyLevel::Local, None) => Ok(ownership::Consistency::Local),
             (ConsistencyLevel::Linearizable, None) => Ok(ownership::Consistency::Linearizable),
-            (ConsistencyLevel::Bounded, Some(most)) if (1..=MAX_STALENESS_MS).contains(&most) => {
-                Ok(ownership::Consistency::Bounded(Duration::from_millis(most.into())))
+            (ConsistencyLevel::Bounded, Some(RequestDuration(max))) if STALENESS_RANGE.contains(&max) => {
+                Ok(ownership::Consistency::Bounded(max))
             }
             (ConsistencyLevel::Bounded, None) => {
                 Err(Problem::bad_query(format!("consistency=bounded needs max_staleness; {accepted}")))
@@ -83,7 +85,7 @@ impl FromRequestParts<OperatorState> for ReadView {
         let consistency = query.check()?;
         let read = desk.gateway.directory().read(consistency).await;
         let kind = match consistency {
-            ownership::Consistency::Bounded(_) => ProblemKind::TooStale,
+            ownership::Consistency::Bounded(_) => ProblemKind::StalenessExceeded,
             _ => ProblemKind::NoQuorum,
         };
         read.map(ReadView).map_err(|error| Problem::new(kind, format!("{error}. Try again shortly.")))
@@ -97,10 +99,10 @@ pub(super) struct ViewStamp {
     revision: u64,
     /// Raft's term.
     term: u64,
-    /// The leader's node id; none when none is known.
+    /// The leader's node id; null when none is known.
     #[schema(value_type = Option<u64>)]
     leader: Option<NodeId>,
-    /// Whether this node cannot say that its view is fresh.
+    /// Whether the view may be out of date: no quorum confirms it.
     stale: bool,
 }
 

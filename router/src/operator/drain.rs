@@ -38,47 +38,47 @@ const MAX_UPGRADES: usize = 4;
 pub(super) struct DrainOptions {
     /// Workers to avoid because they will be drained next, in that order. If there are no others, the last of them is
     /// used.
-    pub(super) avoid: Vec<WorkerId>,
+    pub(super) avoid_workers: Vec<WorkerId>,
     /// Upgrade that this drain belongs to: none of its sessions moves twice.
-    pub(super) upgrade: Option<String>,
+    pub(super) upgrade_id: Option<String>,
     /// Maximum KV bytes moved per second.
     pub(super) bandwidth: u64,
 }
 
-/// How far it is.
+/// State of a drain at this router.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(super) enum DrainPhase {
     /// This router was not asked to move the worker's sessions.
     #[default]
-    None,
+    NotStarted,
     /// It moves them.
     Moving,
     /// There is nothing more to move: the worker can be stopped.
     Done,
     /// The worker was taken back into service.
-    Stopped,
+    Canceled,
 }
 
-/// What became of the worker's sessions.
+/// Progress of a drain.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, ToSchema)]
 pub(super) struct DrainProgress {
     #[schema(inline)]
     pub(super) state: DrainPhase,
     /// Sessions that it owns now.
-    pub(super) owned: usize,
+    pub(super) owned_sessions: usize,
     /// Sessions that were moved.
-    pub(super) moved: usize,
-    /// KV that was moved for them.
+    pub(super) moved_sessions: usize,
+    /// Bytes of KV that were moved for them.
     pub(super) moved_bytes: u64,
-    /// Sessions that it owns and that have a step on its way: they are moved after it.
-    pub(super) busy: usize,
+    /// Sessions that it owns and that have a step in flight: they are moved after it.
+    pub(super) in_flight_sessions: usize,
     /// Sessions that stay, because they cannot be moved.
-    pub(super) stuck: usize,
+    pub(super) unmovable_sessions: usize,
     /// Sessions that stay, because they moved once in this upgrade.
-    pub(super) kept: usize,
-    /// Why the last one of them cannot be moved.
-    pub(super) why: Option<String>,
+    pub(super) already_moved_sessions: usize,
+    /// Why the last of the unmovable ones cannot be moved.
+    pub(super) reason: Option<String>,
 }
 
 /// The latest drain of a worker.
@@ -195,18 +195,21 @@ impl DrainRun {
             view.sessions().filter(|it| it.owner.is_some_and(|owner| owner.worker == worker)).collect()
         };
         // Scans all sessions.
-        let Ok(owned) = tokio::task::spawn_blocking(owned).await else { return DrainPhase::Stopped };
-        (self.progress.owned, self.progress.busy, self.progress.kept) = (owned.len(), 0, 0);
+        let Ok(owned) = tokio::task::spawn_blocking(owned).await else { return DrainPhase::Canceled };
+        (self.progress.owned_sessions, self.progress.in_flight_sessions, self.progress.already_moved_sessions) =
+            (owned.len(), 0, 0);
         let grants: HashSet<(SessionId, Epoch)> = owned.iter().map(|it| (it.id, it.epoch)).collect();
         self.unmovable.retain(|id, epoch| grants.contains(&(*id, *epoch)));
         for session in owned {
             if !self.is_wanted() || !self.publish_progress() {
-                return DrainPhase::Stopped;
+                return DrainPhase::Canceled;
             }
             self.try_move(session.id).await;
         }
-        self.progress.stuck = self.unmovable.len();
-        let settled = self.progress.busy == 0 && self.progress.owned == self.progress.stuck + self.progress.kept;
+        let progress = &mut self.progress;
+        progress.unmovable_sessions = self.unmovable.len();
+        let settled = progress.in_flight_sessions == 0
+            && progress.owned_sessions == progress.unmovable_sessions + progress.already_moved_sessions;
         if settled { DrainPhase::Done } else { DrainPhase::Moving }
     }
 
@@ -215,11 +218,11 @@ impl DrainRun {
         // Sessions may have moved since the round began, which may take long.
         let owned = view.session(id).filter(|it| it.owner.is_some_and(|owner| owner.worker == self.worker));
         let Some(session) = &owned else { return };
-        let upgrade = self.options.upgrade.clone();
+        let upgrade = self.options.upgrade_id.clone();
         if self.registry.was_moved(upgrade.as_ref(), session.id) {
-            self.progress.kept += 1;
+            self.progress.already_moved_sessions += 1;
         } else if view.intents(session.id).next().is_some() {
-            self.progress.busy += 1;
+            self.progress.in_flight_sessions += 1;
         } else if self.unmovable.get(&session.id) != Some(&session.epoch) {
             let begun = Instant::now();
             match self.move_session(&view, session).await {
@@ -229,22 +232,22 @@ impl DrainRun {
                     let given = self.received.entry(to).or_default();
                     (given.sessions, given.bytes) = (given.sessions + 1, given.bytes + bytes.0);
                     self.record_outcome("moved", bytes);
-                    self.progress.moved += 1;
-                    self.progress.owned = self.progress.owned.saturating_sub(1);
+                    self.progress.moved_sessions += 1;
+                    self.progress.owned_sessions = self.progress.owned_sessions.saturating_sub(1);
                     self.progress.moved_bytes += bytes.0;
                     self.last_progress = Instant::now();
                     self.publish_progress();
                     self.wait_until(begun + transfer_time(bytes, self.options.bandwidth)).await;
                 }
-                Err(MoveFailure::Retryable) => self.progress.busy += 1,
+                Err(MoveFailure::Retryable) => self.progress.in_flight_sessions += 1,
                 // The target may still be starting.
                 Err(MoveFailure::Permanent(why)) if self.last_progress.elapsed() < RETRY_WINDOW => {
-                    self.progress.why = Some(why);
-                    self.progress.busy += 1;
+                    self.progress.reason = Some(why);
+                    self.progress.in_flight_sessions += 1;
                 }
                 Err(MoveFailure::Permanent(why)) => {
                     self.record_outcome("failed", Bytes::ZERO);
-                    self.progress.why = Some(why);
+                    self.progress.reason = Some(why);
                     self.unmovable.insert(session.id, session.epoch);
                 }
             }
@@ -258,7 +261,7 @@ impl DrainRun {
         let from = fleet.iter().find(|view| view.id == self.worker).ok_or("it is not listed to this router")?;
         let choice =
             TargetSelector { fleet: &fleet, from, model: &session.model, barred: &barred, received: &self.received };
-        let target = choice.target(&self.options.avoid).ok_or(NO_TARGET)?;
+        let target = choice.target(&self.options.avoid_workers).ok_or(NO_TARGET)?;
         let record = view.worker(target.id).ok_or("the ledger does not know who could take it")?;
         let given = self.received.get(&target.id).copied().unwrap_or_default();
         let rank = DpRank((given.sessions % u64::from(record.spec.ranks.max(1))) as u16);
@@ -319,9 +322,10 @@ impl From<&str> for MoveFailure {
 impl From<Problem> for MoveFailure {
     fn from(problem: Problem) -> Self {
         match problem.kind() {
-            ProblemKind::Stale | ProblemKind::NotFound | ProblemKind::NoQuorum | ProblemKind::UnknownOutcome => {
-                Self::Retryable
-            }
+            ProblemKind::PreconditionFailed
+            | ProblemKind::NotFound
+            | ProblemKind::NoQuorum
+            | ProblemKind::UnknownOutcome => Self::Retryable,
             _ => Self::Permanent(problem.detail().to_owned()),
         }
     }

@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/workers/{id}/draining`: drains workers before they stop.
+//! `/ownerserve/v1/workers/{id}/drain`: drains workers before they stop.
 
 use axum::extract::State;
 use ownership::ledger::{Command, DrainFlag, DrainWorker};
@@ -12,78 +12,81 @@ use super::entity_tags::IfMatch;
 use super::extractors::{JsonBody, PathId};
 use super::leases;
 use super::problem::Problem;
+use super::request_units::RequestSize;
 use super::schemas::WorkerIdSchema;
 use super::state::OperatorState;
 use super::writes::{OptionalIfMatch, WriteResult, commit, linearizable_view};
 use crate::drains;
 
-/// Maximum number of workers to avoid, and maximum length of an upgrade's name.
+/// Maximum number of workers to avoid, and maximum length of an upgrade's id.
 const MAX_AVOIDED_WORKERS: usize = 1024;
-const MAX_UPGRADE_NAME_CHARS: usize = 128;
+const MAX_UPGRADE_ID_CHARS: usize = 128;
 
-/// What becomes of the sessions.
+/// What happens to the sessions.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Default)]
 #[serde(rename_all = "lowercase")]
 enum SessionDisposition {
     /// They are moved to other workers, with their blocks, one after the other.
     #[default]
     Move,
-    /// They stay until their next step goes elsewhere.
-    Stay,
+    /// They keep their owner until their next step goes elsewhere.
+    Keep,
 }
 
-/// Whether a worker is to be emptied.
+/// Options of a drain.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DrainBody {
+pub(super) struct DrainRequest {
     /// A draining worker keeps what it has, takes no new sessions and is granted nothing more, at every router.
     draining: bool,
     #[serde(default)]
     #[schema(inline)]
     sessions: SessionDisposition,
-    /// Who is to be drained after it, in that order: they get none of its sessions. Where nobody else can take them, the last one
-    /// does.
+    /// Workers that are drained after it, in that order: they get none of its sessions, unless no other worker can take them;
+    /// then the last one gets them.
     #[serde(default)]
     #[schema(value_type = Vec<WorkerIdSchema>, max_items = 1024)]
-    avoid: Vec<WorkerId>,
-    /// The rolling upgrade that this is a part of. No session moves twice under one name at one router.
+    avoid_workers: Vec<WorkerId>,
+    /// Id of the rolling upgrade that this drain belongs to. No session moves twice in one upgrade at one router.
     #[schema(min_length = 1, max_length = 128)]
-    upgrade: Option<String>,
-    /// Most bytes of KV that are moved a second, on the average; `drain.bandwidth` when left out.
-    #[schema(minimum = 1)]
-    bytes_per_second: Option<u64>,
+    upgrade_id: Option<String>,
+    /// Most KV that is moved per second, on average; `drain.bandwidth` of the router when left out.
+    #[schema(value_type = Option<RequestSize>)]
+    bandwidth: Option<RequestSize>,
 }
 
-impl DrainBody {
+impl DrainRequest {
     fn drain_options(self, usual: u64) -> Result<Option<DrainOptions>, Problem> {
-        if self.avoid.len() > MAX_AVOIDED_WORKERS {
-            return Err(Problem::bad_body(format!("avoid: accepted are at most {MAX_AVOIDED_WORKERS} workers")));
+        if self.avoid_workers.len() > MAX_AVOIDED_WORKERS {
+            return Err(Problem::bad_body(format!(
+                "avoid_workers: accepted are at most {MAX_AVOIDED_WORKERS} workers"
+            )));
         }
-        let is_name = |name: &String| (1..=MAX_UPGRADE_NAME_CHARS).contains(&name.chars().count());
-        if !self.upgrade.as_ref().is_none_or(is_name) {
-            return Err(Problem::bad_body(format!("upgrade: accepted are 1 to {MAX_UPGRADE_NAME_CHARS} characters")));
+        let is_name = |name: &String| (1..=MAX_UPGRADE_ID_CHARS).contains(&name.chars().count());
+        if !self.upgrade_id.as_ref().is_none_or(is_name) {
+            return Err(Problem::bad_body(format!("upgrade_id: accepted are 1 to {MAX_UPGRADE_ID_CHARS} characters")));
         }
-        if self.bytes_per_second == Some(0) {
-            return Err(Problem::bad_body("bytes_per_second: accepted is 1 and more"));
+        if self.bandwidth == Some(RequestSize(0)) {
+            return Err(Problem::bad_body("bandwidth: accepted is 1B and more, a second"));
         }
-        let bandwidth = self.bytes_per_second.unwrap_or(usual);
-        let wanted = DrainOptions { avoid: self.avoid, upgrade: self.upgrade, bandwidth };
+        let bandwidth = self.bandwidth.map_or(usual, |size| size.0);
+        let wanted = DrainOptions { avoid_workers: self.avoid_workers, upgrade_id: self.upgrade_id, bandwidth };
         Ok((self.draining && self.sessions == SessionDisposition::Move).then_some(wanted))
     }
 }
 
 /// Drains a worker, or takes it back into service.
 ///
-/// This router moves its sessions, while the ledger says that it drains; each goes with its blocks to a worker of the same fabric and
-/// model. GET tells how far that is.
-#[utoipa::path(put, path = "/ownerserve/v1/workers/{id}/draining", tag = "workers",
-    params(("id" = WorkerIdSchema, Path), OptionalIfMatch), request_body = DrainBody,
-    responses((status = 200, description = "The ledger has it, and every router acts on it.", body = LedgerResponse<WriteResult>)))]
+/// While the worker drains, this router moves its sessions, each with its blocks, to workers of the same fabric and model. GET
+/// shows the progress.
+#[utoipa::path(put, path = "/ownerserve/v1/workers/{id}/drain", tag = "workers",
+    params(("id" = WorkerIdSchema, Path), OptionalIfMatch), request_body = DrainRequest,
+    responses((status = 200, description = "The drain is in the ledger, and every router respects it.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn drain(
     State(desk): State<OperatorState>,
     PathId(id): PathId<WorkerId>,
     fence: IfMatch,
-    JsonBody(body): JsonBody<DrainBody>,
+    JsonBody(body): JsonBody<DrainRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let gateway = &desk.gateway;
     fence.check_optional(leases::find_worker(&*linearizable_view(gateway).await?, id)?.epoch)?;
@@ -93,7 +96,7 @@ pub(super) async fn drain(
     // Applies the ledger's current state instead of the request, because another write may have changed it since. The
     // other routers learn it from the ledger, as this one would a moment later.
     drains::apply(gateway.directory(), gateway.fleet(), id);
-    let did = match (draining, wanted) {
+    let result = match (draining, wanted) {
         (DrainFlag::Yes, Some(wanted)) => {
             desk.drains.begin(gateway, id, wanted);
             "the worker drains: it takes no new sessions, and those that it has are moved"
@@ -101,24 +104,24 @@ pub(super) async fn drain(
         (DrainFlag::Yes, None) => "the worker drains: it takes no new sessions",
         (DrainFlag::No, _) => "the worker takes sessions",
     };
-    Ok(WriteResult::plain(gateway, did))
+    Ok(WriteResult::plain(gateway, result))
 }
 
-/// How far a drain is.
+/// Status of a drain.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DrainStatus {
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
-    /// Whether the ledger says that it drains.
+    /// Whether the worker drains, by the ledger.
     draining: bool,
     progress: DrainProgress,
 }
 
-/// How far this router is with moving a worker's sessions.
-#[utoipa::path(get, path = "/ownerserve/v1/workers/{id}/draining", tag = "workers",
+/// Status of a drain, with this router's progress in moving the worker's sessions.
+#[utoipa::path(get, path = "/ownerserve/v1/workers/{id}/drain", tag = "workers",
     params(("id" = WorkerIdSchema, Path)),
-    responses((status = 200, description = "What was moved, and what is left.", body = LedgerResponse<DrainStatus>)))]
-pub(super) async fn draining(
+    responses((status = 200, description = "What was moved, and what is left to move.", body = LedgerResponse<DrainStatus>)))]
+pub(super) async fn drain_status(
     State(desk): State<OperatorState>,
     ReadView(view): ReadView,
     PathId(id): PathId<WorkerId>,

@@ -85,7 +85,7 @@ impl IfMatch {
         match self {
             IfMatch::Granted(epoch) if epoch != current => {
                 let detail = format!("If-Match names epoch {epoch}, the current one is {current}. Read it again.");
-                Err(Problem::new(ProblemKind::Stale, detail).with_epoch(current))
+                Err(Problem::new(ProblemKind::PreconditionFailed, detail).with_epoch(current))
             }
             _ => Ok(()),
         }
@@ -148,7 +148,7 @@ mod tests {
         );
         assert_eq!(IfMatch::Any.required_epoch(newer), Ok(newer));
         assert_eq!(IfMatch::Absent.required_epoch(newer).unwrap_err().kind(), ProblemKind::PreconditionRequired);
-        assert_eq!(IfMatch::Granted(EPOCH).check_optional(newer).unwrap_err().kind(), ProblemKind::Stale);
+        assert_eq!(IfMatch::Granted(EPOCH).check_optional(newer).unwrap_err().kind(), ProblemKind::PreconditionFailed);
         assert!(IfMatch::Absent.check_optional(newer).is_ok() && IfMatch::Any.check_optional(newer).is_ok());
     }
 

@@ -27,7 +27,7 @@ async fn erase_and_report(
             "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
              Redis is up."
         );
-        Problem::new(ProblemKind::NotReady, detail).with_cause("soft_state")
+        Problem::new(ProblemKind::NotReady, detail).with_reason("shared_cache_unavailable")
     })?;
     let mut told = told(gateway, tenant, forgotten);
     if unread > 0 {
@@ -52,21 +52,21 @@ fn told(gateway: &AppState, tenant: &TenantId, count: usize) -> String {
     }
 }
 
-/// Forgets what is kept of a tenant's words.
+/// Erases the retained data of a tenant.
 ///
-/// Transcripts and makers of its stored responses, and its token checkpoints, in this router's memory and in Redis. What
-/// other routers have in memory they forget when they are asked; what engines store stays there.
-#[utoipa::path(delete, path = "/ownerserve/v1/tenants/{tenant}/kept", tag = "tenants",
+/// That is transcripts and workers of its stored responses, and its token checkpoints, in this router's memory and in Redis.
+/// Other routers erase theirs when they are asked. What engines store stays there.
+#[utoipa::path(delete, path = "/ownerserve/v1/tenants/{tenant}/retained-data", tag = "tenants",
     params(("tenant" = TenantSchema, Path)),
-    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = LedgerResponse<WriteResult>)))]
-pub(super) async fn forget_tenant(
+    responses((status = 200, description = "Nothing is left in this router and in Redis.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn erase_tenant(
     State(gateway): State<Arc<AppState>>,
     PathId(name): PathId<TenantName>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     erase_and_report(&gateway, &name.0, ErasureScope::Tenant).await
 }
 
-/// Whose session it is.
+/// Tenant of a session.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ErasureQuery {
@@ -74,14 +74,14 @@ pub(super) struct ErasureQuery {
     tenant: Option<String>,
 }
 
-/// Forgets what is kept of a session's words.
+/// Erases the retained data of a session.
 ///
-/// Transcripts and makers of the stored responses that were made in it, those of all that follow them, and its token
-/// checkpoint; as for a tenant, in this router's memory and in Redis.
-#[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}/kept", tag = "sessions",
+/// That is transcripts and workers of its stored responses and of those that follow them, and its token checkpoint, in this
+/// router's memory and in Redis.
+#[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}/retained-data", tag = "sessions",
     params(("id" = SessionIdSchema, Path), ErasureQuery),
-    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = LedgerResponse<WriteResult>)))]
-pub(super) async fn forget_session(
+    responses((status = 200, description = "Nothing is left in this router and in Redis.", body = LedgerResponse<WriteResult>)))]
+pub(super) async fn erase_session(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<SessionId>,
     QueryParams(query): QueryParams<ErasureQuery>,

@@ -98,12 +98,12 @@ pub(super) async fn read_write_body(gateway: &AppState, parts: &Parts, body: Bod
         let kind = match &error {
             ApiError::BodyTooLarge { .. } => ProblemKind::BodyTooLarge,
             ApiError::BodyTimeout => ProblemKind::BodyTimeout,
-            ApiError::UnknownEncoding { .. } => ProblemKind::NotJson,
-            ApiError::Overloaded { .. } | ApiError::TooMuchMemory { .. } => ProblemKind::TooMany,
+            ApiError::UnknownEncoding { .. } => ProblemKind::UnsupportedMediaType,
+            ApiError::Overloaded { .. } | ApiError::TooMuchMemory { .. } => ProblemKind::TooManyRequests,
             _ => ProblemKind::InvalidBody,
         };
         match kind {
-            ProblemKind::TooMany => Problem::new(
+            ProblemKind::TooManyRequests => Problem::new(
                 kind,
                 "Operators' requests in work hold all the memory there is for them. Try again shortly.",
             ),

@@ -9,7 +9,7 @@ use strum::VariantArray as _;
 use vocabulary::{KvIndexState, WorkerHealth, WorkerView};
 use workers_shim::events::EventSourceCount;
 
-use super::guardrail::is_reverted;
+use super::guardrail::is_disabled;
 use crate::app_state::AppState;
 use crate::calibration::DriftDirection;
 use crate::discovery::WorkerSource;
@@ -61,7 +61,7 @@ fn worker(gateway: &AppState, view: &WorkerView) {
     metrics.waiting.with_label_values(&[name]).set(view.load.waiting.into());
     metrics.backlog.with_label_values(&[name]).set(to_i64(view.load.backlog.0));
     metrics.kv_usage.with_label_values(&[name]).set(view.load.kv_usage);
-    for state in [KvIndexState::Exact, KvIndexState::Degraded, KvIndexState::Fallback] {
+    for state in [KvIndexState::Exact, KvIndexState::Degraded, KvIndexState::Approximate] {
         metrics.knowledge.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.knowledge));
     }
     let EventSourceCount { configured, connected } = gateway.fleet().event_sources(view.id).unwrap_or_default();
@@ -70,9 +70,9 @@ fn worker(gateway: &AppState, view: &WorkerView) {
     }
     let prices = &gateway.metrics.decisions;
     prices.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
-    let off = gateway.decisions.calibration.of(view.id).and_then(|foretold| foretold.off);
-    for way in [DriftDirection::Late, DriftDirection::Early] {
-        prices.cost_drift.with_label_values(&[name, way.as_ref()]).set(i64::from(off == Some(way)));
+    let drift = gateway.decisions.calibration.of(view.id).and_then(|prediction| prediction.drift);
+    for way in [DriftDirection::Slower, DriftDirection::Faster] {
+        prices.cost_drift.with_label_values(&[name, way.as_ref()]).set(i64::from(drift == Some(way)));
     }
     let ejected = gateway.policies.outliers.lock().ejection(view);
     prices.outliers.ejected.with_label_values(&[name]).set(i64::from(ejected.is_some()));
@@ -119,11 +119,11 @@ fn guarded(gateway: &AppState) {
     for action in Action::ALL {
         let compared = gateway.decisions.guardrail.of(action);
         let name = action.as_str();
-        metrics.guard_ratio.with_label_values(&[name]).set(compared.ratio.unwrap_or_default());
-        for (arm, count) in [(Arm::Control, compared.control_sessions), (Arm::Own, compared.own_sessions)] {
+        metrics.guard_ratio.with_label_values(&[name]).set(compared.ttft_ratio.unwrap_or_default());
+        for (arm, count) in [(Arm::Control, compared.control_sessions), (Arm::Treatment, compared.treatment_sessions)] {
             metrics.guard_sessions.with_label_values(&[name, arm.as_ref()]).set(to_i64(count as u64));
         }
-        metrics.reverted.with_label_values(&[name]).set(i64::from(is_reverted(gateway, action, &compared)));
+        metrics.reverted.with_label_values(&[name]).set(i64::from(is_disabled(gateway, action, &compared)));
     }
 }
 
@@ -188,14 +188,14 @@ fn cluster(gateway: &AppState) {
         metrics.refused.with_label_values(&[reason]).inc_by(times);
     }
     for (standing, word) in [(MemberRole::Voter, "voter"), (MemberRole::Learner, "learner")] {
-        let count = members.iter().filter(|member| member.voter == standing).count();
+        let count = members.iter().filter(|member| member.role == standing).count();
         metrics.members.with_label_values(&[word]).set(to_i64(count as u64));
     }
     // Members come and go; only the leader knows the others' progress.
     metrics.lag.reset();
-    let last = members.iter().filter_map(|member| member.matched).max().unwrap_or(0);
+    let last = members.iter().filter_map(|member| member.matched_index).max().unwrap_or(0);
     for member in members.iter().filter(|_| leads) {
-        let lag = last.saturating_sub(member.matched.unwrap_or(0));
+        let lag = last.saturating_sub(member.matched_index.unwrap_or(0));
         metrics.lag.with_label_values(&[&member.node.to_string()]).set(to_i64(lag));
     }
 }

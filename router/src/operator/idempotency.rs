@@ -184,12 +184,12 @@ impl IdempotencyStore {
                 let detail = format!(
                     "Nothing was changed: {MAX_ENTRIES} writes under an Idempotency-Key are under way here. Send it again shortly."
                 );
-                Problem::new(ProblemKind::TooMany, detail)
+                Problem::new(ProblemKind::TooManyRequests, detail)
             }
             IdempotencyLookup::Existing(asked, _) if asked != keyed.request => {
                 let detail =
                     "Nothing was changed: another write was sent under this Idempotency-Key. Choose a new one.";
-                Problem::new(ProblemKind::Unprocessable, detail).with_cause("idempotency_key_reused")
+                Problem::new(ProblemKind::Unprocessable, detail).with_reason("idempotency_key_reused")
             }
             IdempotencyLookup::Existing(_, WriteState::Answered(answer)) => {
                 return answer.response(Some(HeaderValue::from_static("true")));
@@ -199,7 +199,7 @@ impl IdempotencyStore {
             }
             IdempotencyLookup::Existing(_, WriteState::Running) => {
                 let detail = "The write under this Idempotency-Key is still under way. Send it again shortly.";
-                Problem::new(ProblemKind::Conflict, detail).with_cause("under_way")
+                Problem::new(ProblemKind::Conflict, detail).with_reason("under_way")
             }
         };
         problem.into_response()
@@ -214,7 +214,7 @@ fn already_done_problem(revision: Option<&HeaderValue>) -> Problem {
         "Nothing was changed now: the write under this Idempotency-Key was done before{since}, and its answer of more than \
          {MAX_RESPONSE_BYTES} bytes was not kept. Read with consistency=linearizable what it was about."
     );
-    Problem::new(ProblemKind::Conflict, detail).with_cause("answer_not_kept")
+    Problem::new(ProblemKind::Conflict, detail).with_reason("response_not_retained")
 }
 
 impl IdempotencyGuard {
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(to_bytes(first.into_body(), usize::MAX).await.unwrap(), long.as_bytes(), "it is told whole, once");
         let (status, problem, replayed) = send(&repeats, keyed("k", "1"), (StatusCode::OK, "done twice")).await;
         assert!(status == 409 && !replayed, "{status} {problem}");
-        for told in ["answer_not_kept", "by revision 77", "Nothing was changed now", "consistency=linearizable"] {
+        for told in ["response_not_retained", "by revision 77", "Nothing was changed now", "consistency=linearizable"] {
             assert!(problem.contains(told), "{problem}");
         }
         let (status, problem, _) = send(&repeats, keyed("k", "2"), (StatusCode::OK, "other")).await;

@@ -13,17 +13,20 @@ use super::entity_tags::EntityTag;
 use super::extractors::{PathId, QueryParams};
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::schemas::{EpochSchema, OwnerStatus, PrefixIdSchema, RoleSchema, SessionIdSchema, WorkerIdSchema};
+use super::schemas::{
+    EpochSchema, OwnerStatus, PrefixIdSchema, RoleSchema, SessionIdSchema, WorkerIdSchema, ledger_span,
+};
+use crate::time_text::DurationText;
 
-/// Whether some router reached this life of the worker lately.
+/// Whether a router reached this incarnation of the worker lately.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum LeaseState {
-    /// Yes.
+    /// A router reached it within the lease.
     Held,
-    /// Not within the lease's time.
+    /// No router reached it within the lease.
     Expired,
-    /// An operator took the worker out.
+    /// An operator retired the worker.
     Retired,
 }
 
@@ -37,33 +40,34 @@ impl From<Lease> for LeaseState {
     }
 }
 
-/// What the ledger says of a worker's present life.
+/// Lease of a worker's present incarnation.
 #[derive(Serialize, ToSchema)]
 pub(super) struct LeaseStatus {
     #[schema(inline)]
     state: LeaseState,
-    /// When this life was granted its lease.
+    /// Epoch of the grant of the lease.
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
-    /// Until it may be ended, on the ledger's clock; none when it is over.
-    left_ms: Option<u64>,
-    /// Whether it is being emptied: it keeps what it has and is given nothing more.
+    /// Time until it may be ended, on the ledger's clock; null when it is over.
+    expires_in: Option<DurationText>,
+    /// Whether it drains: it keeps what it owns and is granted nothing more.
     draining: bool,
 }
 
 impl LeaseStatus {
     pub(super) fn new(view: &LedgerView, worker: &Worker) -> Self {
-        let left_ms = match worker.lease {
-            Lease::Held { until } => Some(until.0.saturating_sub(view.now().0) / 1000),
+        let expires_in = match worker.lease {
+            Lease::Held { until } => Some(ledger_span(view.now(), until)),
             Lease::Expired { .. } | Lease::Retired { .. } => None,
         };
         let draining = worker.draining == DrainFlag::Yes;
-        Self { state: worker.lease.into(), epoch: worker.epoch, left_ms, draining }
+        Self { state: worker.lease.into(), epoch: worker.epoch, expires_in, draining }
     }
 }
 
-/// A life of a worker, as the ledger holds it.
+/// An incarnation of a worker, and its lease.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Lease)]
 struct LeaseResource {
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
@@ -71,11 +75,11 @@ struct LeaseResource {
     endpoint: Arc<str>,
     #[schema(value_type = RoleSchema)]
     role: WorkerRole,
-    /// Whether it only keeps blocks and computes nothing.
-    store: bool,
+    /// Whether it only stores blocks and computes nothing.
+    store_only: bool,
     /// Data-parallel ranks.
     ranks: u16,
-    /// Which life of it.
+    /// Incarnation of the worker.
     #[schema(value_type = u64)]
     incarnation: Incarnation,
     #[serde(flatten)]
@@ -88,7 +92,7 @@ impl LeaseResource {
             worker: worker.id,
             endpoint: worker.spec.endpoint.clone(),
             role: worker.spec.role,
-            store: worker.spec.kind == WorkerKind::Store,
+            store_only: worker.spec.kind == WorkerKind::Store,
             ranks: worker.spec.ranks,
             incarnation: worker.incarnation,
             lease: LeaseStatus::new(view, worker),
@@ -110,7 +114,7 @@ pub(super) struct LeaseResponse {
 #[utoipa::path(get, path = "/ownerserve/v1/leases/{worker}", tag = "workers",
     params(("worker" = WorkerIdSchema, Path), ConsistencyQuery),
     responses((
-        status = 200, description = "The lease of the worker's newest life.",
+        status = 200, description = "The lease of the worker's newest incarnation.",
         body = LedgerResponse<LeaseResponse>, headers(("etag" = String, description = "Its fencing tag.")))))]
 pub(super) async fn lease(
     ReadView(view): ReadView,
@@ -123,7 +127,7 @@ pub(super) async fn lease(
     Ok(LedgerResponse::new(&view, LeaseResponse { lease }).with_tag(tag))
 }
 
-/// Which leases are asked for.
+/// Filter of leases.
 #[derive(Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct LeaseFilter {
@@ -140,7 +144,7 @@ pub(super) struct LeasePage {
     listed: PageCursor,
 }
 
-/// The newest life of every worker that the ledger knows, by worker.
+/// The newest incarnation of every worker that the ledger knows, by worker.
 #[utoipa::path(get, path = "/ownerserve/v1/leases", tag = "workers", params(LeaseFilter, PageQuery, ConsistencyQuery),
     responses((status = 200, description = "A page of leases, and where the next one begins.", body = LedgerResponse<LeasePage>)))]
 pub(super) async fn leases(
@@ -159,34 +163,35 @@ pub(super) async fn leases(
 
 /// A step that a router has dispatched and not yet committed. It owns nothing.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Intent)]
 struct IntentResource {
     #[schema(value_type = SessionIdSchema)]
     session: SessionId,
     /// The head that it extends; the chain's root for a first step.
     #[schema(value_type = PrefixIdSchema)]
-    base: PrefixId,
+    base_prefix: PrefixId,
     /// Where it was sent.
-    worker: OwnerStatus,
+    target: OwnerStatus,
     /// The node of the router that sent it.
     #[schema(value_type = u64)]
-    router: NodeId,
-    /// Until it is forgotten, on the ledger's clock.
-    left_ms: u64,
+    router_node: NodeId,
+    /// Time until it is forgotten, on the ledger's clock.
+    expires_in: DurationText,
 }
 
 impl IntentResource {
     fn new(view: &LedgerView, session: SessionId, intent: &Intent) -> Self {
         Self {
             session,
-            base: intent.base,
-            worker: OwnerStatus::new(view, intent.worker),
-            router: intent.router,
-            left_ms: intent.expires.0.saturating_sub(view.now().0) / 1000,
+            base_prefix: intent.base,
+            target: OwnerStatus::new(view, intent.worker),
+            router_node: intent.router,
+            expires_in: ledger_span(view.now(), intent.expires),
         }
     }
 }
 
-/// Which intents are asked for.
+/// Filter of intents; all conditions must hold.
 #[derive(Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct IntentFilter {
@@ -200,7 +205,7 @@ pub(super) struct IntentFilter {
     router: Option<u64>,
 }
 
-/// Steps on their way, by session.
+/// Steps in flight, by session.
 #[derive(Serialize, ToSchema)]
 pub(super) struct IntentPage {
     intents: Vec<IntentResource>,
@@ -208,10 +213,10 @@ pub(super) struct IntentPage {
     listed: PageCursor,
 }
 
-/// Steps on their way, by session. Those of one session stay on one page.
+/// Steps in flight, by session. Those of one session stay on one page.
 #[utoipa::path(get, path = "/ownerserve/v1/intents", tag = "sessions", params(IntentFilter, PageQuery, ConsistencyQuery),
     responses((
-        status = 200, description = "A page of steps on their way, and where the next one begins.",
+        status = 200, description = "A page of steps in flight, and where the next one begins.",
         body = LedgerResponse<IntentPage>)))]
 pub(super) async fn intents(
     ReadView(view): ReadView,

@@ -15,7 +15,7 @@ use super::problem::{Problem, ProblemKind};
 use super::writes::WriteResult;
 use crate::app_state::AppState;
 
-/// Whether a node decides or only keeps up.
+/// Role of a node in the quorum.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum VotingRole {
@@ -23,48 +23,49 @@ enum VotingRole {
     Learner,
 }
 
-/// Which feature levels a node's release can work at.
+/// Feature levels that a node's release supports.
 #[derive(Serialize, ToSchema)]
 struct FeatureLevelRange {
-    lowest: u32,
-    highest: u32,
+    min: u32,
+    max: u32,
 }
 
 impl From<SupportedLevels> for FeatureLevelRange {
     fn from(levels: SupportedLevels) -> Self {
-        Self { lowest: levels.lowest, highest: levels.highest }
+        Self { min: levels.lowest, max: levels.highest }
     }
 }
 
 /// A node of the cluster, as the answering node knows it.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Member)]
 struct MemberResource {
     #[schema(value_type = u64)]
-    node: NodeId,
-    /// Where the others reach it; empty for one that nobody can.
+    node_id: NodeId,
+    /// Address at which other nodes reach it; empty where it does not listen for them.
     address: String,
     #[schema(inline)]
-    standing: VotingRole,
+    role: VotingRole,
     is_leader: bool,
-    /// What its release knows; none when it has not been heard of.
-    levels: Option<FeatureLevelRange>,
-    /// The last entry that the leader knows it to have; only the leader knows.
-    matched: Option<u64>,
-    /// Whether it answered the leader lately; only the leader knows.
-    answers: Option<bool>,
-    /// Why the answering node could not talk with it when it called it lately; none where it could, or did not call.
-    trouble: Option<String>,
+    /// Feature levels that its release supports; null before the first contact.
+    feature_levels: Option<FeatureLevelRange>,
+    /// Index of the last log entry that the leader knows it to have; null at nodes that do not lead.
+    matched_index: Option<u64>,
+    /// Whether it answered the leader lately; null at nodes that do not lead.
+    reachable: Option<bool>,
+    /// Why the last call of the answering node to it failed; null where it succeeded, or there was none.
+    last_error: Option<String>,
 }
 
 impl From<ClusterMember> for MemberResource {
     fn from(member: ClusterMember) -> Self {
-        let ClusterMember { node, address, voter, is_leader, level, matched, answers } = member;
-        let standing = match voter {
+        let ClusterMember { node, address, role, is_leader, feature_levels, matched_index, reachable } = member;
+        let role = match role {
             MemberRole::Voter => VotingRole::Voter,
             MemberRole::Learner => VotingRole::Learner,
         };
-        let levels = level.map(FeatureLevelRange::from);
-        Self { node, address, standing, is_leader, levels, matched, answers, trouble: None }
+        let feature_levels = feature_levels.map(FeatureLevelRange::from);
+        Self { node_id: node, address, role, is_leader, feature_levels, matched_index, reachable, last_error: None }
     }
 }
 
@@ -72,14 +73,14 @@ impl From<ClusterMember> for MemberResource {
 #[derive(Serialize, ToSchema)]
 pub(super) struct MemberList {
     /// The cluster's id.
-    cluster: String,
+    cluster_id: String,
     members: Vec<MemberResource>,
 }
 
 /// The nodes of the cluster, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/cluster/members", tag = "cluster", params(ConsistencyQuery),
     responses((
-        status = 200, description = "Every node, and how each stands where that is known.",
+        status = 200, description = "Every node, with its role and progress where known.",
         body = LedgerResponse<MemberList>)))]
 pub(super) async fn members(
     State(gateway): State<Arc<AppState>>,
@@ -88,14 +89,14 @@ pub(super) async fn members(
     let directory = gateway.directory();
     let line = |member: ClusterMember| {
         let line = MemberResource::from(member);
-        MemberResource { trouble: directory.last_dial_error(line.node), ..line }
+        MemberResource { last_error: directory.last_dial_error(line.node_id), ..line }
     };
     let members = directory.members().into_iter().map(line).collect();
-    let cluster = directory.cluster().to_string();
-    LedgerResponse::new(&view, MemberList { cluster, members })
+    let cluster_id = directory.cluster().to_string();
+    LedgerResponse::new(&view, MemberList { cluster_id, members })
 }
 
-/// Which nodes.
+/// Nodes whose role changes.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NodesBody {
@@ -113,7 +114,7 @@ impl NodesBody {
     }
 }
 
-/// Which node.
+/// A node.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NodeBody {
@@ -124,7 +125,7 @@ pub(super) struct NodeBody {
 ///
 /// A cluster has 1, 3 or 5 voters; anything else is refused.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/members/promote", tag = "cluster", request_body = NodesBody,
-    responses((status = 200, description = "They vote.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The nodes are voters.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn promote(
     State(gateway): State<Arc<AppState>>,
     JsonBody(nodes): JsonBody<NodesBody>,
@@ -134,7 +135,7 @@ pub(super) async fn promote(
 
 /// Makes voters learners, all in one step.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/members/demote", tag = "cluster", request_body = NodesBody,
-    responses((status = 200, description = "They follow and read, and vote no more.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The nodes are learners: they replicate and do not vote.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn demote(
     State(gateway): State<Arc<AppState>>,
     JsonBody(nodes): JsonBody<NodesBody>,
@@ -176,7 +177,7 @@ pub(super) async fn remove(
     apply_change(&gateway, MemberChange::Remove(NodeId(node)), "it is out for good").await
 }
 
-/// Makes another voter lead.
+/// Transfers the leadership to another voter.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/leader", tag = "cluster", request_body = NodeBody,
     responses((status = 200, description = "That node leads now.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn move_leader(
@@ -190,14 +191,32 @@ pub(super) async fn move_leader(
 pub(super) async fn apply_change(
     gateway: &AppState,
     change: MemberChange,
-    did: &str,
+    result: &str,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     // Without a quorum nothing is started, so that no outcome is unknown.
     let quorum = gateway.directory().read(Consistency::Linearizable).await;
     quorum.map_err(|_| member_problem(&MemberError::NoLeader))?;
     gateway.directory().change_members(change).await.map_err(|error| member_problem(&error))?;
-    Ok(WriteResult::plain(gateway, did))
+    Ok(WriteResult::plain(gateway, result))
 }
+
+/// Reasons of refused membership changes.
+pub(super) const MEMBER_REASONS: [&str; 14] = [
+    "voter_count",
+    "unknown_node",
+    "already_voter",
+    "not_voter",
+    "still_voter",
+    "change_in_progress",
+    "member_lagging",
+    "member_unreachable",
+    "no_majority",
+    "leadership_not_transferred",
+    "feature_level",
+    "no_leader",
+    "unknown_outcome",
+    "refused",
+];
 
 fn member_problem(error: &MemberError) -> Problem {
     let kind = match error {
@@ -206,21 +225,21 @@ fn member_problem(error: &MemberError) -> Problem {
         MemberError::Unknowable(_) => ProblemKind::UnknownOutcome,
         _ => ProblemKind::Conflict,
     };
-    let cause = match error {
+    let reason = match error {
         MemberError::VoterCount { .. } => "voter_count",
         MemberError::Unknown(_) => "unknown_node",
         MemberError::AlreadyVoter(_) => "already_voter",
         MemberError::NotVoter(_) => "not_voter",
         MemberError::StillVoter(_) => "still_voter",
         MemberError::InProgress => "change_in_progress",
-        MemberError::Lagging { .. } => "lagging",
-        MemberError::Silent(_) => "silent",
+        MemberError::Lagging { .. } => "member_lagging",
+        MemberError::Unreachable(_) => "member_unreachable",
         MemberError::NoMajority { .. } => "no_majority",
-        MemberError::NotTakenOver { .. } => "not_taken_over",
-        MemberError::Level { .. } => "level",
+        MemberError::LeadershipNotTransferred { .. } => "leadership_not_transferred",
+        MemberError::FeatureLevel { .. } => "feature_level",
         MemberError::NoLeader => "no_leader",
         MemberError::Unknowable(_) => "unknown_outcome",
         MemberError::Refused(_) => "refused",
     };
-    Problem::new(kind, format!("{error}.")).with_cause(cause)
+    Problem::new(kind, format!("{error}.")).with_reason(reason)
 }

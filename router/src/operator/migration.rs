@@ -4,7 +4,7 @@
 //! have arrived. With blocks already present, an operator can write the record alone.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use ownership::LedgerView;
@@ -22,68 +22,62 @@ use super::consistency::LedgerResponse;
 use super::entity_tags::IfMatch;
 use super::extractors::{JsonBody, PathId, PathIds};
 use super::problem::{Problem, ProblemKind};
+use super::request_units::RequestDuration;
 use super::schemas::{ArtifactIdSchema, SessionIdSchema, WorkerIdSchema};
-use super::writes::{MovedBlocks, OwnerTarget, RequiredIfMatch, WriteResult, commit, granted_epoch, linearizable_view};
+use super::writes::{
+    OwnerTarget, RequiredIfMatch, TransferResult, WriteResult, commit, granted_epoch, linearizable_view,
+};
 use super::{artifacts, sessions};
 use crate::app_state::AppState;
 use crate::peer_exchange::prompts::{PromptKey, fetch_prompt};
 use crate::pipeline::prompts::StoredPrompt;
 use crate::pipeline::receipt::AttemptEvent;
 use crate::prefix_mover::PrefixRelocation;
+use crate::time_text::DurationText;
 
-/// Whether blocks have to be moved.
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Default)]
-#[serde(rename_all = "lowercase")]
-enum MigrationMode {
-    /// They are moved from who has them; the record is written when they are there.
-    #[default]
-    Move,
-    /// They are there already: only the record is written.
-    There,
-}
-
-/// Who is to have a read-only copy.
+/// The worker that is to have a read-only replica.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ReplicaBody {
-    holder: OwnerTarget,
+pub(super) struct ReplicateRequest {
+    target: OwnerTarget,
+    /// Whether the target has the blocks already, so that only the record is written. Otherwise they are transferred first.
     #[serde(default)]
-    #[schema(inline)]
-    blocks: MigrationMode,
-    /// How long the copy is believed; ten minutes when left out.
-    #[schema(minimum = 1, maximum = 86_400_000)]
-    ttl_ms: Option<u32>,
+    record_only: bool,
+    /// How long the replica is believed, from `1ms` to `24h`; `10m` when left out.
+    #[schema(value_type = Option<DurationText>)]
+    ttl: Option<RequestDuration>,
 }
 
-/// Maximum time to live of a replica, in milliseconds.
-const MAX_TTL: u32 = 86_400_000;
+/// Accepted range of a replica's time to live, and its default.
+const TTL_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(86_400);
+const DEFAULT_TTL: Duration = Duration::from_secs(600);
 
-/// Copies an artifact, and the prefix it hangs on, to a worker, and records the copy.
+/// Replicates an artifact and the prefix before it to a worker, and records the replica.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/replicas", tag = "artifacts",
-    params(("id" = ArtifactIdSchema, Path)), request_body = ReplicaBody,
+    params(("id" = ArtifactIdSchema, Path)), request_body = ReplicateRequest,
     responses(
-        (status = 200, description = "The copy is recorded, and the blocks that it needed were moved.", body = LedgerResponse<WriteResult>),
+        (status = 200, description = "The replica is recorded, and its blocks were transferred.", body = LedgerResponse<WriteResult>),
         (status = 502, description = "A worker failed; nothing was recorded.")))]
 pub(super) async fn replicate(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<ArtifactId>,
-    JsonBody(body): JsonBody<ReplicaBody>,
+    JsonBody(body): JsonBody<ReplicateRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let ttl = body.ttl_ms.unwrap_or(600_000);
-    if !(1..=MAX_TTL).contains(&ttl) {
-        return Err(Problem::bad_body(format!("ttl_ms: accepted is 1 to {MAX_TTL}")));
+    let ttl = body.ttl.map_or(DEFAULT_TTL, |ttl| ttl.0);
+    if !TTL_RANGE.contains(&ttl) {
+        return Err(Problem::bad_body("ttl: accepted is 1ms to 24h"));
     }
     let view = linearizable_view(&gateway).await?;
-    let holder = body.holder.owner(&view)?;
+    let holder = body.target.owner(&view)?;
     let artifact = artifacts::find_artifact(&view, id)?;
     if view.ownership_status(&artifact).owner() == Some(holder) {
         let why = format!("{} owns it, and an owner needs no copy", holder.worker);
-        return Err(not_movable(&why, "Name another worker."));
+        return Err(transfer_not_possible(&why, "Name another worker."));
     }
     let place = PrefixRef { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
-    let moved = match body.blocks {
-        MigrationMode::There => None,
-        MigrationMode::Move => {
+    let transfer = match body.record_only {
+        true => None,
+        false => {
             let moving = MoveRequest {
                 tenant: artifact.origin.tenant.clone(),
                 point: place.point,
@@ -93,19 +87,20 @@ pub(super) async fn replicate(
             ensure_present(&gateway, moving, (source_owner(&view, &artifact), holder)).await?
         }
     };
-    commit(
-        &gateway,
-        Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: Micros(u64::from(ttl) * 1000) }),
-    )
-    .await?;
-    let did = format!("{} has a read-only copy of the first {} blocks for {ttl} ms", holder.worker, place.point.blocks);
-    Ok(WriteResult::with(did, None, moved).into_response(&gateway))
+    commit(&gateway, Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: Micros::of(ttl) })).await?;
+    let result = format!(
+        "{} has a read-only copy of the first {} blocks for {}",
+        holder.worker,
+        place.point.blocks,
+        DurationText(ttl)
+    );
+    Ok(WriteResult::with(result, None, transfer).into_response(&gateway))
 }
 
-/// Forgets a worker's read-only copy, on every artifact from the root to this one.
+/// Deletes a worker's read-only replica of an artifact and of all that it extends.
 #[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}/replicas/{worker}", tag = "artifacts",
     params(("id" = ArtifactIdSchema, Path), ("worker" = WorkerIdSchema, Path)),
-    responses((status = 200, description = "The copy is not believed any more.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The replica does not count any more.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn drop_replica(
     State(gateway): State<Arc<AppState>>,
     PathIds(id, worker): PathIds<ArtifactId, WorkerId>,
@@ -122,23 +117,23 @@ pub(super) async fn drop_replica(
     Ok(WriteResult::plain(&gateway, format!("the copy at {worker} is forgotten; its blocks are the engine's to drop")))
 }
 
-/// Where a session is to go.
+/// The worker that a session moves to.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct MigrateBody {
-    to: OwnerTarget,
+pub(super) struct MigrateRequest {
+    target: OwnerTarget,
+    /// Whether the target has the blocks already, so that only the record is written. Otherwise they are transferred first.
     #[serde(default)]
-    #[schema(inline)]
-    blocks: MigrationMode,
+    record_only: bool,
 }
 
 /// Moves a session and the artifacts that only it references to another worker.
 ///
-/// The blocks of its newest head are moved first. Older heads stay with who has them, until the lease of that worker is
-/// over or they are collected; the answer says so where there are any. It is fenced: when the session was granted anew meanwhile, nothing is
-/// recorded, and the blocks at the target are a plain cache.
+/// The blocks of its newest head are transferred first. Older heads stay at their workers until those leases expire or the
+/// blocks are collected; the answer says so. The write is fenced: after another grant nothing is recorded, and the blocks at
+/// the target are only a cache.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/migrate", tag = "sessions",
-    params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = MigrateBody,
+    params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = MigrateRequest,
     responses(
         (status = 200, description = "The target owns it, and the blocks of its newest head are there.", body = LedgerResponse<WriteResult>),
         (status = 502, description = "A worker failed; nothing was recorded.")))]
@@ -146,21 +141,21 @@ pub(super) async fn migrate(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<SessionId>,
     fence: IfMatch,
-    JsonBody(body): JsonBody<MigrateBody>,
+    JsonBody(body): JsonBody<MigrateRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let view = linearizable_view(&gateway).await?;
-    let to = body.to.owner(&view)?;
+    let to = body.target.owner(&view)?;
     let session = sessions::find_session(&view, id)?;
     let seen = fence.required_epoch(session.epoch)?;
     // The ledger decides; this check only avoids a transfer in vain.
     fence.check_optional(session.epoch)?;
-    let moved = match body.blocks {
-        MigrationMode::Move => ensure_head_present(&gateway, &view, (&session, to)).await?,
-        MigrationMode::There => None,
+    let transfer = match body.record_only {
+        true => None,
+        false => ensure_head_present(&gateway, &view, (&session, to)).await?,
     };
     let epoch = record_move(&gateway, (&session, seen), to).await?;
-    let did = format!("{} owns the session since {epoch}{}", to.worker, older_heads_note(&session));
-    Ok(WriteResult::with(did, Some(epoch), moved).into_response(&gateway))
+    let result = format!("{} owns the session since {epoch}{}", to.worker, older_heads_note(&session));
+    Ok(WriteResult::with(result, Some(epoch), transfer).into_response(&gateway))
 }
 
 /// Transfers the blocks of a session's newest head to the target; `None` if there is no head or the target already
@@ -169,7 +164,7 @@ pub(super) async fn ensure_head_present(
     gateway: &Arc<AppState>,
     view: &LedgerView,
     (session, to): (&Session, Owner),
-) -> Result<Option<MovedBlocks>, Problem> {
+) -> Result<Option<TransferResult>, Problem> {
     let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
     let Some((point, artifact)) = head else { return Ok(None) };
     let source = view.session_owner(session).or_else(|| source_owner(view, &artifact));
@@ -222,9 +217,9 @@ async fn ensure_present(
     gateway: &Arc<AppState>,
     moving: MoveRequest,
     (source, target): (Option<Owner>, Owner),
-) -> Result<Option<MovedBlocks>, Problem> {
+) -> Result<Option<TransferResult>, Problem> {
     let Some(source) = source else {
-        return Err(not_movable(
+        return Err(transfer_not_possible(
             "nobody live has the blocks, so there is nothing to move",
             "Claim it instead: the next step computes them.",
         ));
@@ -235,7 +230,7 @@ async fn ensure_present(
     check_link(gateway, source.worker, target.worker)?;
     let Some(kept) = find_prompt(gateway, &moving).await else {
         let why = "no router that answers knows the prompt's token ids, without which no engine moves blocks";
-        return Err(not_movable(
+        return Err(transfer_not_possible(
             why,
             "Try again after a step of the session, through any router; or send \"blocks\": \"there\" if the target has them.",
         ));
@@ -244,17 +239,18 @@ async fn ensure_present(
     let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
     let wanted = PrefixRelocation { blocks, bytes, source, target, action: moving.action };
     let remark = gateway.prefix_mover.relocate(&kept, wanted).await;
-    let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let duration = DurationText::whole_millis(since.elapsed());
     match remark {
         None | Some(AttemptEvent::SourceRecomputed) => {
-            Ok(Some(MovedBlocks { from, to, blocks, bytes, took_ms, recomputed: remark.is_some() }))
+            let source_recomputed = remark.is_some();
+            Ok(Some(TransferResult { source: from, target: to, blocks, bytes, duration, source_recomputed }))
         }
         Some(remark) => {
             let detail = format!(
                 "The blocks could not be moved ({}); nothing was recorded. The log has the worker's answer.",
                 remark.as_ref()
             );
-            Err(Problem::new(ProblemKind::MoveFailed, detail).with_cause(remark.into()))
+            Err(Problem::new(ProblemKind::TransferFailed, detail).with_reason(remark.into()))
         }
     }
 }
@@ -269,29 +265,30 @@ async fn find_prompt(gateway: &AppState, moving: &MoveRequest) -> Option<Arc<Sto
     fetch_prompt(gateway.directory().peers(), &wanted, seed_of, &gateway.metrics.exchange).await.map(Arc::new)
 }
 
-/// Checks that both workers are listed and reachable, their link is not barred, and they share a KV fabric.
+/// Checks that both workers are listed and reachable, their link is not disabled, and they share a KV fabric.
 fn check_link(gateway: &AppState, source: WorkerId, target: WorkerId) -> Result<(), Problem> {
     let fleet = gateway.fleet().snapshot();
     let find = |id: WorkerId| {
         let found = fleet.iter().find(|worker| worker.id == id);
-        found.ok_or_else(|| not_movable("not both workers are listed to this router", "Ask a router that is."))
+        found
+            .ok_or_else(|| transfer_not_possible("not both workers are listed to this router", "Ask a router that is."))
     };
     let (source, target) = (find(source)?, find(target)?);
     if [source, target].iter().any(|worker| worker.health == WorkerHealth::Unreachable) {
-        return Err(not_movable(
+        return Err(transfer_not_possible(
             "one of the workers cannot be reached",
             "Look at GET /ownerserve/v1/workers, and try again.",
         ));
     }
     if gateway.decisions.transfer_checks.barred_links().contains(&BarredLink { from: source.id, to: target.id }) {
-        return Err(not_movable(
-            "the link is barred, because KV came over it as something else",
-            "See GET /ownerserve/v1/correctness; DELETE clears it.",
+        return Err(transfer_not_possible(
+            "the link is disabled, because a transfer over it failed its check",
+            "GET /ownerserve/v1/transfer-checks shows it; DELETE enables it again.",
         ));
     }
     let fabric = |worker: &WorkerView| worker.link.as_ref().map(|link| link.fabric.clone());
     if fabric(target).is_none() || fabric(source) != fabric(target) {
-        return Err(not_movable(
+        return Err(transfer_not_possible(
             "the two workers cannot exchange KV",
             "Their `link.fabric` in GET /ownerserve/v1/workers must be there and equal.",
         ));
@@ -299,6 +296,7 @@ fn check_link(gateway: &AppState, source: WorkerId, target: WorkerId) -> Result<
     Ok(())
 }
 
-fn not_movable(why: &str, advice: &str) -> Problem {
-    Problem::new(ProblemKind::Conflict, format!("Nothing was changed: {why}. {advice}")).with_cause("not_movable")
+fn transfer_not_possible(why: &str, advice: &str) -> Problem {
+    Problem::new(ProblemKind::Conflict, format!("Nothing was changed: {why}. {advice}"))
+        .with_reason("transfer_not_possible")
 }

@@ -7,25 +7,33 @@ use axum::response::{IntoResponse as _, Response};
 use http::Method;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
+use ownership::SubmitError;
+use ownership::ledger::Refusal;
 use serde_json::{Map, Value, json};
-use strum::VariantArray as _;
+use strum::{VariantArray as _, VariantNames as _};
 use utoipa::{PartialSchema as _, ToSchema as _};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::idempotency::MAX_KEY_CHARS;
-use super::problem::{Problem, ProblemDocument, ProblemKind};
+use super::members::MEMBER_REASONS;
+use super::problem::{API_REASONS, Problem, ProblemDocument, ProblemKind};
 use super::request_gate::PUBLIC_PATHS;
 use super::schemas;
 use super::state::OperatorState;
 
 const DESCRIPTION: &str = "Owners, leases, sessions, artifacts and decisions of OwnerServe.
 
-Every answer says from which `revision` of the ledger it came, in Raft's `term`, and who the `leader` was, in its headers
-and, where it is an object, in its body. Reads take `consistency=local|bounded|linearizable`. Single resources carry an
-`ETag`; its part before the dash is the fencing epoch, and a write that depends on what was seen wants it as `If-Match`:
-the ledger itself refuses it when it is out of date (412). What is refused is a problem document (RFC 9457) whose `type`
-ends in the word that programs look at. `unknown_outcome` (504) means that a command may or may not have been executed:
-read, then repeat it; every command may be repeated.";
+Every answer names the `revision` of the ledger that it came from, Raft's `term` and the `leader`, in its headers and,
+where it is an object, in its body. Reads take `consistency=local|bounded|linearizable`. Single resources carry an
+`ETag`; its part before the dash is the fencing epoch. A write that depends on what was read needs it as `If-Match`:
+the ledger itself refuses the write when the tag is out of date (412).
+
+Durations are text with a unit, as `\"1.5s\"`, and times are RFC 3339 in UTC. Sizes in requests have a unit, as
+`\"1GiB\"`; counts of bytes in answers are numbers.
+
+A refusal is a problem document (RFC 9457). The last part of its `type` and its `reason` are words for programs.
+`unknown_outcome` (504) means that a command may or may not have been executed: read, then repeat it; every command may
+be repeated.";
 
 /// Problems of any request.
 const COMMON_PROBLEMS: [ProblemKind; 6] = [
@@ -42,11 +50,11 @@ const WRITE_PROBLEMS: [ProblemKind; 11] = [
     ProblemKind::InvalidBody,
     ProblemKind::BodyTimeout,
     ProblemKind::Conflict,
-    ProblemKind::Stale,
+    ProblemKind::PreconditionFailed,
     ProblemKind::BodyTooLarge,
-    ProblemKind::NotJson,
+    ProblemKind::UnsupportedMediaType,
     ProblemKind::Unprocessable,
-    ProblemKind::TooMany,
+    ProblemKind::TooManyRequests,
     ProblemKind::NoQuorum,
     ProblemKind::UnknownOutcome,
 ];
@@ -154,7 +162,7 @@ fn set_info(document: &mut Value) {
     components["securitySchemes"] = json!({"bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "Needed where operator.tokens_file is set. The role read looks, the role operator changes.",
+        "description": "Needed where operator.tokens_file is set. The role `read` reads, the role `operator` also writes.",
     }});
     let mut schemas = schemas::parameter_schemas();
     ProblemDocument::schemas(&mut schemas);
@@ -163,7 +171,16 @@ fn set_info(document: &mut Value) {
         components["schemas"][name] = serde_json::to_value(schema).unwrap_or_default();
     }
     let words: Vec<String> = ProblemKind::VARIANTS.iter().map(|kind| kind.uri()).collect();
-    components["schemas"]["Problem"]["properties"]["type"]["enum"] = json!(words);
+    let properties = &mut components["schemas"]["Problem"]["properties"];
+    properties["type"]["enum"] = json!(words);
+    properties["reason"]["description"] = json!(reason_description());
+}
+
+/// Describes the reasons of problems.
+fn reason_description() -> String {
+    let all = API_REASONS.iter().chain(Refusal::VARIANTS).chain(SubmitError::VARIANTS).chain(&MEMBER_REASONS);
+    let words: Vec<String> = all.collect::<BTreeSet<_>>().into_iter().map(|word| format!("`{word}`")).collect();
+    format!("Why the request was refused, as a word for programs: {}; or how a transfer failed.", words.join(", "))
 }
 
 /// Adds the responses that all operations of its kind have.
@@ -177,7 +194,7 @@ fn add_common_responses(path: &str, method: &str, operation: &mut Value) {
         kinds.extend([ProblemKind::Unauthorized, ProblemKind::Forbidden]);
     }
     if has(operation, "consistency") {
-        kinds.extend([ProblemKind::TooStale, ProblemKind::NoQuorum]);
+        kinds.extend([ProblemKind::StalenessExceeded, ProblemKind::NoQuorum]);
     }
     if method != "get" {
         kinds.extend(WRITE_PROBLEMS);
@@ -214,7 +231,7 @@ fn add_parameter(operation: &mut Value, parameter: Value) {
 fn idempotency_key_parameter() -> Value {
     let description = "Sent again under the same key within an hour, the write is not done again: this router answers \
                        as it did, with Idempotency-Replayed. Of an answer of more than 16 KiB only that the write was done \
-                       is kept: sent again, it is refused (409, answer_not_kept). Another write under it is refused (422).";
+                       is kept: sent again, it is refused (409, response_not_retained). Another write under it is refused (422).";
     json!({"name": "Idempotency-Key", "in": "header", "required": false, "description": description,
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]+$"}})
 }

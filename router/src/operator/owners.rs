@@ -26,43 +26,43 @@ pub(super) struct OwnedPrefix {
     blocks: Blocks,
     /// The grant that sealed it.
     #[schema(value_type = EpochSchema)]
-    sealed_at: Epoch,
-    /// The artifact that keeps it.
+    seal_epoch: Epoch,
+    /// The artifact that ends with it or contains it.
     #[schema(value_type = ArtifactIdSchema)]
     artifact: ArtifactId,
     #[schema(value_type = TenantSchema)]
     tenant: TenantId,
     #[schema(value_type = String)]
     model: ModelId,
-    standing: OwnershipState,
-    /// Who has it; where the owner is gone, who stands in.
+    state: OwnershipState,
+    /// Who has it; where the owner is gone, the replica or the store that has it.
     owner: Option<OwnerStatus>,
-    /// When the owner was granted.
+    /// Epoch of the grant to the owner.
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
-    /// Who has copies that reach this far.
+    /// Replicas that cover the prefix.
     replicas: Vec<OwnerStatus>,
     /// Sessions with a head in the artifact.
     #[schema(value_type = Vec<SessionIdSchema>)]
     sessions: Vec<SessionId>,
-    /// Of the whole artifact.
+    /// Bytes of the whole artifact.
     #[schema(value_type = u64)]
     bytes: Bytes,
 }
 
 impl OwnedPrefix {
     fn new(view: &LedgerView, artifact: &Artifact, boundary: &Boundary) -> Self {
-        let standing = view.ownership_status(artifact);
+        let status = view.ownership_status(artifact);
         let reaching = artifact.replicas.iter().filter(|replica| replica.upto.blocks >= boundary.point.blocks);
         Self {
             prefix: boundary.point.id,
             blocks: boundary.point.blocks,
-            sealed_at: boundary.epoch,
+            seal_epoch: boundary.epoch,
             artifact: artifact.id,
             tenant: artifact.origin.tenant.clone(),
             model: artifact.origin.model.clone(),
-            standing: standing.into(),
-            owner: standing.owner().map(|owner| OwnerStatus::new(view, owner)),
+            state: status.into(),
+            owner: status.owner().map(|owner| OwnerStatus::new(view, owner)),
             epoch: artifact.epoch,
             replicas: reaching.map(|replica| OwnerStatus::new(view, replica.holder)).collect(),
             sessions: artifact.sessions.iter().take(usize::from(MAX_LIMIT)).collect(),
@@ -71,17 +71,17 @@ impl OwnedPrefix {
     }
 }
 
-/// Who has a prefix: one for each tenant and format that has it sealed as a boundary.
+/// Owners of a prefix: one for each tenant and KV format in which it is sealed.
 #[derive(Serialize, ToSchema)]
 pub(super) struct PrefixOwners {
     owners: Vec<OwnedPrefix>,
 }
 
-/// Who has a prefix.
+/// Owners of a prefix.
 #[utoipa::path(get, path = "/ownerserve/v1/owners/{prefix}", tag = "artifacts",
     params(("prefix" = PrefixIdSchema, Path), ConsistencyQuery),
     responses((
-        status = 200, description = "Everyone who has it sealed as a boundary, with copies.",
+        status = 200, description = "Everyone who has the prefix sealed, with replicas.",
         body = LedgerResponse<PrefixOwners>)))]
 pub(super) async fn owners_of(
     ReadView(view): ReadView,
@@ -103,7 +103,7 @@ pub(super) async fn owners_of(
     Ok(LedgerResponse::new(&view, PrefixOwners { owners }))
 }
 
-/// Who has the end of each artifact.
+/// Owners of the end of each artifact.
 #[derive(Serialize, ToSchema)]
 pub(super) struct OwnerPage {
     owners: Vec<OwnedPrefix>,
@@ -134,7 +134,7 @@ pub(super) async fn owners(
     Ok(LedgerResponse::new(&view, OwnerPage { owners, listed }))
 }
 
-/// Which copies are asked for.
+/// Filter of replicas.
 #[derive(Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ReplicaFilter {
@@ -146,7 +146,7 @@ pub(super) struct ReplicaFilter {
     artifact: Option<ArtifactId>,
 }
 
-/// Read-only copies, by artifact.
+/// Read-only replicas, by artifact.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ReplicaPage {
     replicas: Vec<ReplicaResource>,
@@ -154,10 +154,10 @@ pub(super) struct ReplicaPage {
     listed: PageCursor,
 }
 
-/// Read-only copies, by artifact. Those of one artifact stay on one page.
+/// Read-only replicas, by artifact. Those of one artifact stay on one page.
 #[utoipa::path(get, path = "/ownerserve/v1/replicas", tag = "artifacts", params(ReplicaFilter, PageQuery, ConsistencyQuery),
     responses((
-        status = 200, description = "A page of copies, and where the next one begins.",
+        status = 200, description = "A page of replicas, and where the next one begins.",
         body = LedgerResponse<ReplicaPage>)))]
 pub(super) async fn replicas(
     ReadView(view): ReadView,
@@ -186,9 +186,9 @@ pub(super) async fn replicas(
 struct GroupResource {
     #[schema(value_type = GroupIdSchema)]
     id: GroupId,
-    /// How many artifacts are in it.
+    /// Number of artifacts in it.
     artifacts: usize,
-    /// Of all of them.
+    /// Bytes of all of them.
     #[schema(value_type = u64)]
     bytes: Bytes,
 }

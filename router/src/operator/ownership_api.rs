@@ -20,7 +20,7 @@ use super::writes::{
 use super::{artifacts, sessions};
 use crate::app_state::AppState;
 
-/// Who is to own it.
+/// The new owner.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ClaimBody {
@@ -38,9 +38,9 @@ async fn claim_owner(
     Ok(WriteResult::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
 }
 
-/// Gives a session that nobody live owns to a worker.
+/// Grants a session without a live owner to a worker.
 ///
-/// Says nothing about blocks: what the worker does not hold it computes. A session with a live owner is migrated instead.
+/// No blocks are transferred: the worker computes what it does not hold. A session with a live owner is migrated instead.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/claim", tag = "sessions",
     params(("id" = SessionIdSchema, Path)), request_body = ClaimBody,
     responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
@@ -52,7 +52,7 @@ pub(super) async fn claim_session(
     claim_owner(&gateway, OwnershipSubject::Session(id), claim).await
 }
 
-/// Gives an artifact that nobody live owns to a worker.
+/// Grants an artifact without a live owner to a worker.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/claim", tag = "artifacts",
     params(("id" = ArtifactIdSchema, Path)), request_body = ClaimBody,
     responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
@@ -88,10 +88,10 @@ async fn release_owner(
     Ok(WriteResult::plain(gateway, format!("{} does not own it any more", owner.worker)))
 }
 
-/// Takes a session from its owner, without giving it to another.
+/// Takes a session from its owner without granting it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/release", tag = "sessions",
     params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
-    responses((status = 200, description = "Nobody owns it now; its next step is placed anew.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The session has no owner; its next step is placed anew.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_session(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<SessionId>,
@@ -101,10 +101,10 @@ pub(super) async fn release_session(
     release_owner(&gateway, OwnershipSubject::Session(id), fence).await
 }
 
-/// Takes an artifact from its owner, without giving it to another.
+/// Takes an artifact from its owner without granting it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/release", tag = "artifacts",
     params(("id" = ArtifactIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
-    responses((status = 200, description = "Nobody owns it now; it was granted to no other.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The artifact has no owner.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_artifact(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<ArtifactId>,
@@ -114,10 +114,10 @@ pub(super) async fn release_artifact(
     release_owner(&gateway, OwnershipSubject::Artifact(id), fence).await
 }
 
-/// Forgets a session. Its artifacts stay until nothing references them and they go cold.
+/// Closes a session. Its artifacts stay until nothing references them and they go cold.
 #[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
     params(("id" = SessionIdSchema, Path), OptionalIfMatch),
-    responses((status = 200, description = "The session is forgotten.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The session is closed.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn close_session(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<SessionId>,

@@ -25,11 +25,11 @@ const MAX_SCANNED_RECORDS: usize = 200_000;
 #[derive(Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct PageQuery {
-    /// Most lines in the answer.
+    /// Most records in the answer.
     #[serde(default, deserialize_with = "parse_limit")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u16>,
-    /// The `next` of the page before.
+    /// The `next_cursor` of the page before.
     #[param(max_length = 1100)]
     cursor: Option<String>,
 }
@@ -40,14 +40,15 @@ pub(super) fn parse_limit<'de, D: Deserializer<'de>>(given: D) -> Result<Option<
     asked.map(Some).ok_or_else(|| D::Error::custom(format!("accepted is a whole number from 1 to {MAX_LIMIT}")))
 }
 
-/// Where a list stands; part of every page.
+/// Position in a list; part of every page.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Page)]
 pub(super) struct PageCursor {
-    /// The revision at which this list began.
-    began: u64,
-    /// The cursor of the next page; none at the end.
+    /// Revision at which the first page was read.
+    list_revision: u64,
+    /// Cursor of the next page; null on the last page.
     #[schema(max_length = 1100)]
-    next: Option<String>,
+    next_cursor: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -83,7 +84,8 @@ impl PageQuery {
 
 /// Returns the revision and the key of a cursor for this list.
 fn parse_cursor<K: FromStr>(cursor: &str, list: u64) -> Result<(u64, K), Problem> {
-    let malformed = || Problem::new(ProblemKind::InvalidCursor, "cursor: accepted is the `next` of an earlier page.");
+    let malformed =
+        || Problem::new(ProblemKind::InvalidCursor, "cursor: accepted is the `next_cursor` of an earlier page.");
     let mut parts = cursor.splitn(3, '.');
     let mut number =
         || u64::from_str_radix(parts.next().filter(|part| part.len() <= 16 && !part.starts_with('+'))?, 16).ok();
@@ -112,7 +114,7 @@ impl<K: Display> PageRange<K> {
         }
         let is_over = records.next().is_none();
         let cursor = |key: K| format!("{:x}.{:x}.{key}", self.revision, self.list_digest);
-        (lines, PageCursor { began: self.revision, next: last.filter(|_| !is_over).map(cursor) })
+        (lines, PageCursor { list_revision: self.revision, next_cursor: last.filter(|_| !is_over).map(cursor) })
     }
 }
 
@@ -132,9 +134,9 @@ mod tests {
                 query(Some(limit), cursor.as_deref()).page("numbers", &"even", revision).unwrap();
             let from = page.after.map_or(0, |after| after + 1);
             let (lines, listed) = page.fill((from..n).map(|k| (k, if k % 2 == 0 { vec![k] } else { vec![] })));
-            assert_eq!(listed.began, 7, "a list remembers where it began");
+            assert_eq!(listed.list_revision, 7, "a list remembers where it began");
             pages.push(lines);
-            cursor = listed.next;
+            cursor = listed.next_cursor;
             if cursor.is_none() {
                 break;
             }
@@ -153,13 +155,13 @@ mod tests {
     fn record_is_never_split_and_a_full_last_page_has_no_cursor() {
         let page: PageRange<u32> = query(Some(2), None).page("n", &(), 1).unwrap();
         let (lines, listed) = page.fill([(1, vec!["a"]), (2, vec!["b", "c", "d"])].into_iter());
-        assert_eq!((lines, listed.next), (vec!["a", "b", "c", "d"], None));
+        assert_eq!((lines, listed.next_cursor), (vec!["a", "b", "c", "d"], None));
     }
 
     #[test]
     fn foreign_and_malformed_cursors_and_limits_are_rejected() {
         let page: PageRange<u32> = query(Some(1), None).page("n", &"tenant a", 1).unwrap();
-        let next = page.fill([(1, vec![1]), (2, vec![2])].into_iter()).1.next.unwrap();
+        let next = page.fill([(1, vec![1]), (2, vec![2])].into_iter()).1.next_cursor.unwrap();
         let kind = |asked: &PageQuery, name: &str, filter: &str| {
             asked.page::<u32>(name, &filter, 9).map(drop).map_err(|it| it.kind())
         };

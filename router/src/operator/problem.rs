@@ -46,36 +46,35 @@ pub enum ProblemKind {
     /// The body did not arrive in time.
     BodyTimeout,
     /// The ledger's state does not allow it.
-    #[strum(serialize = "refused")]
     Conflict,
     /// The revision was compacted.
     Compacted,
     /// The resource changed after it was read.
-    Stale,
+    PreconditionFailed,
     /// The body is too large.
     BodyTooLarge,
     /// Path and query are too long.
     UriTooLong,
     /// The Content-Type is not JSON.
-    NotJson,
+    UnsupportedMediaType,
     /// The command is well-formed but makes no sense.
     Unprocessable,
     /// `If-Match` is missing from a write that requires it.
     PreconditionRequired,
     /// A limit on their number is reached.
-    TooMany,
+    TooManyRequests,
     /// A bug in this program.
     Internal,
     /// A worker failed while blocks were moved.
-    MoveFailed,
+    TransferFailed,
     /// The commit queue is full, or the directory is closing.
-    Overloaded,
+    CommitQueueFull,
     /// No leader is known.
     NoQuorum,
     /// The node is not ready to serve.
     NotReady,
     /// The requested staleness cannot be met now.
-    TooStale,
+    StalenessExceeded,
     /// The command may or may not have been executed.
     UnknownOutcome,
 }
@@ -97,21 +96,21 @@ impl ProblemKind {
             ProblemKind::NotFound => (StatusCode::NOT_FOUND, "Not found"),
             ProblemKind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
             ProblemKind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "Body did not arrive"),
-            ProblemKind::Conflict => (StatusCode::CONFLICT, "Refused"),
+            ProblemKind::Conflict => (StatusCode::CONFLICT, "Conflict"),
             ProblemKind::Compacted => (StatusCode::GONE, "Revision compacted"),
-            ProblemKind::Stale => (StatusCode::PRECONDITION_FAILED, "Changed since it was seen"),
+            ProblemKind::PreconditionFailed => (StatusCode::PRECONDITION_FAILED, "Precondition failed"),
             ProblemKind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "Body too large"),
             ProblemKind::UriTooLong => (StatusCode::URI_TOO_LONG, "Path and query too long"),
-            ProblemKind::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type"),
-            ProblemKind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "Makes no sense"),
-            ProblemKind::PreconditionRequired => (StatusCode::PRECONDITION_REQUIRED, "If-Match needed"),
-            ProblemKind::TooMany => (StatusCode::TOO_MANY_REQUESTS, "Too many"),
+            ProblemKind::UnsupportedMediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type"),
+            ProblemKind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "Unprocessable"),
+            ProblemKind::PreconditionRequired => (StatusCode::PRECONDITION_REQUIRED, "Precondition required"),
+            ProblemKind::TooManyRequests => (StatusCode::TOO_MANY_REQUESTS, "Too many requests"),
             ProblemKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
-            ProblemKind::MoveFailed => (StatusCode::BAD_GATEWAY, "Blocks not moved"),
-            ProblemKind::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "Commit queue full"),
+            ProblemKind::TransferFailed => (StatusCode::BAD_GATEWAY, "Transfer failed"),
+            ProblemKind::CommitQueueFull => (StatusCode::SERVICE_UNAVAILABLE, "Commit queue full"),
             ProblemKind::NoQuorum => (StatusCode::SERVICE_UNAVAILABLE, "No quorum"),
             ProblemKind::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "Not ready"),
-            ProblemKind::TooStale => (StatusCode::SERVICE_UNAVAILABLE, "Staleness not met"),
+            ProblemKind::StalenessExceeded => (StatusCode::SERVICE_UNAVAILABLE, "Staleness exceeded"),
             ProblemKind::UnknownOutcome => (StatusCode::GATEWAY_TIMEOUT, "Outcome unknown"),
         }
     }
@@ -122,15 +121,29 @@ impl ProblemKind {
     }
 }
 
+/// Reasons that the operator API itself gives; the ledger and membership changes have their own.
+pub(super) const API_REASONS: [&str; 10] = [
+    "audit_log_unavailable",
+    "idempotency_key_reused",
+    "lease_expired",
+    "registrations_full",
+    "response_not_retained",
+    "shared_cache_unavailable",
+    "transfer_not_possible",
+    "under_way",
+    "unknown_rank",
+    "worker_reachable",
+];
+
 /// A problem document.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
     kind: ProblemKind,
     detail: String,
-    cause: Option<&'static str>,
+    reason: Option<&'static str>,
     epoch: Option<Epoch>,
     owner: Option<Owner>,
-    oldest: Option<u64>,
+    oldest_revision: Option<u64>,
 }
 
 /// As it is sent, in `application/problem+json`.
@@ -146,25 +159,25 @@ pub(super) struct ProblemDocument {
     status: u16,
     /// What is wrong here, and what to do.
     detail: String,
-    /// The ledger's word for why it refused.
+    /// Why the request was refused, as a word for programs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    cause: Option<&'static str>,
-    /// The epoch that is current now: what a new try has to be fenced by.
+    reason: Option<&'static str>,
+    /// The current epoch: the fence for a new try.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<EpochSchema>)]
     epoch: Option<Epoch>,
-    /// Who owns it instead.
+    /// The present owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<OwnerSchema>)]
     owner: Option<Owner>,
     /// The oldest revision that can still be watched from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    oldest: Option<u64>,
+    oldest_revision: Option<u64>,
 }
 
 impl Problem {
     pub(super) fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
-        Self { kind, detail: detail.into(), cause: None, epoch: None, owner: None, oldest: None }
+        Self { kind, detail: detail.into(), reason: None, epoch: None, owner: None, oldest_revision: None }
     }
 
     pub(super) fn with_accepted(mut self, accepted: &str) -> Self {
@@ -173,9 +186,9 @@ impl Problem {
         self
     }
 
-    /// Adds the ledger's cause.
-    pub(super) fn with_cause(self, cause: &'static str) -> Self {
-        Self { cause: Some(cause), ..self }
+    /// Adds why the request was refused.
+    pub(super) fn with_reason(self, reason: &'static str) -> Self {
+        Self { reason: Some(reason), ..self }
     }
 
     pub(super) fn with_epoch(self, epoch: Epoch) -> Self {
@@ -188,7 +201,7 @@ impl Problem {
 
     /// Adds the oldest revision from which a watch may start.
     pub(super) fn with_oldest_revision(self, revision: u64) -> Self {
-        Self { oldest: Some(revision), ..self }
+        Self { oldest_revision: Some(revision), ..self }
     }
 
     /// Explanation for people.
@@ -258,19 +271,22 @@ impl From<SubmitError> for Problem {
         match error {
             SubmitError::UnknownOutcome => Self::unknown_outcome(),
             SubmitError::TooLarge => Self::new(ProblemKind::Unprocessable, format!("Nothing was changed: {error}."))
-                .with_cause(error.cause()),
-            other => Self::new(ProblemKind::Overloaded, format!("Nothing was changed: {other}. Try again shortly."))
-                .with_cause(other.cause()),
+                .with_reason(error.reason()),
+            other => {
+                Self::new(ProblemKind::CommitQueueFull, format!("Nothing was changed: {other}. Try again shortly."))
+                    .with_reason(other.reason())
+            }
         }
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Self { kind, detail, cause, epoch, owner, oldest } = self;
+        let Self { kind, detail, reason, epoch, owner, oldest_revision } = self;
         let (status, title) = kind.status_and_title();
         let (kind, status_code) = (kind.uri(), status.as_u16());
-        let document = ProblemDocument { kind, title, status: status_code, detail, cause, epoch, owner, oldest };
+        let document =
+            ProblemDocument { kind, title, status: status_code, detail, reason, epoch, owner, oldest_revision };
         let body = serde_json::to_string(&document).expect("strings and numbers can be written");
         let mut response = (status, body).into_response();
         let headers = response.headers_mut();

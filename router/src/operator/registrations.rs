@@ -11,23 +11,26 @@ use vocabulary::{WorkerId, WorkerRole};
 use super::consistency::{LedgerResponse, ReadView};
 use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
+use super::request_units::RequestDuration;
 use super::schemas::{RoleSchema, WorkerIdSchema};
 use super::writes::WriteResult;
 use crate::app_state::AppState;
 use crate::config::WorkerConfig;
 use crate::discovery::RegistrationOutcome;
+use crate::time_text::DurationText;
 
 /// Maximum length of a URL and of an event address; maximum number of models.
 const MAX_URL_BYTES: usize = 256;
 const MAX_MODELS: usize = 64;
 const MAX_NAME_CHARS: usize = 256;
-/// Range of a registration's time to live in milliseconds, and its default.
-const TTL_RANGE_MS: std::ops::RangeInclusive<u32> = 1_000..=3_600_000;
-const DEFAULT_TTL_MS: u32 = 30_000;
+/// Accepted range of a registration's time to live, and its default.
+const TTL_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3_600);
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// A worker that is there.
+/// A worker that registers.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Registration)]
 pub(super) struct RegistrationBody {
     /// Its base URL, with `#prefill`, `#decode` or `#hybrid` behind it or `role` beside it where it is not a hybrid.
     #[schema(max_length = 256, examples("http://10.0.0.7:8000"))]
@@ -39,15 +42,15 @@ pub(super) struct RegistrationBody {
     #[serde(default)]
     #[schema(max_items = 64, schema_with = names)]
     models: Vec<String>,
-    /// Where it tells its KV events, as `tcp://host:port`; asked from it when left out.
+    /// Where it publishes its KV events, as `tcp://host:port`; asked from it when left out.
     #[schema(max_length = 256)]
-    events: Option<String>,
+    kv_events_endpoint: Option<String>,
     /// Where it replays them.
     #[schema(max_length = 256)]
-    replay: Option<String>,
-    /// How long it is listed unless it registers again; 30 s when left out.
-    #[schema(minimum = 1000, maximum = 3_600_000)]
-    ttl_ms: Option<u32>,
+    kv_events_replay_endpoint: Option<String>,
+    /// How long it is listed unless it registers again, from `1s` to `1h`; `30s` when left out.
+    #[schema(value_type = Option<DurationText>)]
+    ttl: Option<RequestDuration>,
 }
 
 fn names() -> utoipa::openapi::schema::Array {
@@ -56,48 +59,44 @@ fn names() -> utoipa::openapi::schema::Array {
     ArrayBuilder::new().items(name).max_items(Some(MAX_MODELS)).build()
 }
 
-/// A worker that is listed for a time.
+/// A registered worker.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RegisteredWorker {
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
     endpoint: Arc<str>,
-    /// Until it is not listed any more.
-    left_ms: u64,
+    /// Time until it is not listed any more.
+    expires_in: DurationText,
 }
 
-/// Workers that are listed for a time, by id.
+/// Registered workers, by id.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RegistrationList {
     registrations: Vec<RegisteredWorker>,
 }
 
-/// What came of a registration.
+/// Result of a registration.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RegistrationResponse {
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
-    /// Within so many milliseconds it has to register again.
-    ttl_ms: u32,
-    /// In words.
-    did: String,
+    /// It has to register again within this time.
+    ttl: DurationText,
+    /// What was done, in words.
+    result: String,
 }
 
 impl RegistrationBody {
-    fn validate(self) -> Result<(WorkerConfig, u32), Problem> {
-        let ttl = self.ttl_ms.unwrap_or(DEFAULT_TTL_MS);
-        if !TTL_RANGE_MS.contains(&ttl) {
-            return Err(Problem::bad_body(format!(
-                "ttl_ms: accepted is {} to {}",
-                TTL_RANGE_MS.start(),
-                TTL_RANGE_MS.end()
-            )));
+    fn validate(self) -> Result<(WorkerConfig, Duration), Problem> {
+        let ttl = self.ttl.map_or(DEFAULT_TTL, |ttl| ttl.0);
+        if !TTL_RANGE.contains(&ttl) {
+            return Err(Problem::bad_body("ttl: accepted is 1s to 1h"));
         }
         let too_long = |text: &Option<String>| text.as_ref().is_some_and(|text| text.len() > MAX_URL_BYTES);
         for (field, is_wrong) in [
             ("url", self.url.len() > MAX_URL_BYTES),
-            ("events", too_long(&self.events)),
-            ("replay", too_long(&self.replay)),
+            ("kv_events_endpoint", too_long(&self.kv_events_endpoint)),
+            ("kv_events_replay_endpoint", too_long(&self.kv_events_replay_endpoint)),
         ] {
             if is_wrong {
                 return Err(Problem::bad_body(format!("{field}: accepted are at most {MAX_URL_BYTES} characters")));
@@ -110,7 +109,7 @@ impl RegistrationBody {
             return Err(Problem::bad_body(accepted));
         }
         let url = self.url.parse().map_err(|error| Problem::bad_body(format!("url: {error}")))?;
-        let Self { role, models, events, replay, .. } = self;
+        let Self { role, models, kv_events_endpoint: events, kv_events_replay_endpoint: replay, .. } = self;
         Ok((
             WorkerConfig {
                 role,
@@ -124,38 +123,41 @@ impl RegistrationBody {
     }
 }
 
-/// Lists a worker for a time, at this router. Repeated within that time, it stays.
+/// Registers a worker at this router for a time, and renews a registration.
 ///
-/// Every router that is to use the worker has to be told, and again after its restart.
+/// Each router that shall use the worker needs a registration, and another one after its restart.
 #[utoipa::path(post, path = "/ownerserve/v1/registrations", tag = "workers", request_body = RegistrationBody,
-    responses((status = 200, description = "It is listed, and gets work once it answers.", body = LedgerResponse<RegistrationResponse>)))]
+    responses((status = 200, description = "The worker is listed, and gets work once it answers.", body = LedgerResponse<RegistrationResponse>)))]
 pub(super) async fn register(
     State(gateway): State<Arc<AppState>>,
     JsonBody(body): JsonBody<RegistrationBody>,
 ) -> Result<LedgerResponse<RegistrationResponse>, Problem> {
-    let (worker, ttl_ms) = body.validate()?;
+    let (worker, ttl) = body.validate()?;
     let id = WorkerId::of_endpoint(worker.endpoint());
-    let came = gateway.discovery().register(worker, Duration::from_millis(ttl_ms.into()));
+    let came = gateway.discovery().register(worker, ttl);
     let came = came.map_err(|full| {
         let detail = format!(
             "Nothing was changed: {} workers are registered, and no more are accepted (discovery.max_registrations).",
             full.max
         );
-        Problem::new(ProblemKind::Conflict, detail).with_cause("registrations_full")
+        Problem::new(ProblemKind::Conflict, detail).with_reason("registrations_full")
     })?;
     let other = gateway.workers.worker(id).map(|member| member.source).filter(|source| source.is_configured());
-    let did = match (other, came) {
+    let result = match (other, came) {
         (Some(source), _) => format!("it is listed by {} already, which goes first", source.as_ref()),
         (None, RegistrationOutcome::New) => "the worker is listed".into(),
         (None, RegistrationOutcome::Renewed) => "the worker stays listed".into(),
         (None, RegistrationOutcome::Changed) => "the worker is listed as it is described now, and begins anew".into(),
     };
-    Ok(LedgerResponse::new(&gateway.directory().view(), RegistrationResponse { worker: id, ttl_ms, did }))
+    Ok(LedgerResponse::new(
+        &gateway.directory().view(),
+        RegistrationResponse { worker: id, ttl: DurationText(ttl), result },
+    ))
 }
 
 /// Workers that are registered at this router, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/registrations", tag = "workers",
-    responses((status = 200, description = "All of them, with the time that they have left.", body = LedgerResponse<RegistrationList>)))]
+    responses((status = 200, description = "All registrations, with the time until they expire.", body = LedgerResponse<RegistrationList>)))]
 pub(super) async fn registrations(
     State(gateway): State<Arc<AppState>>,
     ReadView(view): ReadView,
@@ -164,16 +166,16 @@ pub(super) async fn registrations(
     let line = |it: &crate::discovery::Registration| RegisteredWorker {
         worker: WorkerId::of_endpoint(it.worker.endpoint()),
         endpoint: it.worker.endpoint().clone(),
-        left_ms: it.expires_at.saturating_duration_since(now).as_millis() as u64,
+        expires_in: DurationText::whole_millis(it.expires_at.saturating_duration_since(now)),
     };
     let registrations = gateway.discovery().registered(line);
     Ok(LedgerResponse::new(&view, RegistrationList { registrations }))
 }
 
-/// Ends a registration: the worker gets no new steps, and its streams go on to their end.
+/// Ends a registration: the worker gets no new steps, and its streams run to their end.
 #[utoipa::path(delete, path = "/ownerserve/v1/registrations/{id}", tag = "workers",
     params(("id" = WorkerIdSchema, Path)),
-    responses((status = 200, description = "It is not listed any more, unless another source lists it.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The worker is not listed any more, unless another source lists it.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn deregister(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<WorkerId>,

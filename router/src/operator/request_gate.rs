@@ -118,9 +118,9 @@ async fn run_audited(
         },
     };
     let word = match answer.extensions().get::<ProblemKind>() {
-        _ if answer.headers().contains_key(REPLAYED_HEADER) => "repeated",
+        _ if answer.headers().contains_key(REPLAYED_HEADER) => "replayed",
         Some(kind) => kind.into(),
-        None => "done",
+        None => "succeeded",
     };
     let status = answer.status().as_u16();
     let written = tokio::task::spawn_blocking(move || audit.write(&asked, (word, status), room));
@@ -139,7 +139,7 @@ async fn reserve_audit_space(audit: &Arc<AuditLog>) -> Result<(), Problem> {
              directory, or ask another node.",
             error.kind()
         );
-        Problem::new(ProblemKind::NotReady, detail).with_cause("audit")
+        Problem::new(ProblemKind::NotReady, detail).with_reason("audit_log_unavailable")
     })
 }
 
@@ -164,7 +164,7 @@ fn audited_request(parts: &Parts, path: &str, id: &str) -> AuditedRequest {
         body: None,
         if_match: parts.headers.get(IF_MATCH).and_then(|value| value.to_str().ok()).map(truncate_tag),
         request_id: id.to_owned(),
-        remote: parts.extensions.get::<RemoteAddr>().map(|remote| remote.0),
+        remote_address: parts.extensions.get::<RemoteAddr>().map(|remote| remote.0),
     }
 }
 
@@ -179,7 +179,7 @@ async fn read_write(
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
     if parts.method != Method::DELETE && !kind.to_ascii_lowercase().starts_with(b"application/json") {
         let wanted = "Send a JSON object, {} where there is nothing to say, with Content-Type: application/json.";
-        return Err(Problem::new(ProblemKind::NotJson, wanted));
+        return Err(Problem::new(ProblemKind::UnsupportedMediaType, wanted));
     }
     let body = read_write_body(gateway, &parts, body).await?;
     asked.body = loggable_body(&body);

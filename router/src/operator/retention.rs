@@ -17,8 +17,9 @@ use super::schemas::{ArtifactIdSchema, GroupIdSchema, WorkerIdSchema};
 use super::writes::{EmptyBody, OptionalIfMatch, WriteResult, commit, linearizable_view};
 use super::{artifacts, leases};
 use crate::app_state::AppState;
+use crate::time_text::DurationText;
 
-/// Whether it is to be kept.
+/// Whether an artifact is pinned.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PinBody {
@@ -26,10 +27,10 @@ pub(super) struct PinBody {
     pinned: bool,
 }
 
-/// Pins an artifact, or takes the pin back.
+/// Pins or unpins an artifact.
 #[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/pin", tag = "artifacts",
     params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = PinBody,
-    responses((status = 200, description = "It is kept, or may be collected again.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The artifact is pinned, or may be collected again.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn pin(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<ArtifactId>,
@@ -37,15 +38,15 @@ pub(super) async fn pin(
     JsonBody(body): JsonBody<PinBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
-    let (pinned, did) = match body.pinned {
+    let (pinned, result) = match body.pinned {
         true => (PinFlag::Yes, "the artifact is pinned"),
         false => (PinFlag::No, "the artifact is not pinned"),
     };
     commit(&gateway, Command::Pin(PinArtifact { artifact: id, pinned })).await?;
-    Ok(WriteResult::plain(&gateway, did))
+    Ok(WriteResult::plain(&gateway, result))
 }
 
-/// To which group it is to belong.
+/// Group of an artifact.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GroupBody {
@@ -55,10 +56,10 @@ pub(super) struct GroupBody {
     group: Option<GroupId>,
 }
 
-/// Puts an artifact into a group, or out of any.
+/// Assigns an artifact to a group, or to none.
 #[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/group", tag = "artifacts",
     params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = GroupBody,
-    responses((status = 200, description = "It is in that group, or in none.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The artifact is in that group, or in none.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn set_group(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<ArtifactId>,
@@ -67,16 +68,16 @@ pub(super) async fn set_group(
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
     commit(&gateway, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
-    let did =
+    let result =
         body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
-    Ok(WriteResult::plain(&gateway, did))
+    Ok(WriteResult::plain(&gateway, result))
 }
 
-/// What is to be in a new group.
+/// Artifacts of a new group.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewGroupBody {
-    /// Artifacts that are put into it at once; a group is there as long as one is in it.
+    /// Artifacts that are assigned at once; a group exists as long as it has one.
     #[schema(value_type = Vec<ArtifactIdSchema>, max_items = 100)]
     #[serde(default)]
     artifacts: Vec<ArtifactId>,
@@ -85,17 +86,17 @@ pub(super) struct NewGroupBody {
 /// Maximum number of artifacts in a new group.
 const MAX_GROUP_ARTIFACTS: usize = 100;
 
-/// A group that was made up.
+/// A new group.
 #[derive(Serialize, ToSchema)]
 pub(super) struct CreatedGroup {
     /// Its id.
     #[schema(value_type = GroupIdSchema)]
     group: GroupId,
-    /// In words.
-    did: String,
+    /// What was done, in words.
+    result: String,
 }
 
-/// Makes up a group, and puts artifacts into it.
+/// Creates a group and assigns artifacts to it.
 #[utoipa::path(post, path = "/ownerserve/v1/groups", tag = "artifacts", request_body = NewGroupBody,
     responses((status = 200, description = "Its id, which no other group has.", body = LedgerResponse<CreatedGroup>)))]
 pub(super) async fn new_group(
@@ -123,22 +124,22 @@ pub(super) async fn new_group(
         }
     }
     let view = gateway.directory().view();
-    let did = match (view.group(group).count(), wanted) {
+    let result = match (view.group(group).count(), wanted) {
         (_, 0) => "the id is new; the group is listed once an artifact is in it".to_owned(),
         (1, 1) => "one artifact is in it".to_owned(),
         (there, _) if there == wanted => format!("{there} artifacts are in it"),
         (there, _) => format!("{there} of {wanted} artifacts are in it; the others were forgotten meanwhile"),
     };
-    Ok(LedgerResponse::new(&view, CreatedGroup { group, did }))
+    Ok(LedgerResponse::new(&view, CreatedGroup { group, result }))
 }
 
-/// Forgets an artifact that nothing references and that is not pinned.
+/// Evicts an artifact that nothing references and that is not pinned.
 ///
-/// The blocks at the engines are theirs to drop: no engine offers that to a proxy.
+/// Engines drop its blocks when they need the memory; no engine lets a proxy drop them.
 #[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
     params(("id" = ArtifactIdSchema, Path), OptionalIfMatch),
     responses((
-        status = 200, description = "It is forgotten; engines drop its blocks when they need the room.",
+        status = 200, description = "The artifact is not in the ledger any more.",
         body = LedgerResponse<WriteResult>)))]
 pub(super) async fn evict(
     State(gateway): State<Arc<AppState>>,
@@ -150,12 +151,12 @@ pub(super) async fn evict(
     Ok(WriteResult::plain(&gateway, "the artifact is forgotten"))
 }
 
-/// Says that a worker was reached: renews the lease of its present life by one term.
+/// Renews the lease of a worker's present incarnation by one lease duration.
 ///
-/// Routers do this by themselves for as long as they reach it.
+/// Routers do this by themselves as long as they reach the worker.
 #[utoipa::path(post, path = "/ownerserve/v1/leases/{worker}/renew", tag = "workers",
     params(("worker" = WorkerIdSchema, Path), OptionalIfMatch), request_body = EmptyBody,
-    responses((status = 200, description = "The lease is held for one more term.", body = LedgerResponse<WriteResult>)))]
+    responses((status = 200, description = "The lease is held for one more lease duration.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn renew(
     State(gateway): State<Arc<AppState>>,
     PathId(id): PathId<WorkerId>,
@@ -169,20 +170,22 @@ pub(super) async fn renew(
     let outcome =
         commit(&gateway, Command::RenewLease(RenewLease { alive: vec![(id, worker.incarnation)], ttl })).await?;
     match outcome {
-        Outcome::Renewed { renewed: 1.., .. } => {
-            Ok(WriteResult::granted(&gateway, format!("the lease is held for {} ms more", ttl.0 / 1000), worker.epoch))
-        }
+        Outcome::Renewed { renewed: 1.., .. } => Ok(WriteResult::granted(
+            &gateway,
+            format!("the lease is held for {} more", DurationText::from(ttl)),
+            worker.epoch,
+        )),
         _ => {
-            let detail = "Nothing was changed: the lease of this life is over. A router registers the worker again once \
+            let detail = "Nothing was changed: the lease of this incarnation has expired. A router registers the worker again once \
                           it reaches it.";
-            Err(Problem::new(ProblemKind::Conflict, detail).with_cause("lease_over").with_epoch(worker.epoch))
+            Err(Problem::new(ProblemKind::Conflict, detail).with_reason("lease_expired").with_epoch(worker.epoch))
         }
     }
 }
 
-/// Ends a worker's part in the ledger: what it owns is nobody's, or its copies', at once, and not when its lease is over.
+/// Retires a worker that is gone for good: what it owns has no owner, or its replicas', at once and not when the lease expires.
 ///
-/// For one that is gone for good. A router that reaches it would register it again, so it is refused while one does here.
+/// Refused while this router reaches the worker, because it would be registered again.
 #[utoipa::path(delete, path = "/ownerserve/v1/workers/{id}", tag = "workers",
     params(("id" = WorkerIdSchema, Path), OptionalIfMatch),
     responses((status = 200, description = "The worker owns nothing any more.", body = LedgerResponse<WriteResult>)))]
@@ -197,8 +200,8 @@ pub(super) async fn retire(
     let fleet = gateway.fleet().snapshot();
     if fleet.iter().any(|worker| worker.id == id && worker.health != WorkerHealth::Unreachable) {
         let detail = "Nothing was changed: the worker answers, and would be registered again. Stop it first, or take it \
-                      out of the configuration; PUT /ownerserve/v1/workers/ID/draining empties it before.";
-        return Err(Problem::new(ProblemKind::Conflict, detail).with_cause("worker_answers"));
+                      out of the configuration; PUT /ownerserve/v1/workers/ID/drain empties it before.";
+        return Err(Problem::new(ProblemKind::Conflict, detail).with_reason("worker_reachable"));
     }
     let fenced = Command::RetireLife(RetireIncarnation { worker: id, seen });
     // A cluster at level 1 does not support the fenced command.

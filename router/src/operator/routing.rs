@@ -1,4 +1,4 @@
-//! `/ownerserve/v1/mode` and `/decisions`: the routing mode, and why steps were served as they were.
+//! `/ownerserve/v1/routing` and `/decisions`: the routing mode, and why steps were served as they were.
 
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 use super::extractors::{JsonBody, PathId, QueryParams};
 use super::paging::parse_limit;
 use super::problem::{Problem, ProblemKind};
+use super::request_units::RequestDuration;
 use super::schemas::{RequestIdSchema, SessionIdSchema, WorkerIdSchema};
 use crate::app_state::AppState;
 use crate::decisions::DecisionFilter;
@@ -21,11 +22,12 @@ use crate::error::truncated;
 use crate::guardrail::can_be_disabled;
 use crate::pipeline::receipt::RequestOutcome;
 use crate::pipeline::routing::{Percent, RoutingMode, RoutingSettings};
+use crate::time_text::{DurationText, UtcTime};
 
 /// Who decides where a step goes.
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
-#[expect(dead_code, reason = "describes how Mode is written")]
+#[expect(dead_code, reason = "describes how RoutingMode is written")]
 enum RoutingModeSchema {
     /// Plans are made and recorded; the bypass policy routes.
     Shadow,
@@ -35,28 +37,29 @@ enum RoutingModeSchema {
     Active,
 }
 
-/// The dial.
+/// The routing mode and what limits it.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Routing)]
 pub(super) struct RoutingState {
     #[schema(value_type = RoutingModeSchema, inline)]
     mode: RoutingMode,
     /// In mode `active`, the share of sessions whose steps the planner routes.
     #[schema(value_type = u8, maximum = 100)]
     rollout_percent: Percent,
-    /// Actions that are switched off at run time, by an operator or because they made sessions slower. Those of
-    /// `planner.disabled_actions` in the configuration are off as well, and stay so.
+    /// Actions that are disabled at run time, by an operator or because they made sessions slower. Those that the
+    /// `planner.disabled_actions` disables are not listed, and stay disabled.
     #[schema(value_type = Vec<ActionSchema>, inline)]
-    disabled: ActionSet,
+    disabled_actions: ActionSet,
 }
 
 impl From<RoutingSettings> for RoutingState {
     fn from(steering: RoutingSettings) -> Self {
         let RoutingSettings { mode, rollout_percent, disabled, .. } = steering;
-        Self { mode, rollout_percent, disabled }
+        Self { mode, rollout_percent, disabled_actions: disabled }
     }
 }
 
-/// What can be switched off.
+/// What can be disabled.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes how Action is written")]
@@ -68,7 +71,7 @@ enum ActionSchema {
     StateMigration,
 }
 
-/// A change of the dial; what is left out stays.
+/// A change of the routing; what is left out stays.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RoutingPatch {
@@ -77,10 +80,10 @@ pub(super) struct RoutingPatch {
     #[serde(default, deserialize_with = "parse_percent")]
     #[schema(value_type = Option<u8>, maximum = 100)]
     rollout_percent: Option<Percent>,
-    /// Exactly the actions that are switched off from now on; an empty list switches all on again.
+    /// Exactly the actions that are disabled from now on; an empty list enables all again.
     #[serde(default, deserialize_with = "parse_actions")]
     #[schema(value_type = Option<Vec<ActionSchema>>, inline)]
-    disabled: Option<ActionSet>,
+    disabled_actions: Option<ActionSet>,
 }
 
 /// Parses actions that can be disabled; any other value is refused with what is accepted.
@@ -91,7 +94,7 @@ fn parse_actions<'de, D: Deserializer<'de>>(given: D) -> Result<Option<ActionSet
         switchable().find(|action| action.as_str() == word).ok_or_else(|| {
             let accepted = switchable().map(Action::as_str).collect::<Vec<_>>().join(", ");
             let why = match Action::ColocatedPrefill.as_str() == word {
-                true => "cannot be switched off, because every step must be servable",
+                true => "cannot be disabled, because every step must be servable",
                 false => "is not accepted here",
             };
             D::Error::custom(format!("{} {why}: accepted is a list of {accepted}", truncated(word)))
@@ -108,27 +111,27 @@ fn parse_percent<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>,
     share.map(Some).ok_or_else(wrong)
 }
 
-/// Mode and rollout share of this router.
-#[utoipa::path(get, path = "/ownerserve/v1/mode", tag = "steering",
-    responses((status = 200, description = "How the dial stands.", body = RoutingState)))]
-pub(super) async fn mode(State(gateway): State<Arc<AppState>>) -> Json<RoutingState> {
+/// Routing mode and rollout share of this router.
+#[utoipa::path(get, path = "/ownerserve/v1/routing", tag = "routing",
+    responses((status = 200, description = "The routing in force.", body = RoutingState)))]
+pub(super) async fn routing(State(gateway): State<Arc<AppState>>) -> Json<RoutingState> {
     Json(gateway.routing.get().into())
 }
 
-/// Turns the dial of this router, until its next start.
-#[utoipa::path(put, path = "/ownerserve/v1/mode", tag = "steering", request_body = RoutingPatch,
-    responses((status = 200, description = "How the dial stands now.", body = RoutingState)))]
-pub(super) async fn set_mode(
+/// Changes the routing of this router, until its next start.
+#[utoipa::path(put, path = "/ownerserve/v1/routing", tag = "routing", request_body = RoutingPatch,
+    responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
+pub(super) async fn set_routing(
     State(gateway): State<Arc<AppState>>,
     told: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingState>, Problem> {
-    let accepted = "accepted is {\"mode\": \"shadow\" | \"bypass\" | \"active\", \"rollout_percent\": 0 to 100, \
-                    \"disabled\": [\"artifact_fetch\", ...]}";
+    let accepted = "accepted is {\"mode\": \"active\" | \"shadow\" | \"bypass\" | \"active\", \"rollout_percent\": 0 to 100, \
+                    \"disabled_actions\": [\"artifact_fetch\", ...]}";
     let JsonBody(change) = told.map_err(|problem| problem.with_accepted(accepted))?;
     let before = gateway.routing.get();
     let share = change.rollout_percent.unwrap_or(before.rollout_percent);
     gateway.routing.set(change.mode.unwrap_or(before.mode), share);
-    if let Some(disabled) = change.disabled {
+    if let Some(disabled) = change.disabled_actions {
         let before = gateway.routing.set_disabled(disabled);
         before.without(disabled).iter().for_each(|action| gateway.decisions.guardrail.reset(action));
     }
@@ -138,25 +141,25 @@ pub(super) async fn set_mode(
         let placement = Action::ALL.into_iter().filter(|action| !can_be_disabled(*action));
         placement.for_each(|action| gateway.decisions.guardrail.reset(action));
     }
-    tracing::info!(?before, ?after, "an operator changed the mode");
+    tracing::info!(?before, ?after, "an operator changed the routing");
     Ok(Json(after.into()))
 }
 
-/// The same, by another method.
-#[utoipa::path(patch, path = "/ownerserve/v1/mode", tag = "steering", request_body = RoutingPatch,
-    responses((status = 200, description = "How the dial stands now.", body = RoutingState)))]
-pub(super) async fn patch_mode(
+/// Changes the routing of this router, as PUT does.
+#[utoipa::path(patch, path = "/ownerserve/v1/routing", tag = "routing", request_body = RoutingPatch,
+    responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
+pub(super) async fn patch_routing(
     gateway: State<Arc<AppState>>,
     told: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingState>, Problem> {
-    set_mode(gateway, told).await
+    set_routing(gateway, told).await
 }
 
-/// Which decisions are asked for; of several filters, all must hold.
+/// Filter of decisions; all conditions must hold.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DecisionQuery {
-    /// Most of them.
+    /// Most decisions in the answer.
     #[serde(default, deserialize_with = "parse_limit")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u16>,
@@ -174,41 +177,30 @@ pub(super) struct DecisionQuery {
     mode: Option<RoutingMode>,
     /// Of this kind of step, as `small_increment`.
     #[param(value_type = Option<String>)]
-    step: Option<StepKind>,
+    step_kind: Option<StepKind>,
     /// Served by this action, as `artifact_fetch`.
     #[param(value_type = Option<String>)]
     action: Option<Action>,
     /// With this worker in a leg.
     #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
-    /// That ended so: `complete`, `refused`, `broken`, `client_left` or `failed`.
+    /// With this outcome: `complete`, `refused`, `broken`, `client_left` or `failed`.
     #[param(value_type = Option<String>)]
-    ending: Option<RequestOutcome>,
-    /// That arrived at this time or later, milliseconds since 1970.
-    #[serde(default, deserialize_with = "parse_number")]
-    #[param(minimum = 0)]
-    since: Option<u64>,
-    /// That arrived at this time or before, milliseconds since 1970.
-    #[serde(default, deserialize_with = "parse_number")]
-    #[param(minimum = 0)]
-    until: Option<u64>,
-    /// Whose first token took more than so many microseconds; where there was none, as of an answer that was not streamed,
-    /// whose whole time did.
-    #[serde(default, deserialize_with = "parse_number")]
-    #[param(minimum = 0)]
-    slower_than_us: Option<u64>,
-}
-
-/// Parses a whole number in a query; any other value is refused with what is accepted.
-fn parse_number<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u64>, D::Error> {
-    let asked = String::deserialize(given)?.parse().ok();
-    asked.map(Some).ok_or_else(|| D::Error::custom("accepted is a whole number from 0 to 18446744073709551615"))
+    outcome: Option<RequestOutcome>,
+    /// That arrived at this time or later.
+    since: Option<UtcTime>,
+    /// That arrived at this time or before.
+    until: Option<UtcTime>,
+    /// Whose first token took longer; of an answer without a first token, as one that was not streamed, whose whole time did.
+    #[param(value_type = Option<DurationText>)]
+    slower_than: Option<RequestDuration>,
 }
 
 impl DecisionQuery {
     fn filter(self) -> DecisionFilter {
-        let Self { session, tenant, model, mode, step, action, worker, ending, since, until, .. } = self;
-        let slower_than = self.slower_than_us.map(Micros);
+        let Self { session, tenant, model, mode, step_kind: step, action, worker, outcome, .. } = self;
+        let (since, until) = (self.since.map(UtcTime::unix_ms), self.until.map(UtcTime::unix_ms));
+        let slower_than = self.slower_than.map(|span| Micros::of(span.0));
         let request = None;
         DecisionFilter {
             request,
@@ -219,7 +211,7 @@ impl DecisionQuery {
             step,
             action,
             worker,
-            outcome: ending,
+            outcome,
             since,
             until,
             slower_than,
@@ -230,12 +222,12 @@ impl DecisionQuery {
 /// Receipts, newest first.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DecisionList {
-    /// Each with what was known, every candidate with its price, the choice, every attempt, and what was seen then.
+    /// Each with what was known, every candidate with its cost, the choice, every attempt, and what was observed.
     #[schema(value_type = Vec<Object>)]
     decisions: Vec<Box<RawValue>>,
-    /// Whether all was looked through that is kept, in memory and on disk, or enough was found. Where not, `since` and
-    /// `until` narrow what is looked through.
-    complete: bool,
+    /// Whether everything in memory and on disk was searched, or enough was found. Where not, `since` and `until` narrow the
+    /// search.
+    search_complete: bool,
 }
 
 /// Runs blocking work on a blocking thread.
@@ -246,7 +238,7 @@ async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 }
 
 /// The newest decisions of this router, from memory and its log on disk; those that ended last come first.
-#[utoipa::path(get, path = "/ownerserve/v1/decisions", tag = "steering", params(DecisionQuery),
+#[utoipa::path(get, path = "/ownerserve/v1/decisions", tag = "routing", params(DecisionQuery),
     responses((status = 200, description = "Receipts, the newest first.", body = DecisionList)))]
 pub(super) async fn decisions(
     State(gateway): State<Arc<AppState>>,
@@ -255,11 +247,11 @@ pub(super) async fn decisions(
     let (limit, wanted) = (query.limit.unwrap_or(100).into(), query.filter());
     let decisions = gateway.decisions.clone();
     let found = run_blocking(move || decisions.search(&wanted, limit)).await?;
-    Ok(Json(DecisionList { decisions: found.receipts, complete: found.complete }))
+    Ok(Json(DecisionList { decisions: found.receipts, search_complete: found.complete }))
 }
 
 /// One decision, by the id that the client saw in `x-request-id`.
-#[utoipa::path(get, path = "/ownerserve/v1/decisions/{request}", tag = "steering",
+#[utoipa::path(get, path = "/ownerserve/v1/decisions/{request}", tag = "routing",
     params(("request" = RequestIdSchema, Path)),
     responses((status = 200, description = "The receipt, whole.", body = Object)))]
 pub(super) async fn decision(

@@ -7,7 +7,10 @@ use serde::Serialize;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
-use vocabulary::{DpRank, Incarnation, Owner, WorkerId};
+use vocabulary::{DpRank, Incarnation, LedgerTime, Micros, Owner, WorkerId};
+
+use super::request_units::RequestSize;
+use crate::time_text::{DurationText, UtcTime};
 
 /// Defines the schema of a string with a fixed format.
 macro_rules! text_word {
@@ -96,7 +99,15 @@ pub(super) fn parameter_schemas() -> Vec<(String, RefOr<Schema>)> {
         word::<WorkerIdSchema>(),
         word::<RequestIdSchema>(),
         word::<TenantSchema>(),
+        word::<DurationText>(),
+        word::<RequestSize>(),
+        word::<UtcTime>(),
     ]
+}
+
+/// Time from `from` to `to` on the ledger's clock in whole milliseconds; zero where `to` has passed.
+pub(super) fn ledger_span(from: LedgerTime, to: LedgerTime) -> DurationText {
+    DurationText::whole_millis(Micros(to.0.saturating_sub(from.0)).duration())
 }
 
 /// A fencing token. It only grows, over restarts, snapshots and restores.
@@ -112,7 +123,7 @@ pub(super) struct EpochSchema {
     position: u32,
 }
 
-/// One rank of one life of one worker.
+/// One rank of one incarnation of a worker.
 #[derive(ToSchema)]
 #[schema(as = Owner)]
 #[expect(dead_code, reason = "describes how vocabulary::Owner is written; the document is made from its fields")]
@@ -120,16 +131,16 @@ pub(super) struct OwnerSchema {
     /// The worker.
     #[schema(value_type = WorkerIdSchema)]
     worker: String,
-    /// Which life of it.
+    /// Incarnation of the worker.
     incarnation: u64,
-    /// Which rank of it.
+    /// Data-parallel rank.
     rank: u16,
 }
 
-/// What a worker is for.
+/// Role of a worker.
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
-#[expect(dead_code, reason = "describes how vocabulary::Role is written")]
+#[expect(dead_code, reason = "describes how vocabulary::WorkerRole is written")]
 pub(super) enum RoleSchema {
     Prefill,
     Decode,
@@ -139,38 +150,41 @@ pub(super) enum RoleSchema {
 /// Whether a worker takes work.
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
-#[expect(dead_code, reason = "describes how vocabulary::Health is written")]
+#[expect(dead_code, reason = "describes how vocabulary::WorkerHealth is written")]
 pub(super) enum HealthSchema {
     Unreachable,
     Ready,
     Draining,
 }
 
-/// What is known of a worker's blocks.
+/// How reliable the index of a worker's blocks is.
 #[derive(ToSchema)]
-#[schema(rename_all = "lowercase")]
-#[expect(dead_code, reason = "describes how vocabulary::Knowledge is written")]
+#[schema(as = KvIndexState, rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes how vocabulary::KvIndexState is written")]
 pub(super) enum KvIndexStateSchema {
-    Fallback,
+    /// Inferred from what was routed there.
+    Approximate,
+    /// KV events were lost and the index is not resynchronized.
     Degraded,
+    /// Every KV event was received.
     Exact,
 }
 
-/// An owner, and whether it still lives.
+/// An owner, and whether its lease is held.
 #[derive(Clone, Serialize, ToSchema)]
 pub(super) struct OwnerStatus {
     /// The worker.
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
-    /// Its base URL; none when the ledger has forgotten it.
+    /// Its base URL; null when the ledger has forgotten it.
     endpoint: Option<std::sync::Arc<str>>,
-    /// Which life of it.
+    /// Incarnation of the worker.
     #[schema(value_type = u64)]
     incarnation: Incarnation,
-    /// Which data-parallel rank.
+    /// Data-parallel rank.
     #[schema(value_type = u16)]
     rank: DpRank,
-    /// Whether that life's lease is held.
+    /// Whether the lease of that incarnation is held.
     live: bool,
 }
 

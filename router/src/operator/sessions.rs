@@ -16,10 +16,13 @@ use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
     ArtifactIdSchema, EpochSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema, WorkerIdSchema,
+    ledger_span,
 };
+use crate::time_text::DurationText;
 
 /// A conversation.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Session)]
 pub(super) struct SessionResource {
     #[schema(value_type = SessionIdSchema)]
     id: SessionId,
@@ -31,20 +34,20 @@ pub(super) struct SessionResource {
     /// The session that it was forked from.
     #[schema(value_type = Option<SessionIdSchema>)]
     parent: Option<SessionId>,
-    /// Who decodes it.
+    /// The worker that decodes it.
     owner: Option<OwnerStatus>,
-    /// When the owner was granted, or the session opened.
+    /// Epoch of the grant to the owner, or of the session's start.
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
-    /// Its ends, the one that moved last at the end.
+    /// Its heads; the last one moved last.
     heads: Vec<HeadResource>,
     /// Steps that routers have dispatched and not yet committed.
-    steps_on_their_way: usize,
+    in_flight_steps: usize,
     /// Time since it was last written, on the ledger's clock.
-    idle_ms: u64,
+    idle: DurationText,
 }
 
-/// One end of a session: where its next step may go on.
+/// A head of a session, which its next step may extend.
 #[derive(Serialize, ToSchema)]
 struct HeadResource {
     #[schema(value_type = PrefixIdSchema)]
@@ -76,13 +79,13 @@ impl SessionResource {
             owner: session.owner.map(|owner| OwnerStatus::new(view, owner)),
             epoch: session.epoch,
             heads: session.heads.iter().map(head).collect(),
-            steps_on_their_way: view.intents(session.id).count(),
-            idle_ms: view.now().0.saturating_sub(session.touched.0) / 1000,
+            in_flight_steps: view.intents(session.id).count(),
+            idle: ledger_span(session.touched, view.now()),
         }
     }
 
     fn tag(&self) -> EntityTag {
-        EntityTag::of(self.epoch, &(&self.owner, &self.heads, self.parent, self.steps_on_their_way))
+        EntityTag::of(self.epoch, &(&self.owner, &self.heads, self.parent, self.in_flight_steps))
     }
 }
 
@@ -111,7 +114,7 @@ pub(super) async fn session(
     Ok(LedgerResponse::new(&view, SessionResponse { session }).with_tag(tag))
 }
 
-/// Which sessions are asked for.
+/// Filter of sessions; all conditions must hold.
 #[derive(Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct SessionFilter {
@@ -119,9 +122,9 @@ pub(super) struct SessionFilter {
     tenant: Option<String>,
     /// With this model.
     model: Option<String>,
-    /// What the client calls its session; needs `model`, and `tenant` unless that is `default`.
-    key: Option<String>,
-    /// Decoded by this worker.
+    /// The client's own name of the session; needs `model`, and `tenant` unless that is `default`.
+    session_key: Option<String>,
+    /// Owned by this worker.
     #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
     /// Forked from this session.
@@ -141,7 +144,7 @@ impl SessionFilter {
 /// Sessions, by id.
 #[derive(Serialize, ToSchema)]
 pub(super) struct SessionPage {
-    /// Open sessions, whatever the filter.
+    /// Number of open sessions, whatever the filter.
     total: usize,
     sessions: Vec<SessionResource>,
     #[serde(flatten)]
@@ -159,10 +162,12 @@ pub(super) async fn sessions(
     QueryParams(page): QueryParams<PageQuery>,
 ) -> Result<LedgerResponse<SessionPage>, Problem> {
     let page = page.page("sessions", &filter, view.applied())?;
-    let named = match (&filter.key, &filter.model) {
+    let named = match (&filter.session_key, &filter.model) {
         (None, _) => None,
         (Some(_), None) => {
-            return Err(Problem::bad_query("key needs model, and tenant unless it is default"));
+            return Err(Problem::bad_query(
+                "session_key: accepted only with model, and with tenant unless that is default",
+            ));
         }
         (Some(key), Some(model)) => {
             let tenant = filter.tenant.as_deref().map(|name| TenantId(name.into())).unwrap_or_default();
@@ -193,31 +198,31 @@ struct ForkBranch {
     /// The session that it was forked from, whether that is still open or not.
     #[schema(value_type = Option<SessionIdSchema>)]
     parent: Option<SessionId>,
-    /// How far below the first line it is.
+    /// Number of forks between it and the root.
     depth: usize,
-    /// Who decodes it.
+    /// The worker that decodes it.
     owner: Option<OwnerStatus>,
     /// Blocks of its deepest head.
     #[schema(value_type = u64)]
     blocks: Blocks,
-    /// How many ends it has.
+    /// Number of its heads.
     heads: usize,
 }
 
-/// A session's family: its eldest open ancestor and everything forked from that.
+/// Fork tree of a session: its oldest open ancestor and everything forked from that.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ForkTree {
     /// Parents before their children, children in the order of their ids.
     branches: Vec<ForkBranch>,
-    /// Whether there are more than fit into one answer.
-    cut: bool,
+    /// Whether branches are missing because there are more than fit into one answer.
+    truncated: bool,
 }
 
 /// A session's fork tree.
 #[utoipa::path(get, path = "/ownerserve/v1/sessions/{id}/tree", tag = "sessions",
     params(("id" = SessionIdSchema, Path), ConsistencyQuery),
     responses((
-        status = 200, description = "Its eldest open ancestor and everything forked from that.",
+        status = 200, description = "Its oldest open ancestor and everything forked from that.",
         body = LedgerResponse<ForkTree>)))]
 pub(super) async fn tree(
     ReadView(view): ReadView,
@@ -251,7 +256,7 @@ fn fork_tree(view: &LedgerView, id: SessionId) -> ForkTree {
     while let Some((id, depth)) = open.pop() {
         let Some(session) = view.session(id).filter(|_| seen.insert(id)) else { continue };
         if branches.len() == most {
-            return ForkTree { branches, cut: true };
+            return ForkTree { branches, truncated: true };
         }
         branches.push(ForkBranch {
             id,
@@ -263,5 +268,5 @@ fn fork_tree(view: &LedgerView, id: SessionId) -> ForkTree {
         });
         open.extend(children.get(&id).into_iter().flatten().rev().map(|child| (*child, depth + 1)));
     }
-    ForkTree { branches, cut: false }
+    ForkTree { branches, truncated: false }
 }

@@ -17,13 +17,14 @@ use super::schemas::TenantSchema;
 use super::writes::{WriteResult, commit};
 use crate::app_state::AppState;
 
-/// A tenant's entries.
+/// A tenant's entries and quota.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Tenant)]
 pub(super) struct TenantResource {
     #[schema(value_type = TenantSchema)]
     tenant: TenantId,
-    /// How many artifacts, and how many sessions, it may have; none when that is not bounded.
-    quota: Option<u64>,
+    /// Most artifacts, and most sessions, that it may have; null without a quota.
+    max_entries: Option<u64>,
     /// Artifacts that it has.
     artifacts: u64,
     /// Sessions that it has.
@@ -33,7 +34,7 @@ pub(super) struct TenantResource {
 impl TenantResource {
     fn new(view: &LedgerView, tenant: TenantId) -> Self {
         let usage = view.usage(&tenant);
-        Self { quota: view.quota(&tenant), artifacts: usage.artifacts, sessions: usage.sessions, tenant }
+        Self { max_entries: view.quota(&tenant), artifacts: usage.artifacts, sessions: usage.sessions, tenant }
     }
 }
 
@@ -45,12 +46,12 @@ pub(super) struct TenantPage {
     listed: PageCursor,
 }
 
-/// Nothing to filter by; takes part in a cursor's name.
+/// Filter of tenants.
 #[derive(Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TenantFilter {
     /// Only tenants that have a quota (`true`) or have none (`false`).
-    bounded: Option<bool>,
+    has_quota: Option<bool>,
 }
 
 /// Tenants that have entries or a quota, by name.
@@ -66,7 +67,7 @@ pub(super) async fn tenants(
     let page = page.page::<TenantCursorKey>("tenants", &filter, view.applied())?;
     let line = |tenant: TenantId| {
         let line = TenantResource::new(&view, tenant.clone());
-        let accepted = filter.bounded.is_none_or(|bounded| bounded == line.quota.is_some());
+        let accepted = filter.has_quota.is_none_or(|has_quota| has_quota == line.max_entries.is_some());
         (TenantCursorKey(tenant), accepted.then_some(line).into_iter().collect())
     };
     let after = page.after.as_ref().map(|key| key.0.clone());
@@ -100,10 +101,10 @@ pub(super) struct TenantResponse {
     tenant: TenantResource,
 }
 
-/// One tenant; one that is not known has nothing and no quota.
+/// One tenant. An unknown tenant has no entries and no quota.
 #[utoipa::path(get, path = "/ownerserve/v1/tenants/{tenant}", tag = "tenants",
     params(("tenant" = TenantSchema, Path), ConsistencyQuery),
-    responses((status = 200, description = "What it has, and may have.", body = LedgerResponse<TenantResponse>)))]
+    responses((status = 200, description = "Its entries and its quota.", body = LedgerResponse<TenantResponse>)))]
 pub(super) async fn tenant(
     ReadView(view): ReadView,
     PathId(name): PathId<TenantName>,
@@ -111,31 +112,31 @@ pub(super) async fn tenant(
     LedgerResponse::new(&view, TenantResponse { tenant: TenantResource::new(&view, name.0) })
 }
 
-/// A tenant's bound.
+/// A tenant's quota.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct QuotaBody {
-    /// How many artifacts, and how many sessions, the tenant may have; null lifts the bound. What is there already stays.
+pub(super) struct TenantQuota {
+    /// Most artifacts, and most sessions, that the tenant may have; null lifts the quota. What is there already stays.
     #[schema(required = true)]
     #[serde(deserialize_with = "super::extractors::required_nullable")]
-    artifacts: Option<u64>,
+    max_entries: Option<u64>,
 }
 
 /// Sets or lifts a tenant's quota.
 ///
-/// Claims of new entries beyond it are refused, and the steps served all the same, without ownership.
+/// The ledger refuses new entries beyond it; their steps are served without ownership.
 #[utoipa::path(put, path = "/ownerserve/v1/tenants/{tenant}/quota", tag = "tenants",
-    params(("tenant" = TenantSchema, Path)), request_body = QuotaBody,
+    params(("tenant" = TenantSchema, Path)), request_body = TenantQuota,
     responses((status = 200, description = "The quota holds for new entries.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn set_quota(
     State(gateway): State<Arc<AppState>>,
     PathId(name): PathId<TenantName>,
-    JsonBody(quota): JsonBody<QuotaBody>,
+    JsonBody(quota): JsonBody<TenantQuota>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let did = match quota.artifacts {
+    let result = match quota.max_entries {
         Some(most) => format!("{} may have {most} artifacts and as many sessions", name.0),
         None => format!("{} has no quota", name.0),
     };
-    commit(&gateway, Command::SetQuota(SetQuota { tenant: name.0, artifacts: quota.artifacts })).await?;
-    Ok(WriteResult::plain(&gateway, did))
+    commit(&gateway, Command::SetQuota(SetQuota { tenant: name.0, artifacts: quota.max_entries })).await?;
+    Ok(WriteResult::plain(&gateway, result))
 }

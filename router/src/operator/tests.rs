@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes as Body;
@@ -20,20 +21,20 @@ use crate::testing::{
 async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
     let front = start_router_at(&[], &["routing.mode=shadow"]).await;
     let at = front.operator_address();
-    let path = "/ownerserve/v1/mode";
+    let path = "/ownerserve/v1/routing";
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
     assert_eq!(
         get(at, path).await.json(),
-        serde_json::json!({"mode": "shadow", "rollout_percent": 100, "disabled": []})
+        serde_json::json!({"mode": "shadow", "rollout_percent": 100, "disabled_actions": []})
     );
-    let got = send(at, json(Request::put(path)), "{\"mode\":\"own\",\"rollout_percent\":5}").await;
+    let got = send(at, json(Request::put(path)), "{\"mode\":\"active\",\"rollout_percent\":5}").await;
     assert_eq!((got.status, got.json()["rollout_percent"].as_u64()), (200, Some(5)));
     let got = send(at, json(Request::patch(path)), "{\"rollout_percent\":20}").await;
-    assert_eq!(got.json(), serde_json::json!({"mode": "active", "rollout_percent": 20, "disabled": []}));
+    assert_eq!(got.json(), serde_json::json!({"mode": "active", "rollout_percent": 20, "disabled_actions": []}));
     let text = get(at, "/metrics").await.body;
     let text = std::str::from_utf8(&text).unwrap();
     assert!(
-        text.contains("ownerserve_routing_mode{mode=\"own\"} 1")
+        text.contains("ownerserve_routing_mode{mode=\"active\"} 1")
             && text.contains("ownerserve_routing_rollout_ratio 0.2"),
         "{text}"
     );
@@ -43,17 +44,17 @@ async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
         assert!(got.json()["detail"].as_str().unwrap().contains("accepted is"), "{body}");
     }
     let form = Request::put(path).header("content-type", "text/plain");
-    assert_eq!(send(at, form, "{\"mode\":\"sticky\"}").await.status, 415, "what any web page could send is refused");
+    assert_eq!(send(at, form, "{\"mode\":\"bypass\"}").await.status, 415, "what any web page could send is refused");
     assert_eq!(get(at, path).await.json()["mode"], "active");
 }
 
 #[tokio::test]
 async fn actions_are_disabled_and_enabled_at_run_time() {
     let front = start_router_at(&[], &[]).await;
-    let (at, path) = (front.operator_address(), "/ownerserve/v1/mode");
+    let (at, path) = (front.operator_address(), "/ownerserve/v1/routing");
     let turn = |body: &'static str| send(at, Request::put(path).header("content-type", "application/json"), body);
-    let disabled = |got: crate::testing::TestResponse| got.json()["disabled"].clone();
-    let got = turn(r#"{"disabled":["state_migration","artifact_fetch"]}"#).await;
+    let disabled = |got: crate::testing::TestResponse| got.json()["disabled_actions"].clone();
+    let got = turn(r#"{"disabled_actions":["state_migration","artifact_fetch"]}"#).await;
     assert_eq!(got.status, 200);
     assert_eq!(disabled(got), serde_json::json!(["artifact_fetch", "state_migration"]));
     assert_eq!(
@@ -64,16 +65,19 @@ async fn actions_are_disabled_and_enabled_at_run_time() {
     let off = front.gateway.routing.get().disabled;
     assert!(off.contains(planner::Action::ArtifactFetch) && !off.contains(planner::Action::RemotePrefill));
     for (body, why) in [
-        (r#"{"disabled":["colocated_prefill"]}"#, "colocated_prefill cannot be switched off, because every step"),
-        (r#"{"disabled":["fetch"]}"#, "fetch is not accepted here: accepted is a list of decode_continuation, remote_"),
-        (r#"{"disabled":"artifact_fetch"}"#, "accepted is"),
+        (r#"{"disabled_actions":["colocated_prefill"]}"#, "colocated_prefill cannot be disabled, because every step"),
+        (
+            r#"{"disabled_actions":["fetch"]}"#,
+            "fetch is not accepted here: accepted is a list of decode_continuation, remote_",
+        ),
+        (r#"{"disabled_actions":"artifact_fetch"}"#, "accepted is"),
     ] {
         let got = turn(body).await;
         let told = got.json()["detail"].as_str().unwrap().to_owned();
         assert!(got.status == 400 && told.contains(why), "{body}: {told}");
     }
     assert_eq!(disabled(get(at, path).await).as_array().map(Vec::len), Some(2), "what was refused changed nothing");
-    assert_eq!(disabled(turn(r#"{"disabled":[]}"#).await), serde_json::json!([]));
+    assert_eq!(disabled(turn(r#"{"disabled_actions":[]}"#).await), serde_json::json!([]));
 }
 
 #[tokio::test]
@@ -91,7 +95,7 @@ async fn readiness_follows_the_workers_but_liveness_does_not() {
 }
 
 #[tokio::test]
-async fn inexact_worker_reports_its_cause_and_a_remedy() {
+async fn inexact_worker_reports_its_reason_and_a_remedy() {
     let worker = StubWorker::start("one", "tiny").await;
     let url = worker.url();
     let listed = format!("workers=[{{url={url:?}, events=\"tcp://127.0.0.1:9\"}}]");
@@ -99,13 +103,16 @@ async fn inexact_worker_reports_its_cause_and_a_remedy() {
     let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let mut now = line().await;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while now["event_sources"]["configured"] != 1 {
+    while now["kv_event_sources"]["configured"] != 1 {
         assert!(std::time::Instant::now() < deadline, "never configured: {now}");
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         now = line().await;
     }
-    assert_eq!((now["knowledge"].as_str(), now["event_sources"]["connected"].as_u64()), (Some("degraded"), Some(0)));
-    let doubt = now["doubt"].as_str().unwrap();
+    assert_eq!(
+        (now["kv_index_state"].as_str(), now["kv_event_sources"]["connected"].as_u64()),
+        (Some("degraded"), Some(0))
+    );
+    let doubt = now["kv_index_reason"].as_str().unwrap();
     assert!(doubt.contains("tcp://127.0.0.1:9") && doubt.contains("--kv-events-config"), "{doubt}");
 }
 
@@ -117,13 +124,13 @@ async fn router_with_all_workers_drained_keeps_serving_and_reports_it() {
     let id = WorkerId::of_endpoint(&worker.url());
     wait_until("the ledger has it", || front.gateway.directory().view().worker(id).is_some()).await;
     // Drains through the ledger: it would override a flag set only in the registry.
-    let path = format!("/ownerserve/v1/workers/{id}/draining");
+    let path = format!("/ownerserve/v1/workers/{id}/drain");
     let drain = |draining: bool| send(at, asking(Request::put(&path), None), format!("{{\"draining\":{draining}}}"));
     assert_eq!(drain(true).await.status, 200);
     let ready = get(at, "/readyz").await;
     assert_eq!(ready.status, 200, "{}", ready.json());
     let degraded = &ready.json()["degraded"][0];
-    assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("workers"), Some("draining")));
+    assert_eq!((degraded["component"].as_str(), degraded["reason"].as_str()), (Some("workers"), Some("all_draining")));
     let clients = front.proxy_address();
     assert_eq!(get(clients, "/readyz").await.status, 200);
     assert_eq!(get(clients, "/v1/models").await.json()["data"][0]["id"], "tiny");
@@ -218,13 +225,13 @@ async fn sessions_and_owners_are_read_from_the_ledger() {
     assert_eq!(got["session"]["heads"][0]["tokens"], 64);
     assert!(got["session"]["epoch"]["index"].as_u64() > Some(0) && got["revision"].as_u64() > Some(0), "{got}");
     assert_eq!(got["stale"], false);
-    for query in ["?key=s1&model=tiny", "?tenant=default", "?limit=1", ""] {
+    for query in ["?session_key=s1&model=tiny", "?tenant=default", "?limit=1", ""] {
         let got = get(at, &format!("/ownerserve/v1/sessions{query}")).await.json();
         assert_eq!((got["total"].as_u64(), got["sessions"][0]["id"].as_str()), (Some(1), Some(&*session.to_string())));
     }
     assert_eq!(get(at, "/ownerserve/v1/sessions?tenant=other").await.json()["sessions"], serde_json::json!([]));
     let got = get(at, &format!("/ownerserve/v1/owners/{prefix}")).await.json();
-    assert_eq!(got["owners"][0]["standing"], "owned");
+    assert_eq!(got["owners"][0]["state"], "owned");
     assert_eq!(got["owners"][0]["owner"]["worker"], WorkerId::of_endpoint("http://engine:1").to_string());
     assert_eq!((got["owners"][0]["blocks"].as_u64(), got["owners"][0]["bytes"].as_u64()), (Some(4), Some(400)));
     let text = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
@@ -262,7 +269,7 @@ async fn invalid_ids_and_queries_return_problems_naming_accepted_values() {
         ("sessions?limit=many", 400, "limit: accepted is a whole number from 1 to 1000"),
         ("sessions?limit=99999", 400, "limit: accepted is a whole number from 1 to 1000"),
         ("decisions?limit=-1", 400, "limit: accepted is a whole number from 1 to 1000"),
-        ("sessions?key=s1", 400, "model"),
+        ("sessions?session_key=s1", 400, "model"),
         ("sessions?colour=red", 400, "colour"),
         ("owners/s-1", 400, "accepted is p- and 32 hexadecimal digits"),
         ("owners/p-00000000000000000000000000000001", 404, "No artifact"),
@@ -300,7 +307,7 @@ async fn reader_and_operator_roles_are_enforced_and_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let front = start_router_at(&[], &[&tokens(&folder)]).await;
     let at = front.operator_address();
-    let (list, mode) = ("/ownerserve/v1/sessions", "/ownerserve/v1/mode");
+    let (list, mode) = ("/ownerserve/v1/sessions", "/ownerserve/v1/routing");
     for (token, read, write) in [
         (None, 401, 401),
         (Some("guess"), 401, 401),
@@ -308,7 +315,7 @@ async fn reader_and_operator_roles_are_enforced_and_distinguished() {
         (Some("works-on-everything"), 200, 200),
     ] {
         assert_eq!(send(at, asking(Request::get(list), token), "").await.status, read, "{token:?}");
-        let got = send(at, asking(Request::put(mode), token), "{\"mode\":\"sticky\"}").await;
+        let got = send(at, asking(Request::put(mode), token), "{\"mode\":\"bypass\"}").await;
         assert_eq!(got.status, write, "{token:?}");
         assert_eq!(got.headers.contains_key("www-authenticate"), write == 401);
         assert_eq!(front.gateway.routing.get().mode == RoutingMode::Bypass, write == 200, "{token:?}");
@@ -324,9 +331,9 @@ async fn every_write_is_audited_without_its_token() {
     let (folder, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let front = start_router_at(&[], &[&tokens(&folder), &format!("ledger.data_dir={:?}", data.path())]).await;
     let at = front.operator_address();
-    let named = |token| asking(Request::put("/ownerserve/v1/mode"), token).header("x-request-id", "mine");
-    send(at, named(Some("works-on-everything")), "{\"mode\":\"sticky\"}").await;
-    send(at, named(Some("looks-at-everything")), "{\"mode\":\"own\"}").await;
+    let named = |token| asking(Request::put("/ownerserve/v1/routing"), token).header("x-request-id", "mine");
+    send(at, named(Some("works-on-everything")), "{\"mode\":\"bypass\"}").await;
+    send(at, named(Some("looks-at-everything")), "{\"mode\":\"active\"}").await;
     send(at, named(Some("works-on-everything")), "nonsense").await;
     send(
         at,
@@ -345,18 +352,18 @@ async fn every_write_is_audited_without_its_token() {
     let (lines, refused) = (lines_of("audit.jsonl"), lines_of("refused.jsonl"));
     let told = |line: &serde_json::Value| {
         let word = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
-        (word("who"), word("role"), word("outcome"), line["status"].as_u64().unwrap())
+        (word("actor"), word("role"), word("outcome"), line["status"].as_u64().unwrap())
     };
     let expected = |who: &str, role: &str, outcome: &str, status| (who.into(), role.into(), outcome.into(), status);
-    assert_eq!(told(&lines[0]), expected("alice", "operator", "done", 200));
+    assert_eq!(told(&lines[0]), expected("alice", "operator", "succeeded", 200));
     assert_eq!((refused[0]["role"].as_str(), refused[0]["outcome"].as_str()), (Some("read"), Some("forbidden")));
     assert_eq!(told(&lines[1]), expected("alice", "operator", "invalid_body", 400));
     assert_eq!(told(&lines[2]), expected("alice", "operator", "not_found", 404));
     assert_eq!((lines.len(), refused.len()), (3, 1), "reads are not in it");
-    assert_eq!(lines[0]["what"], "PUT /ownerserve/v1/mode");
-    assert_eq!((lines[0]["body"]["mode"].as_str(), lines[0]["request"].as_str()), (Some("bypass"), Some("mine")));
-    assert!(lines[0]["remote"].as_str().unwrap().starts_with("127.0.0.1:"), "{lines:?}");
-    assert_eq!(lines[2]["key"], "/ownerserve/v1/sessions/s-00000000000000000000000000000001");
+    assert_eq!(lines[0]["operation"], "PUT /ownerserve/v1/routing");
+    assert_eq!((lines[0]["body"]["mode"].as_str(), lines[0]["request_id"].as_str()), (Some("bypass"), Some("mine")));
+    assert!(lines[0]["remote_address"].as_str().unwrap().starts_with("127.0.0.1:"), "{lines:?}");
+    assert_eq!(lines[2]["path"], "/ownerserve/v1/sessions/s-00000000000000000000000000000001");
     let all = text("audit.jsonl") + &text("refused.jsonl");
     assert!(!all.contains("works") && !all.contains("looks"));
 }
@@ -370,14 +377,18 @@ async fn write_that_cannot_be_audited_is_rejected_and_degrades_readiness() {
     let front = start_router_at(&[worker.url()], &[&format!("ledger.data_dir={:?}", data.path())]).await;
     let at = front.operator_address();
     let before = front.gateway.routing.get().mode;
-    let got = send(at, asking(Request::put("/ownerserve/v1/mode"), None), "{\"mode\":\"sticky\"}").await;
+    let got = send(at, asking(Request::put("/ownerserve/v1/routing"), None), "{\"mode\":\"bypass\"}").await;
     let told = got.json();
-    assert_eq!((got.status, told["cause"].as_str()), (503, Some("audit")), "{told}");
+    assert_eq!((got.status, told["reason"].as_str()), (503, Some("audit_log_unavailable")), "{told}");
     assert!(told["detail"].as_str().unwrap().contains("Free space"), "{told}");
     assert_eq!(front.gateway.routing.get().mode, before);
     let ready = get(at, "/readyz").await.json();
     let degraded = &ready["degraded"][0];
-    assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("audit"), Some("failed")), "{ready}");
+    assert_eq!(
+        (degraded["component"].as_str(), degraded["reason"].as_str()),
+        (Some("audit_log"), Some("write_failed")),
+        "{ready}"
+    );
     let text = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
     assert!(text.contains("ownerserve_audit_log_failures_total{kind=\"write_rejected\"} 1"), "{text}");
 }
@@ -388,7 +399,7 @@ async fn completed_write_of_a_disconnected_client_is_audited() {
     let front = start_router_at(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
     let (at, audit) = (front.operator_address(), data.path().join("audit/audit.jsonl"));
     for n in 0..50 {
-        let body = "{\"artifacts\":7}";
+        let body = "{\"max_entries\":7}";
         let head = format!("PUT /ownerserve/v1/tenants/gone-{n}/quota HTTP/1.1\r\nhost: x\r\n");
         let length = format!("content-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
         let mut client = std::net::TcpStream::connect(at).unwrap();
@@ -426,8 +437,8 @@ async fn entity_tag_validates_reads_and_fences_writes() {
     let got = send(at, post(None), "{}").await;
     assert_eq!((got.status, got.json()["epoch"]["index"].is_u64()), (428, true));
     let got = send(at, post(Some("\"0.1.0\"")), "{}").await;
-    assert_eq!((got.status, got.json()["cause"].as_str()), (412, Some("stale")), "{}", got.json());
-    assert_eq!(got.json()["type"], "urn:ownerserve:problem:stale");
+    assert_eq!((got.status, got.json()["reason"].as_str()), (412, Some("stale_epoch")), "{}", got.json());
+    assert_eq!(got.json()["type"], "urn:ownerserve:problem:precondition_failed");
     assert_eq!(send(at, post(Some("nonsense")), "{}").await.status, 400);
     assert_eq!(send(at, post(Some(&tag)), "{\"x\":1}").await.status, 400);
     assert_eq!(send(at, post(Some(&tag)), "{}").await.status, 200);
@@ -436,7 +447,7 @@ async fn entity_tag_validates_reads_and_fences_writes() {
     let worker = WorkerId::of_endpoint("http://engine:1");
     let ranked = format!("{{\"owner\":{{\"worker\":\"{worker}\",\"rank\":9}}}}");
     let got = send(at, asking(Request::post(format!("{path}/claim")), None), ranked).await.json();
-    assert_eq!(got["cause"], "unknown_rank", "{got}");
+    assert_eq!(got["reason"], "unknown_rank", "{got}");
     assert!(got["detail"].as_str().unwrap().contains("no rank 9; its ranks are 0 to 0"), "{got}");
     let claim = format!("{{\"owner\":{{\"worker\":\"{worker}\"}}}}");
     let got = send(at, asking(Request::post(format!("{path}/claim")), None), claim).await;
@@ -448,14 +459,21 @@ async fn entity_tag_validates_reads_and_fences_writes() {
 async fn browser_form_writes_and_oversized_requests_change_nothing() {
     let front = start_router_at(&[], &[]).await;
     let at = front.operator_address();
-    let level = || Request::put("/ownerserve/v1/cluster/level");
+    let level = || Request::put("/ownerserve/v1/cluster/feature-level");
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
-    assert_eq!(send(at, level(), "{\"level\":2}").await.status, 415);
-    assert_eq!(send(at, json(level()), format!("{{\"level\":2{}}}", " ".repeat(70_000))).await.status, 413);
-    let long = format!("/ownerserve/v1/cluster/level?{}", "a".repeat(9_000));
-    assert_eq!(send(at, json(Request::put(long)), "{\"level\":2}").await.status, 414);
-    for body in ["", "[]", "{}", "{\"level\":-1}", "{\"level\":2}}", "{\"level\":2,\"x\":1}", "{\"level\":99999999999}"]
-    {
+    assert_eq!(send(at, level(), "{\"feature_level\":2}").await.status, 415);
+    assert_eq!(send(at, json(level()), format!("{{\"feature_level\":2{}}}", " ".repeat(70_000))).await.status, 413);
+    let long = format!("/ownerserve/v1/cluster/feature-level?{}", "a".repeat(9_000));
+    assert_eq!(send(at, json(Request::put(long)), "{\"feature_level\":2}").await.status, 414);
+    for body in [
+        "",
+        "[]",
+        "{}",
+        "{\"feature_level\":-1}",
+        "{\"feature_level\":2}}",
+        "{\"feature_level\":2,\"x\":1}",
+        "{\"feature_level\":99999999999}",
+    ] {
         let got = send(at, json(level()), body).await;
         assert_eq!(
             (got.status, got.json()["type"].as_str()),
@@ -463,16 +481,16 @@ async fn browser_form_writes_and_oversized_requests_change_nothing() {
             "{body}"
         );
     }
-    let got = send(at, json(level()), "{\"level\":0}").await;
+    let got = send(at, json(level()), "{\"feature_level\":0}").await;
     assert!(got.status == 400 && got.json()["detail"].as_str().unwrap().contains("accepted is 1 and more"));
     for share in ["-1", "101", "256", "1e3"] {
         let body = format!("{{\"rollout_percent\":{share}}}");
-        let got = send(at, json(Request::put("/ownerserve/v1/mode")), body).await;
+        let got = send(at, json(Request::put("/ownerserve/v1/routing")), body).await;
         let told = got.json()["detail"].as_str().unwrap().to_owned();
         assert!(got.status == 400 && told.contains("0 to 100") && !told.contains("255"), "{told}");
     }
-    let got = send(at, json(level()), "{\"level\":77}").await;
-    assert_eq!((got.status, got.json()["cause"].as_str()), (409, Some("level")));
+    let got = send(at, json(level()), "{\"feature_level\":77}").await;
+    assert_eq!((got.status, got.json()["reason"].as_str()), (409, Some("feature_level")));
 }
 
 #[tokio::test]
@@ -492,13 +510,13 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
         all.map(|line| line["tenant"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(names(&first), ["a", "b", "c"]);
-    let next = first["next"].as_str().unwrap();
+    let next = first["next_cursor"].as_str().unwrap();
     let long = "\u{1f980}".repeat(128);
     let set = SetQuota { tenant: TenantId(long.as_str().into()), artifacts: Some(5) };
     assert_eq!(front.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
     let set = SetQuota { tenant: TenantId("\u{1f981}".into()), artifacts: Some(5) };
     assert_eq!(front.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
-    let longest = page("limit=5".into()).await.json()["next"].as_str().unwrap().to_owned();
+    let longest = page("limit=5".into()).await.json()["next_cursor"].as_str().unwrap().to_owned();
     let document = get(at, "/ownerserve/v1/openapi.json").await.json();
     let parameters = document["paths"]["/ownerserve/v1/tenants"]["get"]["parameters"].as_array().unwrap().clone();
     let cursor = parameters.iter().find(|it| it["name"] == "cursor").unwrap();
@@ -510,9 +528,9 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
         assert_eq!(front.gateway.ledger.commit(lifted).await, Some(Outcome::Done));
     }
     let second = page(format!("limit=3&cursor={next}")).await.json();
-    assert_eq!((names(&second), second["next"].is_null()), (vec!["default".to_owned()], true));
-    assert_eq!(second["began"], first["began"]);
-    let got = page(format!("bounded=true&cursor={next}")).await;
+    assert_eq!((names(&second), second["next_cursor"].is_null()), (vec!["default".to_owned()], true));
+    assert_eq!(second["list_revision"], first["list_revision"]);
+    let got = page(format!("has_quota=true&cursor={next}")).await;
     assert_eq!((got.status, got.json()["type"].as_str()), (400, Some("urn:ownerserve:problem:invalid_cursor")));
     assert_eq!(get(at, &format!("/ownerserve/v1/groups?cursor={next}")).await.status, 400);
     for query in [
@@ -522,13 +540,15 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
         "colour=red",
         "limit=1&limit=2",
         "consistency=most",
-        "max_staleness=5",
+        "max_staleness=5ms",
         "consistency=bounded",
-        "consistency=bounded&max_staleness=0",
+        "consistency=bounded&max_staleness=0s",
+        "consistency=bounded&max_staleness=500",
+        "consistency=bounded&max_staleness=11m",
     ] {
         assert_eq!(page(query.into()).await.status, 400, "{query}");
     }
-    for query in ["consistency=local", "consistency=linearizable", "consistency=bounded&max_staleness=500"] {
+    for query in ["consistency=local", "consistency=linearizable", "consistency=bounded&max_staleness=500ms"] {
         assert_eq!(page(query.into()).await.status, 200, "{query}");
     }
 }
@@ -562,6 +582,79 @@ async fn openapi_document_lists_every_route_with_its_problems() {
     }
 }
 
+/// Properties of a schema, those of flattened schemas included.
+fn properties(document: &serde_json::Value, schema: &serde_json::Value) -> BTreeMap<String, serde_json::Value> {
+    let own = schema["properties"].as_object().into_iter().flatten();
+    let mut found: BTreeMap<_, _> = own.map(|(name, property)| (name.clone(), property.clone())).collect();
+    if let Some(name) = schema["$ref"].as_str().and_then(|name| name.rsplit('/').next()) {
+        found.extend(properties(document, &document["components"]["schemas"][name]));
+    }
+    for part in schema["allOf"].as_array().into_iter().flatten() {
+        found.extend(properties(document, part));
+    }
+    found
+}
+
+/// Returns whether an enum or a description has the word.
+fn has_word(value: &serde_json::Value, word: &str) -> bool {
+    let text = value.to_string();
+    text.contains(&format!("\"{word}\"")) || text.contains(&format!("`{word}`"))
+}
+
+/// Returns whether the OpenAPI document has a word of this kind, and all that the line names besides.
+fn has_api_word(document: &serde_json::Value, (kind, place): (&str, &[&str]), word: &str) -> bool {
+    let schema = |name: &str| {
+        let schema = &document["components"]["schemas"][name];
+        assert!(schema.is_object(), "no schema {name}");
+        schema
+    };
+    let problem = properties(document, schema("Problem"));
+    match (kind, place) {
+        ("path", []) => document["paths"].get(format!("/ownerserve/v1{word}")).is_some(),
+        ("tag", []) => document["paths"].to_string().contains(&format!("\"tags\":[\"{word}\"]")),
+        ("query", [path]) => {
+            let parameters = document["paths"][format!("/ownerserve/v1{path}")]["get"]["parameters"].as_array();
+            parameters.unwrap().iter().any(|parameter| parameter["name"] == word)
+        }
+        ("field", [name]) => properties(document, schema(name)).contains_key(word),
+        ("value", [name, "-"]) => has_word(schema(name), word),
+        ("value", [name, property]) => {
+            let property = properties(document, schema(name)).remove(*property);
+            let property = property.unwrap_or_else(|| panic!("{name} has no property {place:?}"));
+            let target = property["$ref"].as_str().and_then(|name| name.rsplit('/').next());
+            has_word(target.map_or(&property, schema), word)
+        }
+        ("type", []) => has_word(&problem["type"], &format!("urn:ownerserve:problem:{word}")),
+        ("reason", []) => has_word(&problem["reason"], word),
+        _ => panic!("{kind} {place:?}"),
+    }
+}
+
+#[tokio::test]
+async fn api_uses_the_new_word_for_every_renamed_one() {
+    let data = tempfile::tempdir().unwrap();
+    let front = start_router_at(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let at = front.operator_address();
+    let document = get(at, "/ownerserve/v1/openapi.json").await.json();
+    send(at, asking(Request::put("/ownerserve/v1/tenants/a/quota"), None), "{\"max_entries\":1}").await;
+    let audit = std::fs::read_to_string(data.path().join("audit/audit.jsonl")).unwrap();
+    let audit: serde_json::Value = serde_json::from_str(audit.lines().next().unwrap()).unwrap();
+    let lines = include_str!("tests/renamed_words.txt").lines().filter(|line| !line.starts_with('#'));
+    let mut count = 0;
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [kind, place @ .., old, new] = &words[..] else { panic!("{line}") };
+        let has = |word: &str| match *kind {
+            "audit" => audit.get(word).is_some(),
+            kind => has_api_word(&document, (kind, place), word),
+        };
+        assert!(has(new), "{line}: {new} is missing");
+        assert!(!has(old), "{line}: {old} is still there");
+        count += 1;
+    }
+    assert!(count > 150, "{count} words");
+}
+
 #[tokio::test]
 async fn dns_rebinding_and_cross_origin_requests_are_rejected() {
     let front = start_router_at(&[], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
@@ -571,7 +664,7 @@ async fn dns_rebinding_and_cross_origin_requests_are_rejected() {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        send(at, request, "{\"url\":\"http://127.0.0.1:9\",\"ttl_ms\":60000}").await
+        send(at, request, "{\"url\":\"http://127.0.0.1:9\",\"ttl\":\"60s\"}").await
     };
     for (headers, word) in [
         (vec![("host", "evil.example"), ("origin", "http://evil.example")], "host_not_allowed"),
@@ -605,17 +698,17 @@ async fn readiness_hides_details_from_callers_without_a_token() {
     let details = |got: &crate::testing::TestResponse| {
         let told = got.json()["degraded"].as_array().unwrap().clone();
         told.iter()
-            .map(|line| (line["what"].as_str().unwrap().to_owned(), line["detail"].to_string()))
+            .map(|line| (line["component"].as_str().unwrap().to_owned(), line["detail"].to_string()))
             .collect::<Vec<_>>()
     };
     let (stranger, known) = (ask(None).await, ask(Some("looks-at-everything")).await);
     assert_eq!((stranger.status, known.status, ask(Some("guess")).await.status), (200, 200, 200));
     let whole = details(&known);
-    assert!(whole.iter().any(|(what, detail)| what == "discovery" && detail.contains(name)), "{whole:?}");
-    let causes = |all: &[(String, String)]| all.iter().map(|(what, _)| what.clone()).collect::<Vec<_>>();
+    assert!(whole.iter().any(|(component, detail)| component == "discovery" && detail.contains(name)), "{whole:?}");
+    let components = |all: &[(String, String)]| all.iter().map(|(component, _)| component.clone()).collect::<Vec<_>>();
     for got in [&stranger, &ask(Some("guess")).await] {
         let told = details(got);
-        assert_eq!(causes(&told), causes(&whole), "the causes are told");
+        assert_eq!(components(&told), components(&whole), "the components are told");
         for (_, detail) in &told {
             assert!(detail.contains("asked with a token") && !detail.contains("no-such-host"), "{detail}");
             assert!(!detail.contains("127.0.0.1") && !detail.contains("resolve"), "{detail}");
@@ -640,7 +733,7 @@ async fn no_tenant_takes_the_memory_of_operators_writes() {
     let front = start_router(&[&worker], &[]).await;
     let mut held = front.gateway.memory_budget.reservation(&TenantId::default());
     held.grow(front.gateway.config.proxy.request_memory_limit.0).unwrap();
-    let write = || Request::put("/ownerserve/v1/mode").header("content-type", "application/json");
+    let write = || Request::put("/ownerserve/v1/routing").header("content-type", "application/json");
     let refused = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;
     assert_eq!(refused.status, 429, "clients have none left");
     let told = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
@@ -648,5 +741,5 @@ async fn no_tenant_takes_the_memory_of_operators_writes() {
     let mut operators = front.gateway.operator_memory.reservation(&TenantId("".into()));
     operators.grow(16 << 20).unwrap();
     let told = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
-    assert_eq!((told.status, told.json()["title"].as_str()), (429, Some("Too many")));
+    assert_eq!((told.status, told.json()["title"].as_str()), (429, Some("Too many requests")));
 }

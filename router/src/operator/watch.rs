@@ -37,9 +37,9 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WatchQuery {
-    /// The first revision that is told; what comes from now on when left out.
-    from: Option<u64>,
-    /// Kinds of records, with commas between: `worker`, `session`, `artifact`, `node`, `quota`. All when left out.
+    /// The first revision that is sent; what comes from now on when left out.
+    from_revision: Option<u64>,
+    /// Kinds of records, separated by commas: `worker`, `session`, `artifact`, `node`, `quota`. All when left out.
     #[param(max_length = 100)]
     kind: Option<String>,
 }
@@ -58,8 +58,9 @@ enum RecordKind {
 
 /// One record that changed.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Change)]
 struct ChangedRecord {
-    /// `put` or `gone`.
+    /// `put` or `delete`.
     op: &'static str,
     kind: RecordKind,
     /// Its id, or the tenant's name.
@@ -70,7 +71,7 @@ impl ChangedRecord {
     fn new(change: &ChangeEvent) -> Self {
         let op = match change.op {
             ChangeOp::Put => "put",
-            ChangeOp::Removed => "gone",
+            ChangeOp::Removed => "delete",
         };
         let (kind, key) = match &change.key {
             RecordKey::Worker(id) => (RecordKind::Worker, id.to_string()),
@@ -93,30 +94,31 @@ pub(super) struct ChangesEvent {
 /// The data of an event `progress`.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ProgressEvent {
-    /// Nothing that is watched changed up to here.
+    /// Revision up to which nothing watched changed.
     revision: u64,
 }
 
 /// The data of the event `compacted`, the last one of a watcher that was too slow.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Compacted)]
 pub(super) struct CompactedEvent {
     /// The first revision that can still be watched.
-    oldest: u64,
+    oldest_revision: u64,
     /// What to do.
     detail: String,
 }
 
 /// Changes as they are applied: server-sent events `changes`, whose id is the revision.
 ///
-/// A watch that broke goes on behind `Last-Event-ID`; one that broke before its first event behind the header
-/// `ownerserve-revision` of its answer. One that has nothing to tell for ten seconds is sent an event `progress`, whose id says
-/// how far it is, so that it goes on from there however much else has changed. One that is too slow ends with an event
-/// `compacted`; 410 says the same of a revision that is not kept any more: read the records anew, and watch from there.
+/// A broken watch is resumed after `Last-Event-ID`; one that broke before its first event, after the header
+/// `ownerserve-revision` of its answer. After ten seconds without a watched change an event `progress` is sent, whose id is the
+/// revision reached. A watcher that is too slow gets an event `compacted` as its last; 410 means that a revision is not kept any
+/// more. In both cases read the records again, and watch from their revision on.
 #[utoipa::path(get, path = "/ownerserve/v1/watch", tag = "watch",
-    params(WatchQuery, ("Last-Event-ID" = Option<u64>, Header, description = "The revision that was seen last; goes before `from`.")),
+    params(WatchQuery, ("Last-Event-ID" = Option<u64>, Header, description = "The revision that was seen last; goes before `from_revision`.")),
     responses(
-        (status = 200, description = "The changes, without end.", body = ChangesEvent, content_type = "text/event-stream"),
-        (status = 410, description = "Not kept any more; `oldest` is."),
+        (status = 200, description = "The changes; the stream does not end.", body = ChangesEvent, content_type = "text/event-stream"),
+        (status = 410, description = "The revision is not kept any more; `oldest_revision` is."),
         (status = 429, description = "Too many watchers.")))]
 pub(super) async fn watch(
     State(desk): State<OperatorState>,
@@ -130,13 +132,13 @@ pub(super) async fn watch(
     })?;
     let place = desk.watchers.clone().try_acquire_owned().map_err(|_| {
         Problem::new(
-            ProblemKind::TooMany,
+            ProblemKind::TooManyRequests,
             format!("There are {MAX_WATCHERS} watchers already. Watch at another node, or end one."),
         )
     })?;
     let directory = desk.gateway.directory();
     let now = directory.view().applied();
-    let from = match (parse_last_event_id(&headers)?, query.from) {
+    let from = match (parse_last_event_id(&headers)?, query.from_revision) {
         (Some(last), _) => last.saturating_add(1),
         (None, Some(from)) => from,
         (None, None) => now + 1,
@@ -263,7 +265,7 @@ impl WatchSignal {
 
 fn compacted_event(oldest: u64) -> Event {
     let detail = "This watcher was too slow. Read the records anew, and watch from their revision on.".into();
-    event("compacted", &CompactedEvent { oldest, detail })
+    event("compacted", &CompactedEvent { oldest_revision: oldest, detail })
 }
 
 fn event(name: &str, data: &impl Serialize) -> Event {

@@ -8,8 +8,8 @@ use ownership::LedgerView;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{
-    Bytes, EngineSpeed, Incarnation, KvIndexState, KvLink, ModelId, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad,
-    WorkerRole, WorkerView,
+    Bytes, EngineSpeed, Incarnation, KvIndexState, KvLink, KvLinkMode, ModelId, Tokens, WorkerCapacity, WorkerHealth,
+    WorkerId, WorkerLoad, WorkerRole, WorkerView,
 };
 use workers_shim::events::{EventCounts, EventSourceCount, InexactReason};
 use workers_shim::fleet::{Confidence, SpeedConfidence};
@@ -24,58 +24,63 @@ use crate::app_state::AppState;
 use crate::calibration::PredictionDrift;
 use crate::discovery::WorkerSource;
 use crate::outliers::Ejection;
+use crate::time_text::DurationText;
 
-/// One worker: what is seen of it, what the ledger holds of it, and what came of its events.
+/// One worker as this router sees it, with its lease and its KV events.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Worker)]
 struct WorkerResource {
     #[serde(flatten)]
     seen: WorkerStatus,
-    /// What it can do and does.
+    /// Load, capacity and speed.
     #[serde(flatten)]
     able: WorkerPerformance,
-    /// Its lease; none when the ledger does not know it.
+    /// Its lease; null when the ledger does not know the worker.
     lease: Option<LeaseStatus>,
-    /// Where it tells its events: one place a rank.
-    event_sources: EventSourceCounts,
-    /// Why its blocks are not known exactly, and what to do about it; none where they are.
-    doubt: Option<String>,
-    /// What came of its events since this process started.
-    events: Option<EventStatistics>,
-    /// That it takes no requests, or is on trial, because requests failed there; none of one that is well.
-    ejected: Option<EjectionStatus>,
-    /// Whether its first tokens come when prices say; none before its first step.
-    foretold: Option<PredictionDrift>,
+    /// Where it publishes its KV events: one source for each rank.
+    kv_event_sources: EventSourceCounts,
+    /// Why the index of its blocks is not exact, and what to do; null where it is exact.
+    kv_index_reason: Option<String>,
+    /// Counts of its KV events since this process started.
+    kv_event_counts: Option<EventStatistics>,
+    /// Its ejection because requests failed there; null of a healthy worker.
+    ejection: Option<EjectionStatus>,
+    /// How well its time to first token is predicted; null before its first step.
+    ttft_prediction: Option<PredictionDrift>,
 }
 
-/// A worker that is left out because requests failed there.
+/// Ejection of a worker whose requests failed.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Ejection)]
 struct EjectionStatus {
-    /// Why: `consecutive_failures`, `failure_percentage` or `trial_failed`.
+    /// `consecutive_failures`, `failure_percentage` or `trial_failed`.
     #[schema(value_type = String)]
-    cause: &'static str,
-    /// How often it was; less the longer it was well in between.
-    times: u32,
-    /// Whether requests find out just now if it is well.
-    on_trial: bool,
-    /// How long until the next trial may begin, in milliseconds.
-    trial_in_ms: u64,
+    reason: &'static str,
+    /// Number of ejections; it decreases while the worker is healthy.
+    count: u32,
+    /// Whether trial requests find out now if it is healthy.
+    probing: bool,
+    /// Time until the next trial may begin.
+    next_probe_in: DurationText,
 }
 
 impl From<Ejection> for EjectionStatus {
-    fn from(ejected: Ejection) -> Self {
-        let Ejection { cause, ejections: times, .. } = ejected;
-        let trial_in = ejected.time_to_trial(Instant::now());
-        let trial_in_ms = u64::try_from(trial_in.as_millis()).unwrap_or(u64::MAX);
-        Self { cause: cause.into(), times, on_trial: ejected.is_on_trial(), trial_in_ms }
+    fn from(ejection: Ejection) -> Self {
+        Self {
+            reason: ejection.reason.into(),
+            count: ejection.ejections,
+            probing: ejection.is_on_trial(),
+            next_probe_in: DurationText::whole_millis(ejection.time_to_trial(Instant::now())),
+        }
     }
 }
 
-/// Event sources.
+/// Sources of a worker's KV events.
 #[derive(Serialize, ToSchema)]
 struct EventSourceCounts {
-    /// Configured, or told by the worker; 0 while it is not reached, or tells none that can be used.
+    /// Configured, or reported by the worker; 0 while it is not reached, or reports none that can be used.
     configured: usize,
-    /// Of these, the ones that are heard.
+    /// Of these, those that are connected.
     connected: usize,
 }
 
@@ -85,16 +90,16 @@ impl From<EventSourceCount> for EventSourceCounts {
     }
 }
 
-/// Who it is and how it is.
+/// Identity and health of a worker.
 #[derive(Serialize, ToSchema)]
 struct WorkerStatus {
     #[schema(value_type = WorkerIdSchema)]
     id: WorkerId,
     /// Its base URL.
     endpoint: Arc<str>,
-    /// Who lists it.
+    /// Source that lists it.
     source: WorkerSource,
-    /// Which life of it.
+    /// Incarnation of the worker.
     #[schema(value_type = u64)]
     incarnation: Incarnation,
     #[schema(value_type = RoleSchema)]
@@ -104,141 +109,203 @@ struct WorkerStatus {
     models: Arc<[ModelId]>,
     /// Data-parallel ranks.
     ranks: u16,
-    /// Whether it takes work.
+    /// Whether it accepts work.
     #[schema(value_type = HealthSchema)]
     health: WorkerHealth,
-    /// What is known of its blocks.
+    /// How reliable the index of its blocks is.
     #[schema(value_type = KvIndexStateSchema)]
-    knowledge: KvIndexState,
+    kv_index_state: KvIndexState,
 }
 
-/// What it can do and does.
+/// Load, capacity and speed of a worker.
 #[derive(Serialize, ToSchema)]
 struct WorkerPerformance {
-    #[schema(value_type = LoadSchema)]
-    load: WorkerLoad,
-    #[schema(value_type = CapacitySchema)]
-    capacity: WorkerCapacity,
-    #[schema(value_type = SpeedsSchema)]
-    speeds: EngineSpeed,
-    /// KV that a token takes there.
+    load: LoadResource,
+    capacity: CapacityResource,
+    speeds: SpeedsResource,
+    /// Bytes of KV per token.
     #[schema(value_type = u64)]
     kv_bytes_per_token: Bytes,
-    /// How it receives KV; none when it cannot.
-    #[schema(value_type = Option<LinkSchema>)]
-    link: Option<KvLink>,
-    /// How sure speeds and link are.
+    /// How it receives KV from other workers; null when it cannot.
+    link: Option<LinkResource>,
+    /// How certain speeds and link are.
     confidence: EstimateConfidence,
 }
 
-/// How sure what was learnt of a worker is.
+/// How certain the estimates of a worker are.
 #[derive(Serialize, ToSchema)]
 struct EstimateConfidence {
     prefill: ConfidenceInterval,
     decode_step: ConfidenceInterval,
-    link_fixed: ConfidenceInterval,
-    link_rate: ConfidenceInterval,
+    link_latency: ConfidenceInterval,
+    link_bandwidth: ConfidenceInterval,
 }
 
-/// How sure an estimate is.
+/// How certain an estimate is.
 #[derive(Serialize, ToSchema)]
 struct ConfidenceInterval {
-    /// What it was learnt from; with none it is the profile's.
+    /// Measurements behind it; with none it is the profile's.
     samples: u64,
-    /// The truth is within this factor of it, up or down, in 95 of 100 cases; none of fewer than five samples.
-    within: Option<f64>,
+    /// In 95 of 100 cases the true value is at most this factor above or below; null with fewer than five samples.
+    error_factor_p95: Option<f64>,
 }
 
 impl From<Confidence> for ConfidenceInterval {
-    fn from(Confidence { samples, factor: within }: Confidence) -> Self {
-        Self { samples, within }
+    fn from(Confidence { samples, factor: error_factor_p95 }: Confidence) -> Self {
+        Self { samples, error_factor_p95 }
     }
 }
 
 impl From<SpeedConfidence> for EstimateConfidence {
-    fn from(SpeedConfidence { prefill, decode_step, link_fixed, link_rate }: SpeedConfidence) -> Self {
+    fn from(SpeedConfidence { prefill, decode_step, link_latency, link_bandwidth }: SpeedConfidence) -> Self {
         let (prefill, decode_step) = (prefill.into(), decode_step.into());
-        Self { prefill, decode_step, link_fixed: link_fixed.into(), link_rate: link_rate.into() }
+        Self { prefill, decode_step, link_latency: link_latency.into(), link_bandwidth: link_bandwidth.into() }
     }
 }
 
-macro_rules! word {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(ToSchema)]
-        #[expect(dead_code, reason = "describes how vocabulary writes it; the document is made from its fields")]
-        struct $name { $($(#[$field_doc])* $field: $type),* }
-    };
-}
-
-word! {
-    /// The last scrape plus what this router dispatched and saw finished since.
-    LoadSchema {
-        /// Requests in the batch.
-        running: u32,
-        /// Requests that wait for a place in it.
-        waiting: u32,
-        /// Prompt tokens that are still to be computed.
-        backlog: u64,
-        /// KV blocks in use, 0 to 1.
-        kv_usage: f64,
-    }
-}
-word! {
-    /// What it can hold; 0 is unknown.
-    CapacitySchema {
-        /// Tokens of KV in device memory.
-        kv: u64,
-        /// Tokens in one of the engine's own blocks.
-        block: u64,
-        /// Longest prompt and answer together.
-        context: u64,
-    }
-}
-word! {
-    /// How fast it is.
-    SpeedsSchema {
-        /// Prompt tokens computed a second when nothing else runs.
-        prefill_tokens_per_second: f64,
-        /// Microseconds of one decode step of a small batch.
-        decode_step: u64,
-        /// Microseconds that one more running request adds to it.
-        decode_slowdown: u64,
-    }
-}
-word! {
-    /// How KV comes to it from others.
-    LinkSchema {
-        /// Workers can exchange KV only when these are equal.
-        fabric: String,
-        /// Microseconds of any transfer, however small.
-        fixed: u64,
-        /// Rate after that.
-        bytes_per_second: f64,
-    }
-}
-
-/// Counts of what came over a worker's event stream.
+/// Load of a worker: the last scrape, plus what this router dispatched and saw finish since.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Load)]
+struct LoadResource {
+    /// Requests in the batch.
+    running: u32,
+    /// Requests that wait for a place in it.
+    waiting: u32,
+    /// Prompt tokens that are not computed yet.
+    #[schema(value_type = u64)]
+    pending_prefill_tokens: Tokens,
+    /// Fraction of KV blocks in use, 0 to 1.
+    kv_cache_usage: f64,
+}
+
+impl From<WorkerLoad> for LoadResource {
+    fn from(load: WorkerLoad) -> Self {
+        let WorkerLoad { running, waiting, backlog, kv_usage } = load;
+        Self { running, waiting, pending_prefill_tokens: backlog, kv_cache_usage: kv_usage }
+    }
+}
+
+/// Capacity of a worker; 0 is unknown.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Capacity)]
+struct CapacityResource {
+    /// Tokens of KV in device memory.
+    #[schema(value_type = u64)]
+    kv_tokens: Tokens,
+    /// Tokens in one of the engine's own blocks.
+    #[schema(value_type = u64)]
+    block_size: Tokens,
+    /// Most tokens of prompt and answer together.
+    #[schema(value_type = u64)]
+    max_model_len: Tokens,
+}
+
+impl From<WorkerCapacity> for CapacityResource {
+    fn from(capacity: WorkerCapacity) -> Self {
+        let WorkerCapacity { kv, block, context } = capacity;
+        Self { kv_tokens: kv, block_size: block, max_model_len: context }
+    }
+}
+
+/// Speed of a worker: measured where possible, else from its profile.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Speeds)]
+struct SpeedsResource {
+    /// Prompt tokens computed per second while nothing else runs.
+    prefill_tokens_per_second: f64,
+    /// Duration of one decode step of a small batch.
+    decode_step: DurationText,
+    /// What each further running request adds to it.
+    decode_step_per_request: DurationText,
+}
+
+impl From<EngineSpeed> for SpeedsResource {
+    fn from(speed: EngineSpeed) -> Self {
+        let EngineSpeed { prefill_tokens_per_second, decode_step, decode_slowdown } = speed;
+        let decode_step_per_request = decode_slowdown.into();
+        Self { prefill_tokens_per_second, decode_step: decode_step.into(), decode_step_per_request }
+    }
+}
+
+/// How a worker receives KV from other workers.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Link)]
+struct LinkResource {
+    /// Workers can exchange KV only when this is equal.
+    fabric: Arc<str>,
+    /// Fixed time of any transfer.
+    latency: DurationText,
+    /// Transfer rate after that.
+    bytes_per_second: f64,
+    /// What the link can transfer.
+    #[schema(inline)]
+    direction: LinkDirection,
+}
+
+/// What a link can transfer.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum LinkDirection {
+    /// Prefixes, to the worker and from it.
+    Both,
+    /// Only whole prompts together with their requests, to the worker.
+    WholePrompts,
+    /// Prefixes to the worker, and nothing from it.
+    ReceiveOnly,
+}
+
+impl From<KvLink> for LinkResource {
+    fn from(link: KvLink) -> Self {
+        let KvLink { fabric, fixed, bytes_per_second, carries } = link;
+        let direction = match carries {
+            KvLinkMode::Prefixes => LinkDirection::Both,
+            KvLinkMode::Prompts => LinkDirection::WholePrompts,
+            KvLinkMode::PrefixesIn => LinkDirection::ReceiveOnly,
+        };
+        Self { fabric, latency: fixed.into(), bytes_per_second, direction }
+    }
+}
+
+/// Counts of a worker's KV events.
+#[derive(Serialize, ToSchema)]
+#[schema(as = KvEventCounts)]
 struct EventStatistics {
+    /// Messages applied.
     batches: u64,
+    /// Events in them.
     events: u64,
+    /// Gaps in the sequence, each followed by a replay.
     gaps: u64,
+    /// Requested replays.
     replays: u64,
+    /// Messages that could not be decoded.
     undecodable: u64,
-    unplaced: u64,
-    restarts: u64,
-    adopted: u64,
+    /// Stored blocks with an unknown parent, and removals of unknown blocks.
+    unknown_blocks: u64,
+    /// Detected restarts of the engine process.
+    engine_restarts: u64,
+    /// Snapshots taken over from other routers.
+    peer_snapshots: u64,
+    /// Engine blocks in the index now.
     engine_blocks: u64,
-    lag_ms: u64,
+    /// Delay between the engine's timestamp in the last message and its receipt.
+    lag: DurationText,
 }
 
 impl From<EventCounts> for EventStatistics {
     fn from(counts: EventCounts) -> Self {
-        let EventCounts { batches, events, gaps, replays, undecodable, unplaced, restarts, adopted, blocks, lag } =
-            counts;
-        let (engine_blocks, lag_ms) = (blocks, lag.0 / 1000);
-        Self { batches, events, gaps, replays, undecodable, unplaced, restarts, adopted, engine_blocks, lag_ms }
+        Self {
+            batches: counts.batches,
+            events: counts.events,
+            gaps: counts.gaps,
+            replays: counts.replays,
+            undecodable: counts.undecodable,
+            unknown_blocks: counts.unknown_blocks,
+            engine_restarts: counts.engine_restarts,
+            peer_snapshots: counts.peer_snapshots,
+            engine_blocks: counts.blocks,
+            lag: DurationText::whole_millis(counts.lag.duration()),
+        }
     }
 }
 
@@ -248,23 +315,25 @@ impl WorkerResource {
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
         // The worker may have left since the snapshot.
         let source = gateway.workers.worker(id).map_or(WorkerSource::Static, |member| member.source);
-        let (knowledge, doubt) = knowledge_and_cause(gateway, worker);
+        let (kv_index_state, kv_index_reason) = kv_index_state_and_reason(gateway, worker);
+        let (load, capacity, speeds) = (load.into(), capacity.into(), speeds.into());
+        let link = link.map(LinkResource::from);
         let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
         Self {
             lease: view.worker(id).map(|record| LeaseStatus::new(view, record)),
-            event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
-            doubt,
-            events: gateway.fleet().events(id).map(EventStatistics::from),
-            ejected: gateway.policies.outliers.lock().ejection(worker).map(EjectionStatus::from),
-            foretold: gateway.decisions.calibration.of(id),
-            seen: WorkerStatus { id, endpoint, source, incarnation, role, models, ranks, health, knowledge },
+            kv_event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
+            kv_index_reason,
+            kv_event_counts: gateway.fleet().events(id).map(EventStatistics::from),
+            ejection: gateway.policies.outliers.lock().ejection(worker).map(EjectionStatus::from),
+            ttft_prediction: gateway.decisions.calibration.of(id),
+            seen: WorkerStatus { id, endpoint, source, incarnation, role, models, ranks, health, kv_index_state },
             able: WorkerPerformance { load, capacity, speeds, kv_bytes_per_token, link, confidence },
         }
     }
 }
 
-/// Returns how well a worker's blocks are known, and the most important reason if not exactly.
-fn knowledge_and_cause(gateway: &AppState, worker: &WorkerView) -> (KvIndexState, Option<String>) {
+/// Returns the state of a worker's KV index, and the most important reason if it is not exact.
+fn kv_index_state_and_reason(gateway: &AppState, worker: &WorkerView) -> (KvIndexState, Option<String>) {
     let agreement = &gateway.caches.prefix_cache.tokenizer_drift;
     let doubted = worker.models.iter().find(|model| agreement.is_suspected_mismatch(model, worker.id));
     let doubt = || match worker.health {
@@ -286,7 +355,7 @@ fn knowledge_and_cause(gateway: &AppState, worker: &WorkerView) -> (KvIndexState
                 "its counts of prompts of {model} are not those that are made here, or it finds more than its events tell, so that \
                  steps of it are planned as guesses: `degraded` of /readyz says which, and what to do"
             );
-            (KvIndexState::Fallback, Some(why))
+            (KvIndexState::Approximate, Some(why))
         }
         (knowledge, _) => {
             let all = [gateway.isolation.salt_proofs().untold(worker.id).map(str::to_owned), doubt()];
@@ -295,7 +364,7 @@ fn knowledge_and_cause(gateway: &AppState, worker: &WorkerView) -> (KvIndexState
     }
 }
 
-/// Which workers are asked for.
+/// Filter of workers.
 #[derive(Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WorkerFilter {

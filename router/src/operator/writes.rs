@@ -14,56 +14,58 @@ use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
 use super::schemas::{EpochSchema, WorkerIdSchema};
 use crate::app_state::AppState;
+use crate::time_text::DurationText;
 
 /// Maximum wait for a command's outcome; after that the outcome is unknown.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a write did.
+/// Result of a write.
 #[derive(Serialize, ToSchema)]
 pub(super) struct WriteResult {
-    /// In words.
-    did: String,
-    /// The grant that came of it, or that was there already: the fencing token from now on.
+    /// What was done, in words.
+    result: String,
+    /// Epoch of the grant that the write made or found: the fencing token from now on.
     #[schema(value_type = Option<EpochSchema>)]
     epoch: Option<Epoch>,
-    /// What was moved between workers for it; none when nothing was.
-    moved: Option<MovedBlocks>,
+    /// The transfer between workers that it needed; null without one.
+    transfer: Option<TransferResult>,
 }
 
-/// Blocks that went from one worker to another.
+/// A transfer of blocks from one worker to another.
 #[derive(Serialize, ToSchema)]
-pub(super) struct MovedBlocks {
-    /// Who had them.
+pub(super) struct TransferResult {
+    /// The worker that sent them, and still has them.
     #[schema(value_type = WorkerIdSchema)]
-    pub(super) from: WorkerId,
-    /// Who has them now, too.
+    pub(super) source: WorkerId,
+    /// The worker that received them.
     #[schema(value_type = WorkerIdSchema)]
-    pub(super) to: WorkerId,
-    /// How many, from the start.
+    pub(super) target: WorkerId,
+    /// Blocks from the start of the prefix.
     #[schema(value_type = u64)]
     pub(super) blocks: Blocks,
-    /// Of KV.
+    /// Bytes of KV.
     #[schema(value_type = u64)]
     pub(super) bytes: Bytes,
-    pub(super) took_ms: u64,
-    /// Whether the source had to compute again what it was believed to hold.
-    pub(super) recomputed: bool,
+    /// How long the transfer took.
+    pub(super) duration: DurationText,
+    /// Whether the source computed again what it was believed to hold.
+    pub(super) source_recomputed: bool,
 }
 
 impl WriteResult {
     /// Result of a write without a grant.
-    pub(super) fn plain(gateway: &AppState, did: impl Into<String>) -> LedgerResponse<WriteResult> {
-        LedgerResponse::new(&gateway.directory().view(), Self { did: did.into(), epoch: None, moved: None })
+    pub(super) fn plain(gateway: &AppState, result: impl Into<String>) -> LedgerResponse<WriteResult> {
+        LedgerResponse::new(&gateway.directory().view(), Self { result: result.into(), epoch: None, transfer: None })
     }
 
     /// Result of a write that granted `epoch`.
-    pub(super) fn granted(gateway: &AppState, did: impl Into<String>, epoch: Epoch) -> LedgerResponse<WriteResult> {
-        Self { did: did.into(), epoch: Some(epoch), moved: None }.into_response(gateway)
+    pub(super) fn granted(gateway: &AppState, result: impl Into<String>, epoch: Epoch) -> LedgerResponse<WriteResult> {
+        Self { result: result.into(), epoch: Some(epoch), transfer: None }.into_response(gateway)
     }
 
-    /// Result of a write that moved blocks, if necessary.
-    pub(super) fn with(did: impl Into<String>, epoch: Option<Epoch>, moved: Option<MovedBlocks>) -> Self {
-        Self { did: did.into(), epoch, moved }
+    /// Result of a write that transferred blocks, if necessary.
+    pub(super) fn with(result: impl Into<String>, epoch: Option<Epoch>, transfer: Option<TransferResult>) -> Self {
+        Self { result: result.into(), epoch, transfer }
     }
 
     /// Converts to a response, tagged with the granted epoch.
@@ -77,7 +79,7 @@ impl WriteResult {
     }
 }
 
-/// Nothing to say.
+/// An empty object.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EmptyBody {}
@@ -85,9 +87,9 @@ pub(super) struct EmptyBody {}
 /// What the write was based on.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
-#[expect(dead_code, reason = "describes the header that `Fence` reads")]
+#[expect(dead_code, reason = "describes the header that `IfMatch` reads")]
 pub(super) struct RequiredIfMatch {
-    /// The ETag of what was read, or `*` for whatever is there now. Its epoch fences the command: the ledger refuses it when another grant came in between.
+    /// The ETag of what was read, or `*` for the present state. Its epoch fences the command: the ledger refuses the command after another grant.
     #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
     if_match: String,
 }
@@ -95,23 +97,23 @@ pub(super) struct RequiredIfMatch {
 /// What the write may have been based on.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
-#[expect(dead_code, reason = "describes the header that `Fence` reads")]
+#[expect(dead_code, reason = "describes the header that `IfMatch` reads")]
 pub(super) struct OptionalIfMatch {
-    /// The ETag of what was read; the write is refused when another grant came in between. Without it the write is done whatever is there.
+    /// The ETag of what was read; the write is refused after another grant. Without it the write is not fenced.
     #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
     if_match: Option<String>,
 }
 
-/// A worker that is to own or hold something: its present life, unless another is named.
+/// A worker that is to own or hold something: its present incarnation, unless another is named.
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OwnerTarget {
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
-    /// Which data-parallel rank of it; 0 when left out.
+    /// Data-parallel rank; 0 when left out.
     #[serde(default)]
     rank: u16,
-    /// Which life of it; the present one when left out.
+    /// Incarnation; the present one when left out.
     incarnation: Option<u64>,
 }
 
@@ -124,7 +126,7 @@ impl OwnerTarget {
         if incarnation == record.incarnation && self.rank >= record.spec.ranks {
             let (rank, last) = (self.rank, record.spec.ranks.saturating_sub(1));
             let detail = format!("Nothing was changed: the worker has no rank {rank}; its ranks are 0 to {last}.");
-            return Err(Problem::new(ProblemKind::Conflict, detail).with_cause("unknown_rank"));
+            return Err(Problem::new(ProblemKind::Conflict, detail).with_reason("unknown_rank"));
         }
         Ok(Owner { worker: self.worker, incarnation, rank: DpRank(self.rank) })
     }
@@ -172,16 +174,18 @@ pub(super) fn granted_epoch(outcome: &Outcome) -> Epoch {
 /// Converts a refusal of the ledger to a problem with advice.
 pub(super) fn refusal_problem(refusal: &Refusal) -> Problem {
     let kind = match refusal {
-        Refusal::Stale { .. } | Refusal::LeaseChanged => ProblemKind::Stale,
+        Refusal::StaleEpoch { .. } | Refusal::LeaseChanged => ProblemKind::PreconditionFailed,
         Refusal::UnknownSession | Refusal::UnknownArtifact => ProblemKind::NotFound,
-        Refusal::BadRun | Refusal::BadBatch | Refusal::BadAddress | Refusal::BadLimits => ProblemKind::Unprocessable,
+        Refusal::InvalidBlockRange | Refusal::InvalidBatch | Refusal::InvalidAddress | Refusal::InvalidLimits => {
+            ProblemKind::Unprocessable
+        }
         _ => ProblemKind::Conflict,
     };
     let problem = Problem::new(kind, format!("Nothing was changed: {refusal}. {}", refusal_advice(refusal)))
-        .with_cause(refusal.cause());
+        .with_reason(refusal.reason());
     match refusal {
-        Refusal::Stale { current } => problem.with_epoch(*current),
-        Refusal::Owned { by, epoch } => problem.with_epoch(*epoch).with_owner(*by),
+        Refusal::StaleEpoch { current } => problem.with_epoch(*current),
+        Refusal::AlreadyOwned { by, epoch } => problem.with_epoch(*epoch).with_owner(*by),
         _ => problem,
     }
 }
@@ -190,26 +194,28 @@ fn refusal_advice(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::StaleIncarnation => "GET /ownerserve/v1/leases/WORKER tells its present incarnation and ranks.",
         Refusal::UnknownWorker => "GET /ownerserve/v1/leases lists the workers that the ledger knows.",
-        Refusal::LeaseOver => "A router registers the worker again once it reaches it.",
-        Refusal::LeaseChanged | Refusal::Stale { .. } => "Read it again, and decide on what is there now.",
-        Refusal::Owned { .. } => "Migrate it, or wait until its owner's lease is over.",
+        Refusal::LeaseExpired => "A router registers the worker again once it reaches it.",
+        Refusal::LeaseChanged | Refusal::StaleEpoch { .. } => "Read it again, and decide on what is there now.",
+        Refusal::AlreadyOwned { .. } => "Migrate it, or wait until its owner's lease is over.",
         Refusal::UnknownSession => "GET /ownerserve/v1/sessions lists the open ones.",
-        Refusal::ForeignSession => "Check tenant and model.",
+        Refusal::SessionScopeMismatch => "Check tenant and model.",
         Refusal::UnknownArtifact => "GET /ownerserve/v1/artifacts lists those that there are.",
         Refusal::UnknownPrefix => "It was never sealed, was merged into a longer artifact, or is gone.",
-        Refusal::BadRun | Refusal::BadBatch => "This is an error of the router; its log has it.",
+        Refusal::InvalidBlockRange | Refusal::InvalidBatch => "This is an error of the router; its log has it.",
         Refusal::UnknownClient => "Send it again.",
-        Refusal::Full => {
+        Refusal::LedgerFull => {
             "Evict artifacts, close sessions, retire workers, or take back quotas, whichever this was one more of."
         }
-        Refusal::Level { .. } => "PUT /ownerserve/v1/cluster/level raises it; there is no way back.",
-        Refusal::OverQuota { .. } => "Raise the tenant's quota, or evict what it does not need.",
-        Refusal::Draining => "Choose another worker, or end the drain.",
+        Refusal::FeatureLevelTooLow { .. } => {
+            "PUT /ownerserve/v1/cluster/feature-level raises it; there is no way back."
+        }
+        Refusal::QuotaExceeded { .. } => "Raise the tenant's quota, or evict what it does not need.",
+        Refusal::WorkerDraining => "Choose another worker, or end the drain.",
         Refusal::Pinned => "PUT /ownerserve/v1/artifacts/ID/pin with {\"pinned\": false} takes it back.",
         Refusal::Referenced => "Close the sessions first, or let them go idle.",
-        Refusal::UnknownNode | Refusal::NodeRetired { .. } => "GET /ownerserve/v1/cluster lists the nodes.",
-        Refusal::BadAddress => "Give HOST:PORT.",
-        Refusal::BadLimits => "Give bounds that are at least the present ones.",
+        Refusal::UnknownNode | Refusal::NodeRemoved { .. } => "GET /ownerserve/v1/cluster lists the nodes.",
+        Refusal::InvalidAddress => "Give HOST:PORT.",
+        Refusal::InvalidLimits => "Give bounds that are at least the present ones.",
     }
 }
 
@@ -220,11 +226,11 @@ mod tests {
     #[test]
     fn refusal_includes_the_current_epoch_and_a_remedy() {
         let current = Epoch { generation: 0, index: 9, position: 1 };
-        let stale = refusal_problem(&Refusal::Stale { current });
-        assert_eq!(stale, refusal_problem(&Refusal::Stale { current }).with_epoch(current));
-        assert_eq!(stale.kind(), ProblemKind::Stale);
+        let stale = refusal_problem(&Refusal::StaleEpoch { current });
+        assert_eq!(stale, refusal_problem(&Refusal::StaleEpoch { current }).with_epoch(current));
+        assert_eq!(stale.kind(), ProblemKind::PreconditionFailed);
         let by = Owner { worker: WorkerId(1), incarnation: Incarnation(2), rank: DpRank(0) };
-        assert_eq!(refusal_problem(&Refusal::Owned { by, epoch: current }).kind(), ProblemKind::Conflict);
+        assert_eq!(refusal_problem(&Refusal::AlreadyOwned { by, epoch: current }).kind(), ProblemKind::Conflict);
         assert_eq!(refusal_problem(&Refusal::UnknownSession).kind(), ProblemKind::NotFound);
     }
 }

@@ -41,7 +41,7 @@ fn record_failures(
     workers: &[WorkerView],
     (which, times): (u64, u32),
     now: Instant,
-) -> Option<EjectionCause> {
+) -> Option<EjectionReason> {
     let failed: Vec<_> = (0..times).map(|_| outliers.record_failure(workers, WorkerId(which), (now, now))).collect();
     failed.into_iter().last().flatten().map(|(cause, _)| cause)
 }
@@ -54,7 +54,7 @@ fn consecutive_failures_eject_and_an_answer_resets_the_count() {
     assert!(!outliers.record_success(id(&workers[0]), (now, now)), "it was never away");
     assert_eq!(record_failures(&mut outliers, &workers, (1, 4), now), None);
     assert!(outliers.excluded(&workers, now).is_empty());
-    assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionCause::Consecutive));
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionReason::Consecutive));
     assert_eq!(outliers.excluded(&workers, now), [WorkerId(1)]);
     assert_eq!(record_failures(&mut outliers, &workers, (1, 9), now), None, "what was sent before says nothing more");
 }
@@ -76,7 +76,7 @@ fn a_failure_ratio_over_enough_requests_ejects() {
             }
         })
     };
-    assert_eq!(run(Duration::ZERO, 40), Some((20, EjectionCause::FailureRate)), "not before there are enough of them");
+    assert_eq!(run(Duration::ZERO, 40), Some((20, EjectionReason::FailureRate)), "not before there are enough of them");
     assert_eq!(run(SECOND * 2, 40), None, "an hour of few requests is no share of the last seconds");
 }
 
@@ -120,7 +120,7 @@ fn a_trial_request_ends_or_extends_the_ejection() {
     assert_eq!(outliers.record_failure(&workers, WorkerId(1), long_ago), None, "it was asked before the trial was");
     assert!(!outliers.record_success(id(&workers[0]), long_ago) && outliers.ejection(&workers[0]).is_some());
     let failed = outliers.record_failure(&workers, WorkerId(1), (at(10), at(11)));
-    assert_eq!(failed, Some((EjectionCause::Trial, SECOND * 20)), "twice as long");
+    assert_eq!(failed, Some((EjectionReason::Trial, SECOND * 20)), "twice as long");
     assert_eq!(outliers.excluded(&workers, at(30)), [WorkerId(1)]);
     outliers.record_sent(WorkerId(1), at(31));
     assert_eq!(outliers.excluded(&workers, at(50)), [WorkerId(1)]);
@@ -218,7 +218,7 @@ fn ejection_time_is_capped() {
         assert!(pause <= SECOND * 300, "{pause:?}");
         now += pause;
         outliers.record_sent(WorkerId(1), now);
-        assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionCause::Trial));
+        assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionReason::Trial));
     }
     assert_eq!(outliers.ejection(&workers[0]).unwrap().time_to_trial(now), SECOND * 300);
 }
@@ -231,7 +231,7 @@ fn a_new_incarnation_starts_clean_and_departed_workers_are_forgotten() {
     workers[0].incarnation = Incarnation(2);
     assert_eq!(outliers.excluded(&workers, now), []);
     assert_eq!(record_failures(&mut outliers, &workers, (1, 4), now), None);
-    assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionCause::Consecutive));
+    assert_eq!(record_failures(&mut outliers, &workers, (1, 1), now), Some(EjectionReason::Consecutive));
     outliers.record_failure(&workers[1..], WorkerId(2), (now, now));
     assert_eq!(outliers.records.len(), 1);
 }
@@ -292,12 +292,12 @@ async fn a_failing_worker_gets_no_requests_until_a_trial_succeeds() {
     let listed = operator(&front, "/ownerserve/v1/workers").await;
     let lines = listed["workers"].as_array().unwrap();
     let of =
-        |worker: &StubWorker| lines.iter().find(|line| line["endpoint"] == worker.url()).unwrap()["ejected"].clone();
-    assert!(of(&one)["cause"].is_string() && of(&one)["times"].as_u64() >= Some(1), "{listed}");
+        |worker: &StubWorker| lines.iter().find(|line| line["endpoint"] == worker.url()).unwrap()["ejection"].clone();
+    assert!(of(&one)["reason"].is_string() && of(&one)["count"].as_u64() >= Some(1), "{listed}");
     assert_eq!(of(&two), Value::Null);
     let ready = operator(&front, "/readyz").await;
     let degraded = ready["degraded"].as_array().unwrap();
-    let line = degraded.iter().find(|line| line["cause"] == "ejected").unwrap();
+    let line = degraded.iter().find(|line| line["reason"] == "ejected").unwrap();
     assert!(line["detail"].as_str().unwrap().contains(&one.url()), "{ready}");
     let metrics = get(front.operator_address(), "/metrics").await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
@@ -305,7 +305,7 @@ async fn a_failing_worker_gets_no_requests_until_a_trial_succeeds() {
 
     // The worker is healthy now: a trial brings it back.
     let is_back = || operator(&front, "/readyz");
-    while is_back().await["degraded"].as_array().unwrap().iter().any(|line| line["cause"] == "ejected") {
+    while is_back().await["degraded"].as_array().unwrap().iter().any(|line| line["reason"] == "ejected") {
         assert_eq!(ask(&front, "answer").await, 200);
     }
 }
@@ -326,7 +326,7 @@ async fn client_errors_and_overload_do_not_eject() {
     for _ in 0..4 {
         assert_eq!((ask(&front, "refuse").await, ask(&front, "busy").await), (422, 429));
     }
-    assert!(EjectionCause::VARIANTS.iter().all(|cause| {
+    assert!(EjectionReason::VARIANTS.iter().all(|cause| {
         front.gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause.as_ref()]).get() == 0
     }));
     let ejected =

@@ -29,16 +29,16 @@ pub enum LedgerFault {
         "this node was removed from the cluster and only serves its last view; stop it, or start it with an empty \
          data directory and --join"
     )]
-    Removed,
+    RemovedFromCluster,
     /// The log could not be written: this node does not take part in the quorum until it is restarted.
     #[error("it could not be written and has stopped; start this node again")]
-    Failed,
+    LogWriteFailed,
     /// Its data directory lacks what this node had acknowledged: it must not be started with it again.
     #[error(
         "its folder lacks what this node had acknowledged, and it has stopped; let a learner take its place, \
          remove it, empty the folder, and start it with --join"
     )]
-    Reverted,
+    LogEntriesLost,
     /// Its data directory, or the log in it, is gone from the disk: it has left the quorum, and must not found a
     /// cluster.
     #[error(
@@ -47,7 +47,7 @@ pub enum LedgerFault {
          configuration with an empty folder, which founds a second cluster: start it with an empty folder and \
          --join, let it take the old one's place (`ownerserve ctl member replace OLD NEW`), and remove the old one"
     )]
-    FolderGone,
+    DataDirMissing,
 }
 
 /// Whether a node belongs to its cluster.
@@ -61,7 +61,7 @@ impl LedgerFault {
     /// Returns the fault of a node's quorum. For a removed node that is the removal, whatever the quorum.
     fn of_quorum(standing: MembershipState, view: &QuorumStatus) -> Option<Self> {
         match standing {
-            MembershipState::Removed => Some(Self::Removed),
+            MembershipState::Removed => Some(Self::RemovedFromCluster),
             MembershipState::Member => view.stale.then_some(Self::NoQuorum),
         }
     }
@@ -77,16 +77,16 @@ impl LedgerHealth {
         let standing = if directory.is_removed() { MembershipState::Removed } else { MembershipState::Member };
         let quorum = LedgerFault::of_quorum(standing, &directory.view().quorum());
         // A log whose directory is gone may have failed first; then restarting this node is no remedy.
-        let gone = directory.is_folder_gone().then_some(LedgerFault::FolderGone);
+        let gone = directory.is_folder_gone().then_some(LedgerFault::DataDirMissing);
         [quorum, gone.or(self.0.get().copied())].into_iter().flatten()
     }
 
     /// Records that the ledger has stopped for good.
     pub fn record_failure(&self, error: &OwnershipError) {
         let trouble = match error {
-            OwnershipError::Reverted { .. } => LedgerFault::Reverted,
-            OwnershipError::FolderGone { .. } => LedgerFault::FolderGone,
-            _ => LedgerFault::Failed,
+            OwnershipError::Reverted { .. } => LedgerFault::LogEntriesLost,
+            OwnershipError::FolderGone { .. } => LedgerFault::DataDirMissing,
+            _ => LedgerFault::LogWriteFailed,
         };
         if self.0.set(trouble).is_ok() {
             tracing::error!(%error, "steps go on being served on the last view of the ledger");
@@ -110,10 +110,10 @@ mod tests {
     #[test]
     fn removed_node_reports_removal_instead_of_a_missing_quorum() {
         let (stale, fresh) = (QuorumStatus { stale: true, ..QuorumStatus::default() }, QuorumStatus::default());
-        assert_eq!(LedgerFault::of_quorum(MembershipState::Removed, &stale), Some(LedgerFault::Removed));
+        assert_eq!(LedgerFault::of_quorum(MembershipState::Removed, &stale), Some(LedgerFault::RemovedFromCluster));
         assert_eq!(LedgerFault::of_quorum(MembershipState::Member, &stale), Some(LedgerFault::NoQuorum));
         assert_eq!(LedgerFault::of_quorum(MembershipState::Member, &fresh), None);
-        assert!(LedgerFault::Removed.to_string().contains("empty data directory and --join"));
+        assert!(LedgerFault::RemovedFromCluster.to_string().contains("empty data directory and --join"));
     }
 
     #[test]
@@ -130,14 +130,14 @@ mod tests {
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
         let front = start_router_at(&[worker.url()], &[&folder]).await;
         let ready = get(front.operator_address(), "/readyz").await.json();
-        assert_eq!((ready["ready"].as_bool(), ready["standing"].as_str()), (Some(true), Some("leader")), "{ready}");
+        assert_eq!((ready["ready"].as_bool(), ready["role"].as_str()), (Some(true), Some("leader")), "{ready}");
         assert_eq!(
             (ready["stale"].as_bool(), ready["degraded"].as_array().unwrap().len()),
             (Some(false), 0),
             "{ready}"
         );
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
-        let gone = || front.gateway.ledger.ledger_problems() == [LedgerFault::NoQuorum, LedgerFault::FolderGone];
+        let gone = || front.gateway.ledger.ledger_problems() == [LedgerFault::NoQuorum, LedgerFault::DataDirMissing];
         wait_until("it is noticed", gone).await;
         for step in 0..20 {
             let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40 + step));
@@ -148,7 +148,10 @@ mod tests {
         let ready = ready.json();
         assert_eq!((&ready["leader"], ready["stale"].as_bool()), (&serde_json::Value::Null, Some(true)), "{ready}");
         let degraded = &ready["degraded"][1];
-        assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("ledger"), Some("folder_gone")));
+        assert_eq!(
+            (degraded["component"].as_str(), degraded["reason"].as_str()),
+            (Some("ledger"), Some("data_dir_missing"))
+        );
         let detail = degraded["detail"].as_str().unwrap();
         for what in
             ["is gone from the disk", "founds a second cluster", "an empty folder and --join", "member replace OLD NEW"]
@@ -157,7 +160,7 @@ mod tests {
         }
         let metrics = get(front.operator_address(), "/metrics").await.body;
         let metrics = String::from_utf8_lossy(&metrics);
-        assert!(metrics.contains("ownerserve_ledger_degraded{reason=\"folder_gone\"} 1"), "{metrics}");
+        assert!(metrics.contains("ownerserve_ledger_degraded{reason=\"data_dir_missing\"} 1"), "{metrics}");
         assert!(metrics.contains("ownerserve_ledger_degraded{reason=\"no_quorum\"} 1"), "{metrics}");
     }
 }

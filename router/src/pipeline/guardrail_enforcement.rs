@@ -8,23 +8,23 @@ pub(crate) fn enforce_guardrail(guardrail: &Guardrail, routing: &LiveRouting, st
     let Some(found) = guardrail.add(step) else { return };
     let action = step.action;
     let (GuardrailEvent::Slower(compared) | GuardrailEvent::Recovered(compared)) = found;
-    let ComparisonReport { control_sessions, own_sessions, .. } = compared;
-    let [ratio, low, high] = [compared.ratio, compared.ratio_low, compared.ratio_high]
+    let ComparisonReport { control_sessions, treatment_sessions, .. } = compared;
+    let [ratio, low, high] = [compared.ttft_ratio, compared.ttft_ratio_lower, compared.ttft_ratio_upper]
         .map(|figure| figure.map_or_else(|| "unknown".to_owned(), |figure| format!("{figure:.2}")));
     match found {
         GuardrailEvent::Slower(_) if can_be_disabled(action) => {
             routing.disable(action);
-            tracing::warn!(%action, %ratio, %low, %high, own_sessions, control_sessions,
-                "it makes sessions slower than the bypass does, so that it is switched off; PUT /ownerserve/v1/mode without it \
-                 in `disabled` switches it on again");
+            tracing::warn!(%action, %ratio, %low, %high, treatment_sessions, control_sessions,
+                "it makes sessions slower than the bypass does, so that it is disabled; PUT /ownerserve/v1/routing without it in \
+                 `disabled_actions` enables it again");
         }
         GuardrailEvent::Slower(_) => {
-            tracing::warn!(%action, %ratio, %low, %high, own_sessions, control_sessions,
-                "sessions that are placed so are slower than with the bypass, and it cannot be switched off: lower \
+            tracing::warn!(%action, %ratio, %low, %high, treatment_sessions, control_sessions,
+                "sessions that are placed so are slower than with the bypass, and it cannot be disabled: lower \
                  rollout_percent, or set mode shadow");
         }
         GuardrailEvent::Recovered(_) => {
-            tracing::info!(%action, %ratio, own_sessions, control_sessions,
+            tracing::info!(%action, %ratio, treatment_sessions, control_sessions,
                 "sessions that are placed so are not slower than with the bypass any more");
         }
     }

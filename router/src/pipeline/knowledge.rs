@@ -18,7 +18,7 @@ pub(super) fn workers_for_step(
     workers: Arc<[WorkerView]>,
 ) -> Arc<[WorkerView]> {
     let is_guess = |worker: &WorkerView| {
-        worker.knowledge != KvIndexState::Fallback
+        worker.knowledge != KvIndexState::Approximate
             && (prefixed.fallback_reason().is_some()
                 || is_converted_by_guess(fleet, prefixed, worker.id)
                 || drift.is_suspected_mismatch(&prefixed.request.model, worker.id))
@@ -27,7 +27,7 @@ pub(super) fn workers_for_step(
         return workers;
     }
     let known = |worker: &WorkerView| match is_guess(worker) {
-        true => WorkerView { knowledge: KvIndexState::Fallback, ..worker.clone() },
+        true => WorkerView { knowledge: KvIndexState::Approximate, ..worker.clone() },
         false => worker.clone(),
     };
     workers.iter().map(known).collect()

@@ -106,7 +106,7 @@ impl RoutingSettings {
         match other {
             _ if !is_owned => None,
             other if other < share => Some(Arm::Control),
-            other if other < 2 * share => Some(Arm::Own),
+            other if other < 2 * share => Some(Arm::Treatment),
             _ => None,
         }
     }
@@ -218,7 +218,7 @@ mod tests {
         for session in sessions() {
             let expected = match all.arm_of(session) {
                 Some(Arm::Control) => RoutingMode::Shadow,
-                Some(Arm::Own) | None => RoutingMode::Active,
+                Some(Arm::Treatment) | None => RoutingMode::Active,
             };
             assert_eq!(all.mode_of(session), expected);
             assert!(half.mode_of(session) != RoutingMode::Bypass || half.arm_of(session).is_none());

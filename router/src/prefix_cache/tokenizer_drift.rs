@@ -57,11 +57,11 @@ pub struct CacheHitCheck {
 #[strum(serialize_all = "snake_case")]
 pub enum DriftSignal {
     /// Their number of tokens.
-    #[strum(serialize = "engine_disagrees")]
-    Counted,
+    #[strum(serialize = "token_count_mismatch")]
+    TokenCount,
     /// The number of tokens found in its cache.
-    #[strum(serialize = "cache_disagrees")]
-    Found,
+    #[strum(serialize = "cache_hit_mismatch")]
+    CacheHit,
 }
 
 /// A model whose prompts differ at some workers.
@@ -153,13 +153,13 @@ struct ModelDrift {
 impl ModelDrift {
     fn of(&mut self, sign: DriftSignal) -> &mut WorkerWindows {
         match sign {
-            DriftSignal::Counted => &mut self.token_counts,
-            DriftSignal::Found => &mut self.cache_hits,
+            DriftSignal::TokenCount => &mut self.token_counts,
+            DriftSignal::CacheHit => &mut self.cache_hits,
         }
     }
 
     fn all(&self) -> [(DriftSignal, &WorkerWindows); 2] {
-        [(DriftSignal::Counted, &self.token_counts), (DriftSignal::Found, &self.cache_hits)]
+        [(DriftSignal::TokenCount, &self.token_counts), (DriftSignal::CacheHit, &self.cache_hits)]
     }
 }
 
@@ -196,7 +196,7 @@ impl TokenizerDrift {
         counts: Option<PromptTokenCount>,
         now: Instant,
     ) -> Option<PromptTokenCount> {
-        self.record_answer(at, (DriftSignal::Counted, counts.map(DriftObservation::TokenCount)), now)
+        self.record_answer(at, (DriftSignal::TokenCount, counts.map(DriftObservation::TokenCount)), now)
             .then_some(counts)
             .flatten()
     }
@@ -208,7 +208,7 @@ impl TokenizerDrift {
         finds: Option<CacheHitCheck>,
         now: Instant,
     ) -> Option<CacheHitCheck> {
-        self.record_answer(at, (DriftSignal::Found, finds.map(DriftObservation::CacheHit)), now)
+        self.record_answer(at, (DriftSignal::CacheHit, finds.map(DriftObservation::CacheHit)), now)
             .then_some(finds)
             .flatten()
     }
@@ -227,8 +227,8 @@ impl TokenizerDrift {
     ) -> bool {
         let outcome = said.map_or("not_comparable", |said| if said.agrees() { "match" } else { "mismatch" });
         let counter = match sign {
-            DriftSignal::Counted => &self.metrics.token_count_checks,
-            DriftSignal::Found => &self.metrics.cache_hit_checks,
+            DriftSignal::TokenCount => &self.metrics.token_count_checks,
+            DriftSignal::CacheHit => &self.metrics.cache_hit_checks,
         };
         counter.with_label_values(&[outcome]).inc();
         let Some(said) = said else { return false };
@@ -272,7 +272,7 @@ impl TokenizerDrift {
     pub fn retain_workers(&self, is_listed: impl Fn(WorkerId) -> bool) {
         let mut models = self.models.lock();
         for signs in models.values_mut() {
-            for sign in [DriftSignal::Counted, DriftSignal::Found] {
+            for sign in [DriftSignal::TokenCount, DriftSignal::CacheHit] {
                 signs.of(sign).0.retain(|worker, _| is_listed(*worker));
             }
         }
@@ -330,8 +330,8 @@ impl DriftSignal {
     /// looks wrong a few times where events come later than answers.
     fn mismatch_threshold(self) -> u32 {
         match self {
-            DriftSignal::Counted => 3,
-            DriftSignal::Found => 6,
+            DriftSignal::TokenCount => 3,
+            DriftSignal::CacheHit => 6,
         }
     }
 }
@@ -359,8 +359,8 @@ impl CacheHitCheck {
 impl DriftObservation {
     fn signal(self) -> DriftSignal {
         match self {
-            DriftObservation::TokenCount(_) => DriftSignal::Counted,
-            DriftObservation::CacheHit(_) => DriftSignal::Found,
+            DriftObservation::TokenCount(_) => DriftSignal::TokenCount,
+            DriftObservation::CacheHit(_) => DriftSignal::CacheHit,
         }
     }
 
@@ -385,7 +385,7 @@ impl DriftTransition {
             (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCount { computed, counted })) => {
                 tracing::warn!(
                     %model, %worker, router_tokens = computed.0, engine_tokens = counted.0,
-                    "a worker has counted other prompt tokens than were computed here several times: steps are known as fallback \
+                    "a worker has counted other prompt tokens than were computed here several times: steps are known as approximate \
                      there until {AGREEMENTS_TO_CLEAR} answers in a row agree; {advice}"
                 )
             }
@@ -399,7 +399,7 @@ impl DriftTransition {
                 tracing::warn!(
                     %model, %worker, reported_tokens = told.0, cached_tokens = found.0,
                     "a worker has found more of most prompts in its cache than its events told of them: it makes other prompts of \
-                     requests than are computed here, and steps are known as fallback there until {AGREEMENTS_TO_CLEAR} answers in a row agree; \
+                     requests than are computed here, and steps are known as approximate there until {AGREEMENTS_TO_CLEAR} answers in a row agree; \
                      {advice}"
                 )
             }

@@ -308,7 +308,7 @@ async fn only_listed_paths_exist_and_admin_paths_never_reach_a_worker() {
         "/v1//chat/completions",
         "/V1/chat/completions",
         "/v1/chat/completions/",
-        "/ownerserve/v1/mode",
+        "/ownerserve/v1/routing",
         "/",
     ] {
         let got = post(front.proxy_address(), path, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;

@@ -246,7 +246,7 @@ mod tests {
         count: Option<u32>,
         names: Vec<String>,
         items: std::collections::BTreeMap<String, SampleItem>,
-        span: Option<crate::config::units::TimeSpan>,
+        span: Option<vocabulary::TimeSpan>,
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub enum SharedCacheHealth {
     /// It takes longer than a request may wait.
     Slow,
     /// It cannot be reached, or answers with errors.
-    Gone,
+    Unreachable,
 }
 
 /// How a call failed.
@@ -29,7 +29,7 @@ impl RedisFailure {
     fn health(self) -> SharedCacheHealth {
         match self {
             Self::Timeout => SharedCacheHealth::Slow,
-            Self::Error => SharedCacheHealth::Gone,
+            Self::Error => SharedCacheHealth::Unreachable,
         }
     }
 }
@@ -49,7 +49,7 @@ pub(super) struct CircuitBreaker {
 impl CircuitBreaker {
     /// Returns an open breaker, which lets no request pass until the first probes succeed.
     pub(super) fn new() -> Self {
-        Self { health: SharedCacheHealth::Gone, streak: 0 }
+        Self { health: SharedCacheHealth::Unreachable, streak: 0 }
     }
 
     pub(super) fn health(&self) -> SharedCacheHealth {
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn the_breaker_opens_after_consecutive_failures_and_reports_once() {
         for (failure, standing) in
-            [(RedisFailure::Timeout, SharedCacheHealth::Slow), (RedisFailure::Error, SharedCacheHealth::Gone)]
+            [(RedisFailure::Timeout, SharedCacheHealth::Slow), (RedisFailure::Error, SharedCacheHealth::Unreachable)]
         {
             let mut breaker = closed_breaker();
             assert_eq!(breaker.record_failure(failure, CallPurpose::Request), None);
@@ -141,6 +141,9 @@ mod tests {
         let mut breaker = CircuitBreaker::new();
         assert_eq!(breaker.record_failure(RedisFailure::Error, CallPurpose::Probe), None);
         assert_eq!(breaker.record_failure(RedisFailure::Timeout, CallPurpose::Probe), Some(SharedCacheHealth::Slow));
-        assert_eq!(breaker.record_failure(RedisFailure::Error, CallPurpose::Probe), Some(SharedCacheHealth::Gone));
+        assert_eq!(
+            breaker.record_failure(RedisFailure::Error, CallPurpose::Probe),
+            Some(SharedCacheHealth::Unreachable)
+        );
     }
 }

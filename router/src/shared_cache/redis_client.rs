@@ -82,7 +82,7 @@ impl RedisClient {
         config: &SharedCacheConfig,
         metrics: SharedCacheMetrics,
     ) -> Result<Self, RedisError> {
-        metrics.set_health(Some(SharedCacheHealth::Gone));
+        metrics.set_health(Some(SharedCacheHealth::Unreachable));
         Ok(Self {
             client: Client::open(url.connection())?,
             address: url.address().to_owned(),
@@ -137,7 +137,7 @@ impl RedisClient {
     fn open_connections(&self) -> Result<RedisConnections, RedisCallError> {
         match self.health() {
             SharedCacheHealth::Up => self.connections.lock().clone().ok_or(RedisCallError::Skipped),
-            SharedCacheHealth::Slow | SharedCacheHealth::Gone => Err(RedisCallError::Skipped),
+            SharedCacheHealth::Slow | SharedCacheHealth::Unreachable => Err(RedisCallError::Skipped),
         }
     }
 

@@ -218,15 +218,18 @@ async fn operators_see_worker_events_load_and_lease() {
     loop {
         assert_eq!(post(front.proxy_address(), "/v1/chat/completions", body.to_string()).await.status, 200);
         let line = line().await;
-        if line["knowledge"] == "exact" && line["lease"]["state"] == "held" && line["events"]["engine_blocks"] != 0 {
+        if line["kv_index_state"] == "exact"
+            && line["lease"]["state"] == "held"
+            && line["kv_event_counts"]["engine_blocks"] != 0
+        {
             break;
         }
         assert!(std::time::Instant::now() < deadline, "{line}");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     let known = line().await;
-    assert_eq!(known["event_sources"], json!({"configured": 1, "connected": 1}));
-    assert!(known["doubt"].is_null(), "{known}");
+    assert_eq!(known["kv_event_sources"], json!({"configured": 1, "connected": 1}));
+    assert!(known["kv_index_reason"].is_null(), "{known}");
     assert!(known["confidence"]["prefill"]["samples"].is_u64(), "{known}");
     let name = worker.address().to_string();
     let text = metrics().await;

@@ -3,7 +3,7 @@
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{SECONDS, families, label_values};
-use crate::outliers::EjectionCause;
+use crate::outliers::EjectionReason;
 use crate::pipeline::admission_queue::WaitOutcome;
 use crate::transfer_check::TransferCheckOutcome;
 
@@ -41,7 +41,7 @@ families! {
     /// Workers that are ejected because requests failed there.
     #[derive(Clone, Debug)]
     pub struct OutlierMetrics {
-        ejections: IntCounterVec = "worker_ejections_total" {reason = label_values::<EjectionCause>()},
+        ejections: IntCounterVec = "worker_ejections_total" {reason = label_values::<EjectionReason>()},
             "Workers that were left out for a while because requests failed there, by why: consecutive_failures, \
              failure_percentage or trial_failed.";
         ejected: IntGaugeVec = "worker_ejected" {worker},

@@ -163,7 +163,7 @@ families! {
             "Prompt tokens still to be computed at the worker.";
         kv_usage: GaugeVec = "worker_kv_cache_usage_ratio" {worker}, "Share of the worker's KV blocks in use.";
         knowledge: IntGaugeVec = "kv_index_state" {worker, state},
-            "1 for what is known of the worker's blocks: exact, degraded or fallback.";
+            "1 for the state of the index of the worker's blocks: exact, degraded or approximate.";
         event_sources: IntGaugeVec = "kv_event_sources" {worker, state},
             "KV event sources of the worker, by state: connected, or disconnected (or never connected).";
         events: IntCounterVec = "kv_events_total" {worker}, "KV events applied since start.";

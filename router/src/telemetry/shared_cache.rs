@@ -17,7 +17,7 @@ const LOOKUP_OUTCOMES: [&str; 8] =
     ["local_hit", "shared_hit", "miss", "deleted", "skipped", "timeout", "error", "corrupt"];
 /// How a write can end, as `shared_cache_writes_total` names it.
 const WRITE_OUTCOMES: [&str; 5] = ["stored", "skipped", "failed", "queue_full", "too_large"];
-const HEALTH_STATES: [&str; 4] = ["alone", "up", "slow", "gone"];
+const HEALTH_STATES: [&str; 4] = ["alone", "up", "slow", "unreachable"];
 
 families! {
     /// Counters are updated when something happens, gauges when scraped; clones share their values.
@@ -31,7 +31,7 @@ families! {
         writes: IntCounterVec = "shared_cache_writes_total"
             {kind = ENTRY_KINDS.map(<&str>::from), outcome = WRITE_OUTCOMES},
             "Writes of the shared cache to Redis, by outcome.";
-        health: IntGaugeVec = "soft_state_standing" {standing}, "1 for how Redis stands: alone, up, slow or gone.";
+        health: IntGaugeVec = "soft_state_standing" {standing}, "1 for how Redis stands: alone, up, slow or unreachable.";
         resolutions: IntCounterVec = "response_history_resolutions_total" {outcome = ["resolved", "incomplete"]},
             "Responses away from the maker of the one before: resolved, or incomplete.";
         identified: IntCounterVec = "prefix_lookup_tokens_total" {source = ["conversation", "checkpoint", "encoded"]},

@@ -81,7 +81,7 @@ def sealed_session(serve, key: str, heads: int = 1) -> dict:
 
     def settled():
         line = session_line(serve, key)
-        return line if line and line["owner"] and line["steps_on_their_way"] == 0 and len(line["heads"]) >= heads else None
+        return line if line and line["owner"] and line["in_flight_steps"] == 0 and len(line["heads"]) >= heads else None
 
     return until(f"session {key} is in the ledger", settled, 15)
 

@@ -109,14 +109,14 @@ def workers(serve) -> list[dict]:
 
 def known_exactly(serve) -> None:
     """Until every block of every worker is known."""
-    until("every block is known", lambda: all(worker["knowledge"] == "exact" for worker in workers(serve)))
+    until("every block is known", lambda: all(worker["kv_index_state"] == "exact" for worker in workers(serve)))
 
 
 def settled(serve) -> None:
     """Once five looks in a row found that no event had come."""
 
     def heard() -> list[int]:
-        return [worker["events"]["batches"] for worker in workers(serve)]
+        return [worker["kv_event_counts"]["batches"] for worker in workers(serve)]
 
     last, same = heard(), 0
     while same < 5:

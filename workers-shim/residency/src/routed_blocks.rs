@@ -1,7 +1,7 @@
 //! The blocks that a worker without events is assumed to hold: those routed there recently, evicted least recently used
 //! first.
 //!
-//! Always [`vocabulary::KvIndexState::Fallback`]; never mixed with blocks known from events.
+//! Always [`vocabulary::KvIndexState::Approximate`]; never mixed with blocks known from events.
 
 use std::collections::VecDeque;
 

@@ -136,7 +136,7 @@ impl SharedIndex {
         if !guesses.ranks.contains_key(&rank) {
             let mut index = self.index.write();
             let joined = match guesses.mode {
-                ApproximationMode::Approximate => index.add_source(worker, rank, KvIndexState::Fallback),
+                ApproximationMode::Approximate => index.add_source(worker, rank, KvIndexState::Approximate),
                 ApproximationMode::Observed => index.add_approximate_source(worker, rank),
             };
             // Without a free source slot nothing is assumed, which only costs accuracy.

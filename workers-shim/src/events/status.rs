@@ -19,11 +19,11 @@ pub struct EventCounts {
     /// Messages that could not be decoded.
     pub undecodable: u64,
     /// Stored blocks whose parent is unknown, and removals of unknown blocks.
-    pub unplaced: u64,
+    pub unknown_blocks: u64,
     /// Detected restarts of the engine process.
-    pub restarts: u64,
+    pub engine_restarts: u64,
     /// Snapshots adopted from other routers.
-    pub adopted: u64,
+    pub peer_snapshots: u64,
     /// Engine blocks in the index now.
     pub blocks: u64,
     /// Delay between the engine's timestamp in the last message and its receipt.

@@ -31,9 +31,9 @@ pub struct SpeedConfidence {
     /// Duration of a decode step.
     pub decode_step: Confidence,
     /// Fixed cost of a transfer to it.
-    pub link_fixed: Confidence,
+    pub link_latency: Confidence,
     /// Bytes per second to it.
-    pub link_rate: Confidence,
+    pub link_bandwidth: Confidence,
 }
 
 /// Estimate of a quantity of at least 1.

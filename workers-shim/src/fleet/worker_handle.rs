@@ -356,8 +356,8 @@ impl WorkerHandle {
 
     pub(super) fn confidence(&self) -> SpeedConfidence {
         let (prefill, decode_step) = self.in_flight.confidence();
-        let (link_fixed, link_rate) = self.transfers.lock().confidence();
-        SpeedConfidence { prefill, decode_step, link_fixed, link_rate }
+        let (link_latency, link_bandwidth) = self.transfers.lock().confidence();
+        SpeedConfidence { prefill, decode_step, link_latency, link_bandwidth }
     }
 
     /// Returns the planner's view of it.

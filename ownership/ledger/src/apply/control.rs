@@ -25,12 +25,12 @@ impl Ledger {
     /// Admits a node. Ids only increase: a node with an unknown nonce is a new one, even if its address is known.
     pub(super) fn admit_node(&mut self, admit: &AdmitNode) -> CommandResult {
         if admit.address.is_empty() || admit.address.len() > MAX_ADDRESS_BYTES {
-            return Err(Refusal::BadAddress);
+            return Err(Refusal::InvalidAddress);
         }
         let known = self.nodes().find(|node| node.nonce == admit.nonce && node.nonce != 0).cloned();
         if let Some(known) = known {
             if !known.is_member() {
-                return Err(Refusal::NodeRetired { node: known.id });
+                return Err(Refusal::NodeRemoved { node: known.id });
             }
             let node = known.id;
             if known.address != admit.address {
@@ -39,9 +39,9 @@ impl Ledger {
             return Ok(Outcome::Admitted { node });
         }
         if self.nodes().count() >= MAX_NODES && !self.forget_retired_node() {
-            return Err(Refusal::Full);
+            return Err(Refusal::LedgerFull);
         }
-        let Some(cluster) = &mut self.records.cluster else { return Err(Refusal::Full) };
+        let Some(cluster) = &mut self.records.cluster else { return Err(Refusal::LedgerFull) };
         let node = NodeId(cluster.last_node.0 + 1);
         cluster.last_node = node;
         let membership = MembershipStatus::Admitted { at: self.now() };
@@ -62,7 +62,7 @@ impl Ledger {
     pub(super) fn raise_level(&mut self, level: u32) -> CommandResult {
         let current = self.level();
         if level > NEXT_LEVEL {
-            return Err(Refusal::Level { needed: level, current });
+            return Err(Refusal::FeatureLevelTooLow { needed: level, current });
         }
         let now = self.now();
         if self.records.cluster.is_none() && level > current {
@@ -77,7 +77,7 @@ impl Ledger {
     /// Widens the limits. They never narrow, so that no entry has to forget more than a sweep may.
     pub(super) fn set_limits(&mut self, limits: &LedgerLimits) -> CommandResult {
         if !limits.covers(self.limits()) {
-            return Err(Refusal::BadLimits);
+            return Err(Refusal::InvalidLimits);
         }
         self.records.limits = *limits;
         Ok(Outcome::Done)
@@ -114,7 +114,7 @@ impl Ledger {
     pub(super) fn set_quota(&mut self, set: &SetQuota) -> CommandResult {
         let known = self.quota(&set.tenant).is_some();
         if set.artifacts.is_some() && !known && self.quota_count() >= MAX_QUOTAS {
-            return Err(Refusal::Full);
+            return Err(Refusal::LedgerFull);
         }
         self.put_quota(&set.tenant, set.artifacts);
         Ok(Outcome::Done)
@@ -123,14 +123,14 @@ impl Ledger {
     /// Checks whether a tenant may have one more artifact.
     pub(super) fn check_artifact_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
         let quota = self.quota(tenant).unwrap_or(u64::MAX);
-        if self.usage(tenant).artifacts < quota { Ok(()) } else { Err(Refusal::OverQuota { quota }) }
+        if self.usage(tenant).artifacts < quota { Ok(()) } else { Err(Refusal::QuotaExceeded { quota }) }
     }
 
     /// Checks whether a tenant may have one more session, which also needs an artifact for its head.
     pub(super) fn check_session_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
         let quota = self.quota(tenant).unwrap_or(u64::MAX);
         let usage = self.usage(tenant);
-        if usage.sessions.max(usage.artifacts) < quota { Ok(()) } else { Err(Refusal::OverQuota { quota }) }
+        if usage.sessions.max(usage.artifacts) < quota { Ok(()) } else { Err(Refusal::QuotaExceeded { quota }) }
     }
 
     /// Forgets the node that was retired first; returns false if none is retired.

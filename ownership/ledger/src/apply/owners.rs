@@ -15,7 +15,7 @@ impl Ledger {
         let (owner, granted) = self.owner_and_epoch(claim.subject)?;
         match owner.filter(|owner| self.is_live(*owner)) {
             Some(owner) if owner == claim.owner => Ok(Outcome::Granted { epoch: granted }),
-            Some(by) => Err(Refusal::Owned { by, epoch: granted }),
+            Some(by) => Err(Refusal::AlreadyOwned { by, epoch: granted }),
             None => {
                 self.check_not_draining(claim.owner)?;
                 self.set_owner(epoch, claim.subject, Some(claim.owner));
@@ -30,7 +30,7 @@ impl Ledger {
             return Ok(Outcome::Done);
         }
         if granted != release.seen {
-            return Err(Refusal::Stale { current: granted });
+            return Err(Refusal::StaleEpoch { current: granted });
         }
         self.set_owner(epoch, release.subject, None);
         Ok(Outcome::Done)
@@ -44,7 +44,7 @@ impl Ledger {
         let current = session.epoch;
         let is_fenced = self.session_owner(&session).is_some_and(|owner| owner != migrate.to);
         if is_fenced && current != migrate.seen {
-            return Err(Refusal::Stale { current });
+            return Err(Refusal::StaleEpoch { current });
         }
         let head = session.heads.iter().find(|head| Some(head.point.id) == migrate.head).copied();
         let moves = session.owner != Some(migrate.to);

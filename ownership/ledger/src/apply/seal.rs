@@ -30,7 +30,7 @@ struct SealStart {
 impl Ledger {
     pub(super) fn seal(&mut self, epoch: Epoch, seal: &SealBlocks) -> CommandResult {
         if !seal.run.is_well_formed() || seal.origin.shape.block.0 == 0 {
-            return Err(Refusal::BadRun);
+            return Err(Refusal::InvalidBlockRange);
         }
         self.check_live(seal.owner)?;
         let start = match self.seal_start(seal) {
@@ -63,13 +63,13 @@ impl Ledger {
             return if agrees {
                 Ok(SealStart { parent: None, known_points: known })
             } else {
-                Err(UnresolvedPrefix::Refused(Refusal::BadRun))
+                Err(UnresolvedPrefix::Refused(Refusal::InvalidBlockRange))
             };
         }
         let artifact = self.resolve_prefix(PrefixRef { scope, point, extent: seal.extent })?;
         let (old, new) = (&artifact.origin, &seal.origin);
         if old.root != new.root || old.model != new.model || old.shape.block != new.shape.block {
-            return Err(UnresolvedPrefix::Refused(Refusal::BadRun));
+            return Err(UnresolvedPrefix::Refused(Refusal::InvalidBlockRange));
         }
         Ok(SealStart { parent: Some(ParentPoint { artifact: artifact.id, at: point }), known_points: known })
     }
@@ -128,7 +128,7 @@ impl Ledger {
     ) -> Result<ArtifactId, Refusal> {
         let boundaries = retained_boundaries(new, epoch);
         let from = parent.map_or(seal.run.base, |parent| parent.at).blocks;
-        let first = boundaries.first().ok_or(Refusal::BadRun)?.point;
+        let first = boundaries.first().ok_or(Refusal::InvalidBlockRange)?.point;
         let id = seal.origin.scope().artifact_id(from, first.id, epoch);
         self.check_artifact_quota(&seal.origin.tenant)?;
         let touched = self.now();
@@ -137,7 +137,7 @@ impl Ledger {
         while self.artifact_count() >= self.records.limits.artifacts as usize {
             if !self.make_room_for_artifact(&seal.origin.tenant) {
                 self.unlink(parent, id);
-                return Err(Refusal::Full);
+                return Err(Refusal::LedgerFull);
             }
         }
         self.put_artifact(Artifact {

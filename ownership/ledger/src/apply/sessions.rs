@@ -14,7 +14,11 @@ impl Ledger {
     pub(super) fn open_session(&mut self, epoch: Epoch, open: &OpenSession) -> CommandResult {
         if let Some(session) = self.session(open.session) {
             let same = session.tenant == open.tenant && session.model == open.model;
-            return if same { Ok(Outcome::Opened { epoch: session.epoch }) } else { Err(Refusal::ForeignSession) };
+            return if same {
+                Ok(Outcome::Opened { epoch: session.epoch })
+            } else {
+                Err(Refusal::SessionScopeMismatch)
+            };
         }
         self.check_session_quota(&open.tenant)?;
         while self.session_count() >= self.records.limits.sessions.max(1) as usize {
@@ -71,7 +75,7 @@ impl Ledger {
     fn head_at(&self, session: &Session, place: PrefixRef) -> Result<Head, UnresolvedPrefix> {
         let artifact = self.resolve_prefix(place)?;
         if artifact.origin.tenant != session.tenant || artifact.origin.model != session.model {
-            return Err(UnresolvedPrefix::Refused(Refusal::ForeignSession));
+            return Err(UnresolvedPrefix::Refused(Refusal::SessionScopeMismatch));
         }
         Ok(Head { point: place.point, artifact: artifact.id, scope: place.scope, touched: self.now() })
     }
@@ -122,7 +126,7 @@ impl Ledger {
         };
         let known = self.records.intents.get(&set.session);
         if known.is_none() && self.records.intents.len() >= self.records.limits.intents as usize {
-            return Err(Refusal::Full);
+            return Err(Refusal::LedgerFull);
         }
         let mut intents = known.map_or_else(Vec::new, |known| (**known).clone());
         intents.retain(|intent| (intent.base, intent.router) != (set.base, set.router));

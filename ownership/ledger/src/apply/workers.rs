@@ -29,7 +29,7 @@ impl Ledger {
         };
         let full = self.records.workers.len() >= self.records.limits.workers as usize;
         if full && self.worker(register.worker).is_none() && !self.evict_worker() {
-            return Err(Refusal::Full);
+            return Err(Refusal::LedgerFull);
         }
         let (id, incarnation) = (register.worker, register.incarnation);
         let draining = self.worker(id).map(|known| known.draining).unwrap_or_default();
@@ -80,14 +80,14 @@ impl Ledger {
 
     pub(super) fn retire_incarnation(&mut self, retire: RetireIncarnation) -> CommandResult {
         match self.worker(retire.worker).map(|worker| worker.epoch) {
-            Some(current) if current != retire.seen => Err(Refusal::Stale { current }),
+            Some(current) if current != retire.seen => Err(Refusal::StaleEpoch { current }),
             _ => Ok(self.retire_worker(retire.worker)),
         }
     }
 
     /// Checks that `owner` may be granted something new: its worker must not be draining.
     pub(super) fn check_not_draining(&self, owner: Owner) -> Result<(), Refusal> {
-        if self.is_draining(owner) { Err(Refusal::Draining) } else { Ok(()) }
+        if self.is_draining(owner) { Err(Refusal::WorkerDraining) } else { Ok(()) }
     }
 
     pub(super) fn is_draining(&self, owner: Owner) -> bool {
@@ -100,6 +100,6 @@ impl Ledger {
         if !worker.matches(owner) {
             return Err(Refusal::StaleIncarnation);
         }
-        if worker.is_live() { Ok(()) } else { Err(Refusal::LeaseOver) }
+        if worker.is_live() { Ok(()) } else { Err(Refusal::LeaseExpired) }
     }
 }

@@ -154,7 +154,7 @@ fn malformed_segments_are_refused_and_change_nothing() {
     let hash = bench.ledger.records.artifacts.clone();
     for run in [gap, foreign_root, ChainSegment { points: Vec::new(), ..good }] {
         let seal = SealBlocks { session: None, origin: origin.clone(), run, extent: None, owner: owner(1) };
-        assert_eq!(bench.run(Command::Seal(seal)), Outcome::Refused(Refusal::BadRun));
+        assert_eq!(bench.run(Command::Seal(seal)), Outcome::Refused(Refusal::InvalidBlockRange));
     }
     assert_eq!(bench.ledger.records.artifacts, hash);
 }
@@ -212,7 +212,7 @@ fn a_segment_of_max_points_is_sealed_and_a_longer_one_is_refused() {
     assert_eq!(bench.ledger.artifact(artifact).unwrap().boundaries.len(), MAX_POINTS);
     let again = bench.run(seal_of_waypoints(MAX_POINTS, 1));
     assert!(matches!(again, Outcome::Sealed { stored: SealResult::Known, .. }), "{again:?}");
-    assert_eq!(bench.run(seal_of_waypoints(MAX_POINTS + 1, 1)), Outcome::Refused(Refusal::BadRun));
+    assert_eq!(bench.run(seal_of_waypoints(MAX_POINTS + 1, 1)), Outcome::Refused(Refusal::InvalidBlockRange));
     assert_eq!(bench.ledger.artifact_count(), 1);
 }
 

@@ -30,7 +30,7 @@ fn a_retired_node_is_not_admitted_again() {
     bench.run(admit(7, "a:1"));
     assert_eq!(bench.run(Command::RetireNode(NodeId(2))), Outcome::Done);
     assert_eq!(bench.run(Command::RetireNode(NodeId(2))), Outcome::Done, "said twice");
-    assert_eq!(bench.run(admit(7, "a:1")), Outcome::Refused(Refusal::NodeRetired { node: NodeId(2) }));
+    assert_eq!(bench.run(admit(7, "a:1")), Outcome::Refused(Refusal::NodeRemoved { node: NodeId(2) }));
     assert_eq!(bench.run(Command::RetireNode(NodeId(9))), Outcome::Refused(Refusal::UnknownNode));
 }
 
@@ -38,7 +38,7 @@ fn a_retired_node_is_not_admitted_again() {
 fn an_empty_or_overlong_address_is_refused() {
     let mut bench = LedgerFixture::new();
     for bad in [String::new(), "x".repeat(257)] {
-        assert_eq!(bench.run(admit(7, &bad)), Outcome::Refused(Refusal::BadAddress));
+        assert_eq!(bench.run(admit(7, &bad)), Outcome::Refused(Refusal::InvalidAddress));
     }
     assert_eq!(bench.ledger.nodes().count(), 1);
 }
@@ -49,7 +49,7 @@ fn a_full_node_table_forgets_the_first_retired_node_or_refuses() {
     let batch = |from: u128, to: u128| Command::Batch((from..to).map(|n| admit(n, "a:1")).collect());
     bench.run(batch(1, 1_024));
     assert_eq!(bench.ledger.nodes().count(), 1_024);
-    assert_eq!(bench.run(admit(2_000, "a:1")), Outcome::Refused(Refusal::Full));
+    assert_eq!(bench.run(admit(2_000, "a:1")), Outcome::Refused(Refusal::LedgerFull));
     bench.run(Command::RetireNode(NodeId(9)));
     bench.run(Command::RetireNode(NodeId(5)));
     assert_eq!(bench.run(admit(2_000, "a:1")), Outcome::Admitted { node: NodeId(1_025) });
@@ -101,7 +101,7 @@ fn a_draining_worker_keeps_its_grants_and_gets_no_new_ones() {
     let claim =
         |id| Command::ClaimOwner(ClaimOwner { subject: OwnershipSubject::Session(session(id)), owner: owner(1) });
     assert_eq!(bench.run(claim(1)), Outcome::Granted { epoch: granted });
-    let refused = Outcome::Refused(Refusal::Draining);
+    let refused = Outcome::Refused(Refusal::WorkerDraining);
     let seen = bench.session(session(2)).epoch;
     let to = MigrateSession { session: session(2), to: owner(1), head: Some(theirs.head()), seen };
     assert_eq!(bench.run(Command::Migrate(to)), refused);
@@ -140,7 +140,7 @@ fn a_tenant_over_its_quota_seals_and_opens_nothing_new() {
     bench.step(step(1, &chain(&[('a', 64), ('b', 10)]), 0, 1));
     assert_eq!(bench.ledger.usage(&tenant()), TenantUsage { artifacts: 1, sessions: 1 });
     assert_eq!(bench.run(quota(Some(1))), Outcome::Done);
-    let refused = Refusal::OverQuota { quota: 1 };
+    let refused = Refusal::QuotaExceeded { quota: 1 };
     let text = chain(&[('a', 64), ('c', 10)]);
     let outcome = bench.run(Command::commit_step(step(2, &text, 0, 1)).unwrap());
     assert_eq!(outcome.refusals()[..2], [&refused, &refused]);
@@ -163,7 +163,7 @@ fn limits_only_widen() {
     assert_eq!(bench.run(Command::SetLimits(Box::new(wide))), Outcome::Done);
     assert_eq!(bench.ledger.limits(), &wide);
     let narrow = LedgerLimits { sessions: 1, ..wide };
-    assert_eq!(bench.run(Command::SetLimits(Box::new(narrow))), Outcome::Refused(Refusal::BadLimits));
+    assert_eq!(bench.run(Command::SetLimits(Box::new(narrow))), Outcome::Refused(Refusal::InvalidLimits));
     assert_eq!(bench.ledger.limits(), &wide);
 }
 

@@ -354,23 +354,23 @@ fn generated_sequences_reach_every_outcome_kind() {
         "Forgotten",
         "stale_incarnation",
         "unknown_worker",
-        "lease_over",
+        "lease_expired",
         "lease_changed",
-        "owned",
-        "stale",
+        "already_owned",
+        "stale_epoch",
         "unknown_session",
         "unknown_artifact",
         "unknown_prefix",
         "unknown_client",
-        "full",
+        "ledger_full",
         "Admitted",
-        "level",
-        "over_quota",
-        "draining",
+        "feature_level_too_low",
+        "quota_exceeded",
+        "worker_draining",
         "pinned",
         "referenced",
         "unknown_node",
-        "bad_limits",
+        "invalid_limits",
     ];
     let missing: Vec<_> = wanted.iter().filter(|kind| !seen.contains(**kind)).collect();
     assert!(missing.is_empty(), "never seen: {missing:?}");
@@ -381,7 +381,7 @@ fn collect_outcome_kinds(outcome: &Outcome, seen: &mut std::collections::BTreeSe
         Outcome::Batch(parts) => parts.iter().for_each(|part| collect_outcome_kinds(part, seen)),
         Outcome::Sealed { stored, .. } => drop(seen.insert(format!("{stored:?}"))),
         Outcome::Advanced { movement } => drop(seen.insert(format!("{movement:?}"))),
-        Outcome::Refused(refusal) => drop(seen.insert(refusal.cause().to_owned())),
+        Outcome::Refused(refusal) => drop(seen.insert(refusal.reason().to_owned())),
         plain => {
             let name = format!("{plain:?}");
             let end = name.find(|c: char| !c.is_alphanumeric()).unwrap_or(name.len());

@@ -34,7 +34,7 @@ fn records_of_the_last_release_are_encoded_identically() {
 fn commands_above_the_level_are_refused_until_it_is_raised() {
     let mut bench = LedgerFixture::level1(LedgerLimits::default());
     let admit = || Command::AdmitNode(AdmitNode { nonce: 7, address: "a:1".into() });
-    let refused = Outcome::Refused(Refusal::Level { needed: 2, current: 1 });
+    let refused = Outcome::Refused(Refusal::FeatureLevelTooLow { needed: 2, current: 1 });
     let commands = [
         admit(),
         Command::RetireNode(NodeId(1)),
@@ -60,14 +60,14 @@ fn the_level_never_falls_and_never_exceeds_the_supported_level() {
     let mut bench = LedgerFixture::new();
     assert_eq!(bench.run(Command::RaiseLevel(1)), Outcome::Done);
     assert_eq!(bench.ledger.level(), LEVEL);
-    let refused = Refusal::Level { needed: NEXT_LEVEL + 1, current: LEVEL };
+    let refused = Refusal::FeatureLevelTooLow { needed: NEXT_LEVEL + 1, current: LEVEL };
     assert_eq!(bench.run(Command::RaiseLevel(NEXT_LEVEL + 1)), Outcome::Refused(refused));
 }
 
 #[test]
 fn the_next_level_only_adds_its_own_command() {
     let mut bench = LedgerFixture::new();
-    let refused = Outcome::Refused(Refusal::Level { needed: NEXT_LEVEL, current: LEVEL });
+    let refused = Outcome::Refused(Refusal::FeatureLevelTooLow { needed: NEXT_LEVEL, current: LEVEL });
     assert_eq!(bench.run(Command::Barrier), refused);
     assert_eq!(bench.run(Command::Batch(vec![Command::Barrier])), Outcome::Batch(vec![refused]));
     assert_eq!((Command::Barrier.level(), Command::Barrier.required_level()), (NEXT_LEVEL, NEXT_LEVEL));

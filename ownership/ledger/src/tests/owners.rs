@@ -9,7 +9,7 @@ fn a_claim_is_refused_while_another_owner_is_live() {
     let mut bench = LedgerFixture::new();
     let granted = bench.step(step(1, &chain(&[('a', 30)]), 0, 1)).granted.unwrap();
     assert_eq!(bench.run(claim(1, 1)), Outcome::Granted { epoch: granted }, "claiming again is the same grant");
-    assert_eq!(bench.run(claim(1, 2)), Outcome::Refused(Refusal::Owned { by: owner(1), epoch: granted }));
+    assert_eq!(bench.run(claim(1, 2)), Outcome::Refused(Refusal::AlreadyOwned { by: owner(1), epoch: granted }));
     bench.expire_lease(1);
     bench.run(register(2, 1));
     assert!(epoch_of(&bench.run(claim(1, 2))) > granted);
@@ -49,7 +49,7 @@ fn the_first_of_two_migrations_from_one_epoch_wins() {
     let seen = bench.session(session(1)).epoch;
     let to = |n| Command::Migrate(MigrateSession { session: session(1), to: owner(n), head: Some(one.head()), seen });
     let current = epoch_of(&bench.run(to(2)));
-    assert_eq!(bench.run(to(3)), Outcome::Refused(Refusal::Stale { current }));
+    assert_eq!(bench.run(to(3)), Outcome::Refused(Refusal::StaleEpoch { current }));
     assert_eq!(bench.run(to(2)), Outcome::Granted { epoch: current }, "repeated, it is the same grant");
     assert_eq!(bench.session(session(1)).owner, Some(owner(2)));
 }
@@ -84,7 +84,7 @@ fn a_release_needs_the_current_grant_epoch() {
     let release =
         |owner, seen| Command::Release(ReleaseOwner { subject: OwnershipSubject::Session(session(1)), owner, seen });
     assert_eq!(bench.run(release(owner(2), granted)), Outcome::Done, "not its owner: nothing to give back");
-    let stale = Refusal::Stale { current: granted };
+    let stale = Refusal::StaleEpoch { current: granted };
     assert_eq!(bench.run(release(owner(1), Epoch::default())), Outcome::Refused(stale));
     assert_eq!(bench.run(release(owner(1), granted)), Outcome::Done);
     assert_eq!(bench.session(session(1)).owner, None);

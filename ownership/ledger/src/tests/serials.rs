@@ -60,7 +60,7 @@ fn a_batch_is_not_atomic_and_has_one_outcome_for_each_command() {
 #[test]
 fn nested_and_oversized_batches_are_refused() {
     let mut bench = LedgerFixture::empty(LedgerLimits { batch: 3, ..LedgerLimits::default() });
-    let bad = Outcome::Refused(Refusal::BadBatch);
+    let bad = Outcome::Refused(Refusal::InvalidBatch);
     assert_eq!(bench.run(Command::Batch(vec![Command::Batch(Vec::new())])), bad);
     assert_eq!(bench.run(Command::Batch(vec![Command::OpenClient(NodeId(3))])), bad);
     assert_eq!(bench.run(Command::Batch(vec![register(1, 1); 4])), bad);

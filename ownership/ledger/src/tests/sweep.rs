@@ -117,7 +117,7 @@ fn a_full_table_evicts_only_the_coldest_unreferenced_artifact() {
     bench.step(step(5, &text('e'), 0, 1));
     assert_eq!([young, used].map(|id| there(&bench, id)), [false, true]);
     let outcome = bench.run(Command::commit_step(step(6, &text('f'), 0, 1)).unwrap());
-    assert!(outcome.refusals().contains(&&Refusal::Full), "all are referenced: {outcome:?}");
+    assert!(outcome.refusals().contains(&&Refusal::LedgerFull), "all are referenced: {outcome:?}");
     assert_eq!(bench.ledger.artifact_count(), 3);
 }
 
@@ -251,7 +251,7 @@ fn a_tenant_over_its_share_of_artifacts_evicts_its_own_or_is_refused() {
         seal(&mut bench, id, letter, &large, false);
     }
     let refused = seal(&mut bench, 30, 'l', &large, false);
-    assert!(refused.refusals().contains(&&Refusal::Full), "{refused:?}");
+    assert!(refused.refusals().contains(&&Refusal::LedgerFull), "{refused:?}");
     assert_eq!(held(&bench, &small), 1, "it is idle, and not the large one's to evict");
     // The small tenant replaces its own artifact, because none of the large tenant's can be evicted.
     assert!(seal(&mut bench, 2, 'm', &small, false).refusals().is_empty());

@@ -63,7 +63,7 @@ fn no_renewal_succeeds_after_expiry_and_a_new_grant_has_a_new_epoch() {
     bench.expire_lease(2);
     assert_eq!(bench.run(renew(2, 1)), Outcome::Renewed { renewed: 0, refused: vec![WorkerId(2)] });
     let claim = ClaimOwner { subject: OwnershipSubject::Session(session(1)), owner: owner(2) };
-    assert_eq!(bench.run(Command::ClaimOwner(claim)), Outcome::Refused(Refusal::LeaseOver));
+    assert_eq!(bench.run(Command::ClaimOwner(claim)), Outcome::Refused(Refusal::LeaseExpired));
     assert!(epoch_of(&bench.run(register(2, 1))) > old);
     assert_eq!(bench.run(renew(2, 1)), Outcome::Renewed { renewed: 1, refused: vec![] });
 }
@@ -85,7 +85,7 @@ fn a_late_retirement_does_not_retire_a_new_registration() {
     let retire = Command::RetireLife(RetireIncarnation { worker: WorkerId(3), seen });
     bench.expire_lease(3);
     let current = epoch_of(&bench.run(register(3, 2)));
-    assert_eq!(bench.run(retire), Outcome::Refused(Refusal::Stale { current }));
+    assert_eq!(bench.run(retire), Outcome::Refused(Refusal::StaleEpoch { current }));
     assert_eq!(bench.run(renew(3, 2)), Outcome::Renewed { renewed: 1, refused: vec![] });
     let retire = Command::RetireLife(RetireIncarnation { worker: WorkerId(3), seen: current });
     assert_eq!(bench.run(retire.clone()), Outcome::Done);
@@ -121,7 +121,7 @@ fn a_full_worker_table_forgets_the_longest_expired_worker() {
     let mut bench = LedgerFixture::empty(LedgerLimits { workers: 2, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     bench.run(register(2, 1));
-    assert_eq!(bench.run(register(3, 1)), Outcome::Refused(Refusal::Full));
+    assert_eq!(bench.run(register(3, 1)), Outcome::Refused(Refusal::LedgerFull));
     bench.run(Command::RetireWorker(WorkerId(2)));
     assert!(matches!(bench.run(register(3, 1)), Outcome::Granted { .. }));
     assert!(bench.ledger.worker(WorkerId(2)).is_none());

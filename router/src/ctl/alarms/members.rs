@@ -29,7 +29,7 @@ pub(super) async fn observe_members(client: &OperatorClient) -> MemberObservatio
     let first = query_all(client, "cluster/members").await;
     let is_behind = |leader: &&Value| {
         let mut members = lines(&leader["answer"]["members"]).iter();
-        members.any(|member| member["answers"] == true && member["matched"].as_u64() < leader_log_index(leader))
+        members.any(|member| member["reachable"] == true && member["matched_index"].as_u64() < leader_log_index(leader))
     };
     let Some(leader) = leader_answer(&first).filter(is_behind).map(|leader| cell_text(leader.get("endpoint"))) else {
         return MemberObservations { first, later: None };
@@ -45,7 +45,7 @@ fn leader_answer(answers: &[Value]) -> Option<&Value> {
 }
 
 fn leader_log_index(leader: &Value) -> Option<u64> {
-    lines(&leader["answer"]["members"]).iter().find(|member| member["is_leader"] == true)?["matched"].as_u64()
+    lines(&leader["answer"]["members"]).iter().find(|member| member["is_leader"] == true)?["matched_index"].as_u64()
 }
 
 /// Returns alarms for members that do not answer the leader, that lag, or that an endpoint cannot talk to. Only the
@@ -57,9 +57,9 @@ pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) ->
     }
     let mut found = BTreeMap::new();
     for member in leader.into_iter().flat_map(|leader| lines(&leader["answer"]["members"])) {
-        if member["answers"] == false {
+        if member["reachable"] == false {
             let what = "the member does not answer the leader".to_owned();
-            let what = member["trouble"].as_str().map_or(what.clone(), |trouble| format!("{what}: {trouble}"));
+            let what = member["last_error"].as_str().map_or(what.clone(), |trouble| format!("{what}: {trouble}"));
             found.insert(member_name(member), alarm(&member_name(member), "member_unresponsive", &what));
         }
     }
@@ -68,7 +68,7 @@ pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) ->
     }
     for answer in looks.first.iter().filter(|answer| answer["error"].is_null()) {
         for member in lines(&answer["answer"]["members"]) {
-            if let Some(trouble) = member["trouble"].as_str() {
+            if let Some(trouble) = member["last_error"].as_str() {
                 let what = format!("{} cannot connect to the member: {trouble}", cell_text(answer.get("endpoint")));
                 found
                     .entry(member_name(member))
@@ -83,13 +83,13 @@ pub(super) fn member_alarms(looks: &MemberObservations, output: OutputFormat) ->
 /// entries, or that lag far behind.
 fn lagging_members(first: &Value, second: &Value) -> Vec<(String, Value)> {
     let (Some(led), Some(leads)) = (leader_log_index(first), leader_log_index(second)) else { return Vec::new() };
-    let matched = |member: &Value| member["matched"].as_u64();
-    let before = |node: &Value| lines(&first["answer"]["members"]).iter().find(|member| member["node"] == *node);
+    let matched = |member: &Value| member["matched_index"].as_u64();
+    let before = |node: &Value| lines(&first["answer"]["members"]).iter().find(|member| member["node_id"] == *node);
     let mut found = Vec::new();
-    for member in lines(&second["answer"]["members"]).iter().filter(|member| member["answers"] == true) {
+    for member in lines(&second["answer"]["members"]).iter().filter(|member| member["reachable"] == true) {
         // A member that is still receiving a snapshot has no matched index.
         let Some(now) = matched(member) else { continue };
-        let was = before(&member["node"]).and_then(matched);
+        let was = before(&member["node_id"]).and_then(matched);
         let behind = leads.saturating_sub(now);
         let what = if was == Some(now) && now < led {
             format!(
@@ -111,7 +111,7 @@ fn lagging_members(first: &Value, second: &Value) -> Vec<(String, Value)> {
 }
 
 fn member_name(member: &Value) -> String {
-    format!("node {} ({})", cell_text(member.get("node")), cell_text(member.get("address")))
+    format!("node {} ({})", cell_text(member.get("node_id")), cell_text(member.get("address")))
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     fn leader(matched: &[(u64, u64)], answers: bool) -> Value {
-        let member = |(node, matched): &(u64, u64)| json!({"node": node, "address": "a:1", "is_leader": *node == 1, "answers": *node == 1 || answers, "matched": matched});
+        let member = |(node, matched): &(u64, u64)| json!({"node_id": node, "address": "a:1", "is_leader": *node == 1, "reachable": *node == 1 || answers, "matched_index": matched});
         json!({"endpoint": "http://a", "answer": {"members": matched.iter().map(member).collect::<Vec<_>>()}})
     }
 

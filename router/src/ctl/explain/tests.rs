@@ -152,7 +152,7 @@ fn fallback_and_cold_prompts_are_explained() {
     let mut told = receipt();
     told["known"]["rung"] = json!("cold");
     assert!(render(&told, &WorkerUrls::default()).contains("known       by token ids, and nothing of it recognised\n"));
-    told["attempts"][0]["knowledge"] = json!("fallback");
+    told["attempts"][0]["knowledge"] = json!("approximate");
     let shown = render(&told, &WorkerUrls::default());
     assert!(
         shown.contains("nothing of it recognised; what its worker holds is an estimate: REASON in `ctl worker list`"),

@@ -222,7 +222,7 @@ async fn retried_bypassed_and_inexact_steps_do_not_queue() {
     assert!(!shadow.must_wait() && shadow.decision.is_some());
     step.mode = RoutingMode::Active;
     let exact = step.located.workers.clone();
-    for knowledge in [KvIndexState::Degraded, KvIndexState::Fallback] {
+    for knowledge in [KvIndexState::Degraded, KvIndexState::Approximate] {
         step.located.workers = exact.iter().map(|view| vocabulary::WorkerView { knowledge, ..view.clone() }).collect();
         assert!(!plan(&step, &[]).must_wait(), "{knowledge:?}");
     }

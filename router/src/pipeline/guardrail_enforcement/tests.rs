@@ -12,7 +12,7 @@ use crate::testing::{StubWorker, TestRouter, get, send, start_router, start_rout
 /// Adds twenty sessions to each arm; those served by `action` are ten times as slow.
 pub(crate) fn slow_down_action(gateway: &AppState, action: Action) {
     for session in 0..40 {
-        let (arm, took) = if session % 2 == 0 { (Arm::Control, 100_000) } else { (Arm::Own, 1_000_000) };
+        let (arm, took) = if session % 2 == 0 { (Arm::Control, 100_000) } else { (Arm::Treatment, 1_000_000) };
         enforce_guardrail(
             &gateway.decisions.guardrail,
             &gateway.routing,
@@ -28,10 +28,10 @@ async fn guardrail_line(front: &TestRouter, action: Action) -> Value {
     lines.iter().find(|line| line["action"] == action.as_str()).unwrap().clone()
 }
 
-async fn causes(front: &TestRouter) -> Vec<String> {
+async fn reasons(front: &TestRouter) -> Vec<String> {
     let ready = get(front.operator_address(), "/readyz").await.json();
-    let degraded = ready["degraded"].as_array().unwrap().iter().filter(|line| line["what"] == "guardrail");
-    degraded.map(|line| line["cause"].as_str().unwrap().to_owned()).collect()
+    let degraded = ready["degraded"].as_array().unwrap().iter().filter(|line| line["component"] == "guardrail");
+    degraded.map(|line| line["reason"].as_str().unwrap().to_owned()).collect()
 }
 
 async fn metrics(front: &TestRouter) -> String {
@@ -43,29 +43,36 @@ async fn a_slower_action_is_disabled_until_an_operator_enables_it() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &[]).await;
     let action = Action::StateMigration;
-    let reverted = |count| format!("ownerserve_guardrail_action_disabled{{action=\"{action}\"}} {count}\n");
-    assert!(metrics(&front).await.contains(&reverted(0)));
+    let disabled = |count| format!("ownerserve_guardrail_action_disabled{{action=\"{action}\"}} {count}\n");
+    assert!(metrics(&front).await.contains(&disabled(0)));
     slow_down_action(&front.gateway, action);
     assert_eq!(front.gateway.routing.get().disabled, ActionSet::NONE.with(action));
     let told = guardrail_line(&front, action).await;
-    assert_eq!((&told["reverted"], &told["slower_since_unix_ms"]), (&json!(true), &json!(1)), "{told}");
-    assert_eq!((&told["control_sessions"], &told["own_sessions"]), (&json!(20), &json!(20)));
-    assert!(told["ratio"].as_f64() > Some(6.9) && told["ratio_low"].as_f64() > Some(5.0), "{told}");
-    assert_eq!(guardrail_line(&front, Action::RemotePrefill).await["reverted"], false);
-    assert_eq!(causes(&front).await, ["action_slower"]);
+    assert_eq!(
+        (&told["disabled"], &told["slower_since"]),
+        (&json!(true), &json!("1970-01-01T00:00:00.001Z")),
+        "{told}"
+    );
+    assert_eq!((&told["control_sessions"], &told["treatment_sessions"]), (&json!(20), &json!(20)));
+    assert!(told["ttft_ratio"].as_f64() > Some(6.9) && told["ttft_ratio_lower"].as_f64() > Some(5.0), "{told}");
+    assert_eq!(guardrail_line(&front, Action::RemotePrefill).await["disabled"], false);
+    assert_eq!(reasons(&front).await, ["action_disabled"]);
     let text = metrics(&front).await;
     let sessions = format!("ownerserve_guardrail_sessions{{action=\"{action}\",arm=\"control\"}} 20\n");
-    assert!(text.contains(&reverted(1)) && text.contains(&sessions), "{text}");
+    assert!(text.contains(&disabled(1)) && text.contains(&sessions), "{text}");
     let put = |body: &'static str| {
-        let request = Request::put("/ownerserve/v1/mode").header("content-type", "application/json");
+        let request = Request::put("/ownerserve/v1/routing").header("content-type", "application/json");
         send(front.operator_address(), request, body)
     };
-    put(r#"{"disabled":["state_migration","artifact_fetch"]}"#).await;
-    assert_eq!(guardrail_line(&front, action).await["reverted"], true, "it was left off");
-    put(r#"{"disabled":[]}"#).await;
+    put(r#"{"disabled_actions":["state_migration","artifact_fetch"]}"#).await;
+    assert_eq!(guardrail_line(&front, action).await["disabled"], true, "it was left off");
+    put(r#"{"disabled_actions":[]}"#).await;
     let told = guardrail_line(&front, action).await;
-    assert_eq!((&told["reverted"], &told["own_sessions"], &told["ratio"]), (&json!(false), &json!(0), &Value::Null));
-    assert!(causes(&front).await.is_empty() && metrics(&front).await.contains(&reverted(0)));
+    assert_eq!(
+        (&told["disabled"], &told["treatment_sessions"], &told["ttft_ratio"]),
+        (&json!(false), &json!(0), &Value::Null)
+    );
+    assert!(reasons(&front).await.is_empty() && metrics(&front).await.contains(&disabled(0)));
 }
 
 #[tokio::test]
@@ -87,22 +94,22 @@ async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alar
     for name in names(Arm::Control) {
         ask(name, "answer").await;
     }
-    futures::future::join_all(names(Arm::Own).map(|name| ask(name, "late"))).await;
+    futures::future::join_all(names(Arm::Treatment).map(|name| ask(name, "late"))).await;
     let receipts = || front.gateway.decisions.receipts.newest(100, |_| true);
     wait_until("all receipts are filed", || receipts().len() == 40).await;
     for receipt in receipts() {
         let arm = steering.arm_of(receipt.known.session);
-        let expected = if arm == Some(Arm::Own) { RoutingMode::Active } else { RoutingMode::Shadow };
+        let expected = if arm == Some(Arm::Treatment) { RoutingMode::Active } else { RoutingMode::Shadow };
         assert_eq!((receipt.mode, receipt.control), (expected, arm == Some(Arm::Control)));
         assert_eq!(receipt.decision.as_ref().map(|decision| decision.plan.action), Some(action));
         assert_eq!(serde_json::to_value(&*receipt).unwrap()["control"] == true, receipt.control);
     }
     let told = guardrail_line(&front, action).await;
-    assert_eq!((&told["control_sessions"], &told["own_sessions"]), (&json!(20), &json!(20)), "{told}");
-    assert!(told["ratio_low"].as_f64() > Some(1.0) && told["slower_since_unix_ms"].is_u64(), "{told}");
-    assert_eq!((&told["reverted"], &told["can_be_reverted"]), (&json!(false), &json!(false)));
+    assert_eq!((&told["control_sessions"], &told["treatment_sessions"]), (&json!(20), &json!(20)), "{told}");
+    assert!(told["ttft_ratio_lower"].as_f64() > Some(1.0) && told["slower_since"].is_string(), "{told}");
+    assert_eq!((&told["disabled"], &told["can_be_disabled"]), (&json!(false), &json!(false)));
     assert_eq!(front.gateway.routing.get().disabled, ActionSet::NONE);
-    assert_eq!(causes(&front).await, ["placement_slower"]);
+    assert_eq!(reasons(&front).await, ["placement_slower"]);
 }
 
 #[tokio::test]
@@ -121,7 +128,7 @@ async fn a_retried_step_counts_for_the_action_chosen_first() {
         got.json()["served_by"].as_str().unwrap().to_owned()
     };
     let own = (0..).map(|n| format!("session {n}"));
-    let mut own = own.filter(|name| front.gateway.routing.get().arm_of(id(name)) == Some(Arm::Own));
+    let mut own = own.filter(|name| front.gateway.routing.get().arm_of(id(name)) == Some(Arm::Treatment));
     let name = loop {
         let name = own.next().unwrap();
         if ask(&name, "answer").await == "one" {
@@ -133,7 +140,7 @@ async fn a_retried_step_counts_for_the_action_chosen_first() {
     assert_eq!(ask(&name, "fail at one").await, "two");
     let compared = || front.gateway.decisions.guardrail.of(Action::DecodeContinuation);
     wait_until("the step is over", || compared() != ComparisonReport::default()).await;
-    assert_eq!((compared().own_sessions, compared().control_sessions), (1, 0));
+    assert_eq!((compared().treatment_sessions, compared().control_sessions), (1, 0));
     let actions = front.gateway.decisions.receipts.newest(1, |_| true)[0]
         .attempts
         .iter()

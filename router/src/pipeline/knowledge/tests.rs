@@ -51,7 +51,7 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
         let next = ask(&front, PATH, conversation_of(turns)).await;
         assert!(next.known.deepest_overlap > Tokens(1_500), "{:?}", next.known);
         let attempt = &next.attempts[0];
-        assert_eq!((attempt.target(), attempt.knowledge), (Some(at), KvIndexState::Fallback));
+        assert_eq!((attempt.target(), attempt.knowledge), (Some(at), KvIndexState::Approximate));
         assert_eq!((next.known.estimated, next.known.rung), (true, None));
         let priced = next.decision.as_ref().unwrap().plan.answer_leg().cached_tokens;
         assert!(priced < next.known.deepest_overlap, "not all of a guess is taken for granted");
@@ -64,6 +64,6 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     let written = serde_json::to_value(&*first).unwrap();
     assert_eq!(
         (&written["attempts"][0]["knowledge"], &written["known"]["estimated"]),
-        (&json!("fallback"), &json!(true))
+        (&json!("approximate"), &json!(true))
     );
 }

@@ -38,7 +38,7 @@ async fn an_overloaded_worker_without_alternative_yields_429() {
     assert_eq!(ending(receipt), (RequestOutcome::Failed, 429));
     assert_eq!(receipt.attempts.len(), 1);
     assert_eq!(receipt.attempts[0].remarks, [AttemptEvent::DecodeBusy]);
-    assert_eq!(receipt.attempts[0].knowledge, KvIndexState::Fallback, "it tells no events");
+    assert_eq!(receipt.attempts[0].knowledge, KvIndexState::Approximate, "it tells no events");
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(!text.contains("ownerserve_retries_total"), "nothing was tried again");
     assert!(text.contains("ownerserve_plan_fallbacks_total{reason=\"decode_busy\"} 1"), "{text}");
@@ -157,7 +157,7 @@ async fn steps_of_other_endpoints_are_exact_at_vllm_and_fallback_elsewhere() {
             assert_eq!(got.status, 200, "{path} {:?}", got.body);
             let receipt = receipts(&front).remove(0);
             assert_eq!(receipt.known.fallback, None, "{path}");
-            let expected = if is_guessed { KvIndexState::Fallback } else { KvIndexState::Exact };
+            let expected = if is_guessed { KvIndexState::Approximate } else { KvIndexState::Exact };
             assert_eq!(receipt.attempts[0].knowledge, expected, "{path}");
         }
         let guessed = front.gateway.metrics.plans.fallback.with_label_values(&["unverified_conversion"]).get();

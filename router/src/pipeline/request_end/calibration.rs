@@ -94,8 +94,8 @@ impl CalibrationSink {
         let life = (worker.id, worker.incarnation);
         let Some(now) = self.calibration.add(life, foretold, first_token) else { return };
         let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
-        match now.off {
-            Some(off) => tracing::warn!(%worker, drift = off.as_ref(), %ratio,
+        match now.drift {
+            Some(drift) => tracing::warn!(%worker, drift = drift.as_ref(), %ratio,
                 "its first tokens do not come when prices say: see whether others use it, or its clocks were lowered"),
             None => tracing::info!(%worker, %ratio, "its first tokens come when prices say again"),
         }

@@ -199,8 +199,8 @@ async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
     assert!(front.gateway.decisions.receipts.newest(1, |_| true)[0].known.distrusted);
     let ready = get(front.operator_address(), "/readyz").await.json();
     assert_eq!(
-        (&ready["degraded"][0]["what"], &ready["degraded"][0]["cause"]),
-        (&json!("identity"), &json!("distrusted"))
+        (&ready["degraded"][0]["component"], &ready["degraded"][0]["reason"]),
+        (&json!("prefix_cache"), &json!("disabled_by_verification"))
     );
     let metrics = get(front.operator_address(), "/metrics").await;
     assert!(String::from_utf8_lossy(&metrics.body).contains("ownerserve_prefix_cache_disabled_models 1"));

@@ -92,7 +92,7 @@ fn one_mismatched_worker_stays_local_and_a_majority_covers_the_model() {
     let at_one = vec![WorkerId(1)];
     let odd = TokenizerMismatch {
         model: model.clone(),
-        signal: DriftSignal::Counted,
+        signal: DriftSignal::TokenCount,
         workers: at_one,
         scope: MismatchScope::Workers,
     };
@@ -116,7 +116,7 @@ fn six_unexplained_cache_hits_in_eight_suspect_a_mismatch_until_32_agree() {
     let doubt = &all.suspected_mismatches()[0];
     assert_eq!(
         (doubt.signal, doubt.scope, doubt.signal.as_ref()),
-        (DriftSignal::Found, MismatchScope::Model, "cache_disagrees")
+        (DriftSignal::CacheHit, MismatchScope::Model, "cache_hit_mismatch")
     );
     assert_eq!(all.suspected_model_count(), 1);
     answer_cache_hits(1, &all, &[(400, 400); 31]);
@@ -151,7 +151,7 @@ fn agreeing_token_counts_do_not_clear_a_cache_hit_mismatch() {
     answer_token_counts(1, &all, &[DISAGREES; 3]);
     assert_eq!(
         all.suspected_mismatches().iter().map(|doubt| doubt.signal).collect::<Vec<_>>(),
-        [DriftSignal::Counted, DriftSignal::Found]
+        [DriftSignal::TokenCount, DriftSignal::CacheHit]
     );
     assert_eq!(all.suspected_model_count(), 1, "one model, however many signs");
 }
@@ -212,7 +212,7 @@ async fn a_token_count_mismatch_shows_in_receipts_readyz_alarms_and_metrics() {
     }
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
-    assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("engine_disagrees")));
+    assert_eq!((&line["component"], &line["reason"]), (&json!("prefix_cache"), &json!("token_count_mismatch")));
     let detail = line["detail"].as_str().unwrap();
     assert!(detail.contains(&worker.url()) && detail.contains("models.\"tiny\".tokenizer_dir"), "{detail}");
     let metrics = get(front.operator_address(), "/metrics").await;
@@ -267,7 +267,7 @@ async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
     for _ in 0..3 {
         front.gateway.caches.prefix_cache.tokenizer_drift.record_token_count(at, Some(DISAGREES), Instant::now());
     }
-    assert_eq!(ask(false).await.attempts[0].knowledge, KvIndexState::Fallback);
+    assert_eq!(ask(false).await.attempts[0].knowledge, KvIndexState::Approximate);
     assert_eq!(known(), KvIndexState::Exact, "its blocks are as well known as before");
 }
 
@@ -317,12 +317,16 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
     let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
     assert_eq!(agreement.suspected_mismatches(), []);
     wait_until("it is doubted", || !agreement.suspected_mismatches().is_empty()).await;
-    assert_eq!(ask_chat(&front, &messages).await.attempts[0].knowledge, KvIndexState::Fallback);
+    assert_eq!(ask_chat(&front, &messages).await.attempts[0].knowledge, KvIndexState::Approximate);
     let disagreeing = front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&["mismatch"]);
     wait_until("all are looked at", || disagreeing.get() == 7).await;
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
-    assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("cache_disagrees")), "{ready}");
+    assert_eq!(
+        (&line["component"], &line["reason"]),
+        (&json!("prefix_cache"), &json!("cache_hit_mismatch")),
+        "{ready}"
+    );
     assert!(line["detail"].as_str().unwrap().contains("models.\"tiny\".tokenizer_dir"), "{line}");
     let metrics = String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
     for series in [

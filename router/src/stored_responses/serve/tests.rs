@@ -163,19 +163,19 @@ async fn an_operator_erases_a_session_or_a_tenant() {
         async |path: &str| send(front.operator_address(), Request::delete(format!("/ownerserve/v1/{path}")), "").await;
     assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [200, 200]);
     let session = vocabulary::SessionId::of_key(&vocabulary::TenantId::default(), &"tiny".into(), "mine");
-    let done = forget(&format!("sessions/{session}/kept?tenant=default")).await;
+    let done = forget(&format!("sessions/{session}/retained-data?tenant=default")).await;
     assert_eq!(done.status, 200, "{done:?}");
     assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [404, 200]);
     assert_eq!(
-        forget("sessions/s-00000000000000000000000000000009/kept").await.status,
+        forget("sessions/s-00000000000000000000000000000009/retained-data").await.status,
         404,
         "whose it is is not known"
     );
-    let unknown = forget("tenants/someone/kept").await;
-    assert_eq!(unknown.json()["did"], "no tenant of this name is configured and nothing was kept", "{unknown:?}");
+    let unknown = forget("tenants/someone/retained-data").await;
+    assert_eq!(unknown.json()["result"], "no tenant of this name is configured and nothing was kept", "{unknown:?}");
     assert_eq!(goes_on(&ids[1]).await, 200, "another tenant's stay");
-    let known = forget("tenants/default/kept").await.json();
-    assert!(known["did"].as_str().unwrap().ends_with("forgotten here"), "there is no Redis: {known}");
+    let known = forget("tenants/default/retained-data").await.json();
+    assert!(known["result"].as_str().unwrap().ends_with("forgotten here"), "there is no Redis: {known}");
     assert_eq!(goes_on(&ids[1]).await, 404);
 }
 

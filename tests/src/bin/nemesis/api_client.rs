@@ -64,8 +64,8 @@ impl NodeAddresses {
 
     /// Returns a node's applied index and the hash of its state there.
     pub(crate) async fn state_hash(&self, seat: MemberSlot) -> Result<(u64, String), NemesisError> {
-        let StateHashJson { revision, hash } = self.get(seat, "/cluster/hash", REQUEST_TIMEOUT).await?;
-        Ok((revision, hash))
+        let StateHashJson { revision, state_hash } = self.get(seat, "/cluster/state-hash", REQUEST_TIMEOUT).await?;
+        Ok((revision, state_hash))
     }
 
     /// Returns the members as a node knows them.
@@ -82,7 +82,8 @@ impl NodeAddresses {
 
     /// Raises the cluster's feature level.
     pub(crate) async fn raise_level(&self, seat: MemberSlot, level: u32) -> Result<(), NemesisError> {
-        self.send(seat, (Method::PUT, "/cluster/level", serde_json::json!({ "level": level }))).await.map(drop)
+        let body = serde_json::json!({ "feature_level": level });
+        self.send(seat, (Method::PUT, "/cluster/feature-level", body)).await.map(drop)
     }
 
     /// Downloads a snapshot of a node's ledger as it is stored on disk.
@@ -111,7 +112,7 @@ impl NodeAddresses {
 
     /// Returns the session that clients of the model name `key`.
     pub(crate) async fn session_of(&self, seat: MemberSlot, key: &str) -> Result<Option<SessionId>, NemesisError> {
-        let path = format!("/sessions?key={key}&model=tiny&consistency=linearizable");
+        let path = format!("/sessions?session_key={key}&model=tiny&consistency=linearizable");
         let SessionsJson { sessions } = self.get(seat, &path, REQUEST_TIMEOUT).await?;
         Ok(sessions.first().filter(|session| session.owner.is_some()).map(|session| session.id))
     }
@@ -183,7 +184,7 @@ impl ApiClient {
                 self.raw(seat, (Method::POST, &format!("{session}/release")), Some(body), within).await
             }
             OwnershipRequest::Migrate { to, seen } => {
-                let body = (serde_json::json!({ "to": json::target(to), "blocks": "there" }), Some(seen));
+                let body = (serde_json::json!({ "target": json::target(to), "record_only": true }), Some(seen));
                 self.raw(seat, (Method::POST, &format!("{session}/migrate")), Some(body), within).await
             }
         };

@@ -345,7 +345,7 @@ impl ProcessCluster {
             *votes.entry(leader).or_default() += 1;
         }
         let (leader, agreed) = votes.into_iter().max_by_key(|(_, agreed)| *agreed)?;
-        let own = statuses.iter().find(|(_, status)| status.node == leader && status.leader == Some(leader));
+        let own = statuses.iter().find(|(_, status)| status.node_id == leader && status.leader == Some(leader));
         own.filter(|_| agreed * 2 > statuses.len()).map(|(seat, _)| *seat)
     }
 

@@ -39,7 +39,7 @@ async fn await_admission(cluster: &ProcessCluster, seat: MemberSlot) -> Result<u
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     loop {
         match cluster.member(seat, FOUNDER).await {
-            Ok(member) => return Ok(member.node),
+            Ok(member) => return Ok(member.node_id),
             Err(error) if Instant::now() > deadline => return Err(error),
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }

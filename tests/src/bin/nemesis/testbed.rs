@@ -102,7 +102,7 @@ impl TrialEnvironment {
         let seats = self.cluster.seats();
         let is = |seat: &MemberSlot| {
             let address = self.network.relay_address(*seat).to_string();
-            members.iter().any(|member| member.address == address && member.standing == standing)
+            members.iter().any(|member| member.address == address && member.role == standing)
         };
         Ok(seats.into_iter().filter(is).collect())
     }
@@ -216,7 +216,7 @@ impl TrialEnvironment {
     /// Wipes a stopped voter's disk, lets it join again, and makes it a voter again.
     pub(crate) async fn replace(&mut self, seat: MemberSlot) -> Result<(), NemesisError> {
         let leader = self.leader().await?;
-        let old = self.cluster.member(seat, leader).await?.node;
+        let old = self.cluster.member(seat, leader).await?.node_id;
         self.cluster.wipe(seat)?;
         self.cluster.start(seat, NodeBoot::new(BootOrigin::JoinsThrough(leader))).await?;
         let new = self.await_admission(seat, old).await?;
@@ -233,7 +233,7 @@ impl TrialEnvironment {
         let deadline = Instant::now() + OPERATOR_TIMEOUT;
         loop {
             match self.cluster.addresses().status(seat).await {
-                Ok(status) if status.node != than && status.leader.is_some() => return Ok(status.node),
+                Ok(status) if status.node_id != than && status.leader.is_some() => return Ok(status.node_id),
                 _ if Instant::now() > deadline => {
                     return Err(NemesisError::Late { what: format!("node {} to be admitted", seat.0) });
                 }

@@ -160,7 +160,7 @@ async fn read_connection(
     let address = doors.operator(seat);
     let request = Request::builder()
         .method(Method::GET)
-        .uri(format!("/ownerserve/v1/watch?from={from}"))
+        .uri(format!("/ownerserve/v1/watch?from_revision={from}"))
         .header(HOST, address.to_string())
         .header(ACCEPT, "text/event-stream")
         .body(Full::default())
@@ -189,9 +189,9 @@ async fn read_connection(
 async fn read_compacted(body: Incoming) -> WatchDisconnect {
     #[derive(Deserialize)]
     struct CompactedJson {
-        oldest: u64,
+        oldest_revision: u64,
     }
     let body = body.collect().await.ok();
     let gone = body.and_then(|body| serde_json::from_slice::<CompactedJson>(&body.to_bytes()).ok());
-    gone.map_or(WatchDisconnect::Disconnected, |gone| WatchDisconnect::Compacted(gone.oldest))
+    gone.map_or(WatchDisconnect::Disconnected, |gone| WatchDisconnect::Compacted(gone.oldest_revision))
 }

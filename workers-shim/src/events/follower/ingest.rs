@@ -30,7 +30,7 @@ impl RankFollower {
         let after = self.feed.counts();
         let orphans = after.orphans - before.orphans;
         let mut counts = self.worker.member.events.counts.lock();
-        counts.unplaced += orphans + after.unknown_removals - before.unknown_removals;
+        counts.unknown_blocks += orphans + after.unknown_removals - before.unknown_removals;
         counts.events += batch.events.len() as u64;
         counts.batches += 1;
         counts.lag = Micros(clock_lag(batch.timestamp));

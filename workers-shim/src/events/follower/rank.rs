@@ -205,7 +205,7 @@ impl RankFollower {
             MessageAction::Duplicate => Ok(()),
             MessageAction::Apply => self.apply(&message),
             MessageAction::Restarted => {
-                log.counts.lock().restarts += 1;
+                log.counts.lock().engine_restarts += 1;
                 self.start_over();
                 Err(FollowEnd::Lost(ConnectionLoss::SequenceReset))
             }
@@ -225,7 +225,7 @@ impl RankFollower {
         let process = current_incarnation(&self.worker.environment.client, &self.worker.member).await;
         let met = self.stream.identify_process(process);
         if met == ProcessMatch::Another {
-            self.worker.member.events.counts.lock().restarts += 1;
+            self.worker.member.events.counts.lock().engine_restarts += 1;
             return Err(FollowEnd::Restarted);
         }
         Ok(met)

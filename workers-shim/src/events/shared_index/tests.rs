@@ -25,7 +25,7 @@ fn depth(index: &SharedIndex, chain: &PrefixChain) -> u64 {
 fn approximate_blocks_stand_until_events_arrive() {
     let index = SharedIndex::new();
     let prompt = chain(2_000);
-    assert_eq!(note(&index, (WORKER, RANK), &prompt, None), KvIndexState::Fallback);
+    assert_eq!(note(&index, (WORKER, RANK), &prompt, None), KvIndexState::Approximate);
     assert_eq!(depth(&index, &prompt), 0, "nobody admitted that worker");
     index.admit(WORKER, RoutedBlockLimits::default());
     note(&index, (WORKER, RANK), &prompt, None);

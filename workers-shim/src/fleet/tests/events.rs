@@ -27,7 +27,7 @@ async fn computed_blocks_are_known_exactly() {
     watch.until("answer stored", |watch| watch.depth(&whole) >= 14).await;
     assert_eq!(watch.view(0).knowledge, KvIndexState::Exact);
     let counts = watch.fleet.events(watch.id(0)).unwrap();
-    assert_eq!((counts.undecodable, counts.unplaced, counts.gaps), (0, 0, 0));
+    assert_eq!((counts.undecodable, counts.unknown_blocks, counts.gaps), (0, 0, 0));
     assert!(counts.batches > 0 && counts.blocks >= 7 && counts.lag < vocabulary::Micros(5_000_000), "{counts:?}");
 }
 
@@ -125,7 +125,7 @@ async fn indivisible_block_size_falls_back_to_approximation() {
         })
         .await;
     // The fleet's view of a worker follows its sources with a delay.
-    watch.until("guesses", |watch| watch.view(0).knowledge == KvIndexState::Fallback).await;
+    watch.until("guesses", |watch| watch.view(0).knowledge == KvIndexState::Approximate).await;
     watch.fleet.note_routed(watch.id(0), DpRank(0), served(&[&chain(&prompt(1, 40))]));
     assert_eq!(watch.depth(&prompt(1, 40)), 10);
 }

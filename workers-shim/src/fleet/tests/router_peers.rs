@@ -57,7 +57,7 @@ async fn late_fleet_takes_a_snapshot_for_events_beyond_the_replay_buffer() {
     for number in 0..6 {
         assert!(knows_prompt(&second, number), "prompt {number}");
     }
-    assert_eq!(second.fleet.events(second.id(0)).unwrap().adopted, 1);
+    assert_eq!(second.fleet.events(second.id(0)).unwrap().peer_snapshots, 1);
     // Both continue alike, including evictions: the cache holds 64 blocks of 8 tokens.
     for number in 6..20 {
         ask(worker.address(), &prompt(number, 40), 1).await;

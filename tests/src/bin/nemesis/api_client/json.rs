@@ -11,14 +11,14 @@ use crate::history::{LeaseSighting, SessionHolder};
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct NodeStatusJson {
     /// Node id.
-    pub(crate) node: u64,
+    pub(crate) node_id: u64,
     /// Leader that the node knows.
     pub(crate) leader: Option<u64>,
     /// Index of the last applied entry.
     #[serde(rename = "revision")]
     pub(crate) applied: u64,
     /// Feature level of the cluster.
-    pub(crate) level: u32,
+    pub(crate) feature_level: u32,
 }
 
 /// Role of a member in the quorum.
@@ -35,11 +35,11 @@ pub(crate) enum MemberRoleJson {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct MemberJson {
     /// Node id.
-    pub(crate) node: u64,
+    pub(crate) node_id: u64,
     /// Address for other nodes.
     pub(crate) address: String,
     /// Role of the member.
-    pub(crate) standing: MemberRoleJson,
+    pub(crate) role: MemberRoleJson,
 }
 
 #[derive(Deserialize)]
@@ -85,7 +85,7 @@ impl MembershipChange {
 #[derive(Deserialize)]
 pub(super) struct StateHashJson {
     pub(super) revision: u64,
-    pub(super) hash: String,
+    pub(super) state_hash: String,
 }
 
 #[derive(Deserialize)]

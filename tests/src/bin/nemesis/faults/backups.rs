@@ -165,7 +165,7 @@ async fn promote(arena: &TrialEnvironment) -> Result<(), NemesisError> {
         let tried = async {
             let mut nodes = Vec::new();
             for seat in &RESTORED_SLOTS[1..] {
-                nodes.push(arena.cluster.member(*seat, founder).await?.node);
+                nodes.push(arena.cluster.member(*seat, founder).await?.node_id);
             }
             arena.cluster.addresses().change(founder, &MembershipChange::Promote(nodes)).await
         };

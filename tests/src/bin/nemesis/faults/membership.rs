@@ -18,7 +18,7 @@ pub(super) async fn transfer(arena: &mut TrialEnvironment) -> Result<FaultRecord
     let mut strike = FaultRecord::begin(arena);
     for _ in 0..TRANSFERS {
         let follower = arena.follower().await?;
-        let node = arena.cluster.member(follower, arena.leader().await?).await?.node;
+        let node = arena.cluster.member(follower, arena.leader().await?).await?.node_id;
         strike.count_fault();
         arena.change(MembershipChange::TransferLeader(node)).await?;
         tokio::time::sleep(TRANSFER_INTERVAL).await;
@@ -33,8 +33,8 @@ pub(super) async fn change_under_fault(arena: &mut TrialEnvironment) -> Result<F
     let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "no learner".into() };
     let learner = arena.rng.pick(&learners).copied().ok_or_else(nobody)?;
     let leader = arena.leader().await?;
-    let old = arena.cluster.member(follower, leader).await?.node;
-    let new = arena.cluster.member(learner, leader).await?.node;
+    let old = arena.cluster.member(follower, leader).await?.node_id;
+    let new = arena.cluster.member(learner, leader).await?.node_id;
     let mut strike = FaultRecord::begin(arena);
     strike.count_fault();
     arena.isolate(follower).await?;
@@ -57,7 +57,7 @@ async fn shrink_and_grow(arena: &mut TrialEnvironment, strike: &mut FaultRecord)
     let leader = arena.leader().await?;
     let mut nodes = Vec::new();
     for seat in arena.voters().await?.into_iter().filter(|seat| *seat != leader).take(2) {
-        nodes.push(arena.cluster.member(seat, leader).await?.node);
+        nodes.push(arena.cluster.member(seat, leader).await?.node_id);
     }
     let slow = LinkCondition::Slow { delay: Duration::from_millis(20), jitter: Duration::from_millis(20) };
     for (from, to) in links(arena) {

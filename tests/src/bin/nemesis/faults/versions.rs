@@ -45,7 +45,7 @@ pub(super) async fn mixed_releases(arena: &mut TrialEnvironment) -> Result<Fault
         known = write(arena, &sessions).await?;
     }
     let doors = arena.cluster.addresses();
-    let level = doors.status(LONE_SLOT).await?.level;
+    let level = doors.status(LONE_SLOT).await?.feature_level;
     if level != OLD {
         strike.broken.push(GuaranteeViolation {
             guarantee: GUARANTEE,
