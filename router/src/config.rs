@@ -432,7 +432,7 @@ fn expected_in_words(expected: &str) -> &str {
         "u64" | "usize" | "a nonzero u64" => "a whole number, not negative",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
         "f32" | "f64" => "a number",
-        "variant identifier" | "string or map" => "a word in quotes",
+        "variant identifier" | "string or map" | "string or table" => "a word in quotes",
         table if table.starts_with("struct ") || table.starts_with("internally tagged enum ") => "a table",
         word if word.starts_with("enum ") => "a word in quotes",
         other => other,

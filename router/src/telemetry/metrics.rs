@@ -220,7 +220,7 @@ families! {
     #[derive(Debug)]
     pub struct ProcessMetrics {
         build: IntGaugeVec = "build_info" {version}, "Always 1; the version is the label.";
-        mode: IntGaugeVec = "routing_mode" {mode}, "1 for the mode in force: shadow, sticky or own.";
+        mode: IntGaugeVec = "routing_mode" {mode}, "1 for the mode in force: shadow, bypass or active.";
         rollout: Gauge = "routing_rollout_ratio", "Share of sessions that mode active applies to.";
         connections: IntGauge = "client_connections", "Open connections of clients.";
         unauthenticated_closed: IntCounterVec = "unauthenticated_connections_closed_total"

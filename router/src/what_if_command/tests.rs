@@ -162,9 +162,9 @@ fn observed_ttft_is_compared_with_the_prediction() {
 
 #[test]
 fn unplanned_steps_are_counted_but_not_compared() {
-    let mut sticky = entry(case(1, 0), ("bypass", 1), Micros(1));
-    (sticky.receipt.decision, sticky.case) = (None, None);
-    let got = compared(Counterfactual::default(), [sticky]);
+    let mut bypass = entry(case(1, 0), ("bypass", 1), Micros(1));
+    (bypass.receipt.decision, bypass.case) = (None, None);
+    let got = compared(Counterfactual::default(), [bypass]);
     assert_eq!((got.modes.bypass, got.compared, got.predicted_ttft_saving_ms), (1, 0, None));
     assert!(comparison_text(&got, 1).contains("Nothing could be compared"));
 }

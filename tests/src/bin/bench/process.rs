@@ -68,8 +68,8 @@ impl BenchTargets {
         let mut targets =
             BenchTargets { all: vec![BenchTarget { name: "direct", address: workers[0], process: None }], folder };
         targets.haproxy(workers)?;
-        targets.ownerserve(workers, binary, ("ownerserve", "own"))?;
-        targets.ownerserve(workers, binary, ("ownerserve sticky", "sticky"))?;
+        targets.ownerserve(workers, binary, ("ownerserve", "active"))?;
+        targets.ownerserve(workers, binary, ("ownerserve bypass", "bypass"))?;
         for target in &targets.all {
             wait_until_serving(target).await?;
         }
