@@ -150,7 +150,7 @@ impl AppState {
             stored_prompts.clone(),
             config.transfer_check,
         );
-        let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts.clone(), checker.clone());
+        let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts, checker.clone());
         let routing = Arc::new(LiveRouting::new(config.initial_routing()));
         let ledger = LedgerAccess::new(rooms.directory.clone(), metrics.ledger.commit_seconds.clone());
         let pipeline = Pipeline::new(PipelineParts {

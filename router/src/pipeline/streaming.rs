@@ -173,3 +173,20 @@ impl Streaming {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_an_answer_decides_how_its_request_ended() {
+        let of_stream = |facts: StreamFacts| AnswerState::of(&facts).outcome();
+        let failed = || StreamFacts { error: Some("no memory".into()), ..StreamFacts::default() };
+        assert_eq!(of_stream(StreamFacts::default()), RequestOutcome::ClientLeft);
+        assert_eq!(of_stream(StreamFacts { done: true, ..StreamFacts::default() }), RequestOutcome::Complete);
+        assert_eq!(of_stream(failed()), RequestOutcome::Broken);
+        assert_eq!(of_stream(StreamFacts { done: true, ..failed() }), RequestOutcome::Broken);
+        assert_eq!(AnswerState::Whole(StatusCode::OK).outcome(), RequestOutcome::Complete);
+        assert_eq!(AnswerState::Whole(StatusCode::UNPROCESSABLE_ENTITY).outcome(), RequestOutcome::Refused);
+    }
+}
