@@ -262,7 +262,7 @@ mod tests {
     #[tokio::test]
     async fn a_relocation_is_checked_once() {
         let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
-        let front = start_router_at(&[url(&one), url(&two)], &["correctness.one_in=1"]).await;
+        let front = start_router_at(&[url(&one), url(&two)], &["transfer_check.sample_every=1"]).await;
         let gateway = &front.gateway;
         let is_linked = || {
             let fleet = gateway.fleet().snapshot();

@@ -131,7 +131,7 @@ fn choose_replication(
         ..SessionView::new(id)
     };
     let overlaps = gateway.index().read().overlaps_of_chain(&kept.chain);
-    let (policies, steering, shapes) = (&gateway.policies, gateway.routing.get(), gateway.worker_pool.shapes());
+    let (policies, routing, shapes) = (&gateway.policies, gateway.routing.get(), gateway.worker_pool.shapes());
     let ejected = policies.outliers.lock().excluded(&workers, Instant::now());
     let (barred, account) = (gateway.decisions.transfer_checks.barred_links(), policies.occupancy().lock());
     let inputs = PlanningInputs {
@@ -145,7 +145,7 @@ fn choose_replication(
         occupancy: OccupancyView { model: account.occupancy(), now: account.now },
         excluded: &ejected,
         policy: policies.planner_policy(),
-        disabled: DisabledFeatures { actions: steering.disabled, links: &barred },
+        disabled: DisabledFeatures { actions: routing.disabled, links: &barred },
         round_robin_index: 0,
     };
     let moving = plan_prefix_replication(&inputs, &ReplicationLimits::default())?;

@@ -209,9 +209,9 @@ impl RunningServer {
         file_modes::warnings(&gateway.config).iter().for_each(|warning| tracing::warn!("{warning}"));
         let data_dir = gateway.config.ledger.data_dir.display();
         tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.ledger.node_id(), "ledger");
-        let steering = gateway.routing.get();
-        let percent = u8::from(steering.rollout_percent);
-        tracing::info!(mode = steering.mode.as_ref(), rollout_percent = percent, "mode");
+        let routing = gateway.routing.get();
+        let percent = u8::from(routing.rollout_percent);
+        tracing::info!(mode = routing.mode.as_ref(), rollout_percent = percent, "mode");
         gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
         for (model, folder) in gateway.catalog().models_without_template() {
             tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.tokenizer_dir: its conversations are \

@@ -50,20 +50,24 @@ fn sequence(plan: &Map<String, Value>) -> Option<Value> {
     let [prefill, decode, handoff] = ["prefill", "decode", "handoff"].map(|field| plan.get(field));
     let (prefill, decode) = (prefill?, decode?);
     let target = place(&decode["worker"], &decode["rank"]);
-    let moving = |kind, source, blocks: &Value, bytes: &Value| json!({"handoff": {"kind": kind, "source": source, "target": target, "blocks": blocks, "bytes": bytes}});
     let Some(handoff) = handoff.filter(|handoff| !handoff.is_null()) else {
         return Some(json!([leg("serve", decode)]));
     };
     let bytes = &handoff["bytes"];
     match handoff["kind"].as_str()? {
         "replicate" => {
-            let source = place(&handoff["from"], &handoff["rank"]);
-            Some(json!([moving("replicate", source, &handoff["blocks"], bytes), leg("serve", decode)]))
+            let (source, blocks) = (place(&handoff["from"], &handoff["rank"]), &handoff["blocks"]);
+            let moving = json!({
+                "kind": "replicate", "source": source, "target": target, "blocks": blocks, "bytes": bytes,
+            });
+            Some(json!([{"handoff": moving}, leg("serve", decode)]))
         }
         "remote_prefill" => {
             let source = place(&prefill["worker"], &prefill["rank"]);
-            let moving = moving("remote_prefill", source, &Value::Null, bytes);
-            Some(json!([leg("prefill", prefill), moving, leg("decode", decode)]))
+            let moving = json!({
+                "kind": "remote_prefill", "source": source, "target": target, "blocks": null, "bytes": bytes,
+            });
+            Some(json!([leg("prefill", prefill), {"handoff": moving}, leg("decode", decode)]))
         }
         _ => None,
     }

@@ -129,11 +129,11 @@ fn guarded(gateway: &AppState) {
 
 fn process(gateway: &AppState) {
     let process = &gateway.metrics.process;
-    let steering = gateway.routing.get();
+    let routing = gateway.routing.get();
     for mode in [RoutingMode::Shadow, RoutingMode::Bypass, RoutingMode::Active] {
-        process.mode.with_label_values(&[mode.as_ref()]).set(i64::from(mode == steering.mode));
+        process.mode.with_label_values(&[mode.as_ref()]).set(i64::from(mode == routing.mode));
     }
-    process.rollout.set(f64::from(u8::from(steering.rollout_percent)) / 100.0);
+    process.rollout.set(f64::from(u8::from(routing.rollout_percent)) / 100.0);
 }
 
 fn ledger(gateway: &AppState) {

@@ -53,8 +53,8 @@ pub(super) struct RoutingState {
 }
 
 impl From<RoutingSettings> for RoutingState {
-    fn from(steering: RoutingSettings) -> Self {
-        let RoutingSettings { mode, rollout_percent, disabled, .. } = steering;
+    fn from(routing: RoutingSettings) -> Self {
+        let RoutingSettings { mode, rollout_percent, disabled, .. } = routing;
         Self { mode, rollout_percent, disabled_actions: disabled }
     }
 }

@@ -77,7 +77,7 @@ pub async fn execute(
     let mut prefill = None;
     for part in plan.sequence.before_answer() {
         match part {
-            // Runs beside the leg that pulls its KV: engines let some of these pairs wait for each other.
+            // Sent together with the leg that pulls its KV: some engines let the two wait for each other.
             PlanPart::Leg(leg) => prefill = Some(*leg),
             PlanPart::Handoff(Handoff { kind: HandoffKind::RemotePrefill, .. }) => {}
             PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, .. }) => {

@@ -188,14 +188,14 @@ pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedSte
         block: prefixed.prompt.chain.block,
         transfers: transfers(&located),
     };
-    let steering = stage.routing.get();
-    let (mode, arm) = (steering.mode_of(located.affinity_key), steering.arm_of(located.affinity_key));
+    let routing = stage.routing.get();
+    let (mode, arm) = (routing.mode_of(located.affinity_key), routing.arm_of(located.affinity_key));
     let barred = stage.transfer_checks.barred_links();
     let unresumable = resume_blocker(&located.identified, stage.resume);
     ClassifiedStep {
         mode,
         arm,
-        disabled: steering.disabled,
+        disabled: routing.disabled,
         barred_links: barred,
         kind: step,
         ask,

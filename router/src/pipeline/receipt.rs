@@ -118,7 +118,7 @@ pub struct Attempt {
     pub action: Action,
     /// The legs of the plan, in order; the last one was to answer.
     pub legs: Vec<AttemptLeg>,
-    /// How reliably the blocks of the legs' workers were known to this step, the lesser of both: `fallback` where they
+    /// How reliably the blocks of the legs' workers were known to this step, the least of them: `fallback` where they
     /// are guessed from what was routed there, where the prompt is identified by its bytes only or was converted as
     /// only vLLM is known to do it, and where the engine's prompt token counts disagree with ours.
     pub knowledge: KvIndexState,

@@ -123,16 +123,16 @@ pub struct LiveRouting {
 
 impl LiveRouting {
     /// Puts these settings in force.
-    pub fn new(steering: RoutingSettings) -> Self {
-        let control = steering.control_percent;
+    pub fn new(routing: RoutingSettings) -> Self {
+        let control = routing.control_percent;
         let live = Self {
             mode: AtomicU8::new(0),
             percent: AtomicU8::new(0),
             disabled: AtomicU8::new(0),
             control_percent: control,
         };
-        live.set(steering.mode, steering.rollout_percent);
-        live.set_disabled(steering.disabled);
+        live.set(routing.mode, routing.rollout_percent);
+        live.set_disabled(routing.disabled);
         live
     }
 
@@ -206,8 +206,8 @@ mod tests {
             control_percent: Percent(control),
             ..RoutingSettings::default()
         };
-        let in_arm = |steering: RoutingSettings, arm| {
-            sessions().filter(|session| steering.arm_of(*session) == arm).collect::<Vec<_>>()
+        let in_arm = |routing: RoutingSettings, arm| {
+            sessions().filter(|session| routing.arm_of(*session) == arm).collect::<Vec<_>>()
         };
         let (all, half) = (at(100, 20), at(50, 20));
         for arm in Arm::VARIANTS.iter().copied() {
@@ -231,8 +231,8 @@ mod tests {
     #[test]
     fn shadow_and_bypass_apply_to_every_session() {
         for mode in [RoutingMode::Shadow, RoutingMode::Bypass] {
-            let steering = RoutingSettings { mode, rollout_percent: Percent(10), ..RoutingSettings::default() };
-            assert!(sessions().all(|session| steering.mode_of(session) == mode));
+            let routing = RoutingSettings { mode, rollout_percent: Percent(10), ..RoutingSettings::default() };
+            assert!(sessions().all(|session| routing.mode_of(session) == mode));
         }
     }
 

@@ -47,6 +47,9 @@ enum CommentOwner {
     Setting,
 }
 
+/// Stands for an empty line within a comment.
+const PARAGRAPH: &str = "\n\n";
+
 impl ExampleConfig {
     /// Reads the file's text.
     pub(super) fn parse(text: &str) -> Result<Self, toml::de::Error> {
@@ -69,13 +72,13 @@ impl ExampleConfig {
                 let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
                 section.settings.push(ExampleSetting { key, value, description });
                 owner = CommentOwner::Setting;
-            } else if comment.is_empty() {
+            } else if line.trim().is_empty() {
                 if file.introduction.is_empty() {
                     file.introduction = std::mem::take(&mut pending);
                 }
                 pending.clear();
             } else {
-                pending = append(pending, comment);
+                pending = append(pending, if comment.is_empty() { PARAGRAPH } else { comment });
             }
         }
         Ok(file)
@@ -137,8 +140,10 @@ fn header_path(header: &str) -> Result<(Vec<String>, bool), toml::de::Error> {
     }
 }
 
+/// Joins two parts of a comment.
 fn append(mut text: String, more: &str) -> String {
-    if !text.is_empty() && !more.is_empty() {
+    let is_within_line = !text.is_empty() && !text.ends_with(PARAGRAPH) && more != PARAGRAPH;
+    if is_within_line && !more.is_empty() {
         text.push(' ');
     }
     text.push_str(more);
@@ -151,10 +156,11 @@ mod tests {
 
     #[test]
     fn comments_belong_to_the_setting_or_section_they_stand_at() {
-        let text = "# About the file.\n\n# About one.\n[one]\na = \"#1\"   # first\n            # goes on\n# Before b.\n# b = 2\n\n\
+        let text = "# About the file.\n#\n# And more.\n\n\
+                    # About one.\n[one]\na = \"#1\"   # first\n            # goes on\n# Before b.\n# b = 2\n\n\
                     # About two.\n# [[one.\"x.y\"]]   # each\n#            # of them\n# c = [3]\n";
         let file = ExampleConfig::parse(text).unwrap();
-        assert_eq!(file.introduction, "About the file.");
+        assert_eq!(file.introduction, "About the file.\n\nAnd more.");
         let sections: Vec<_> =
             file.sections.iter().map(|it| (it.path.join("/"), it.is_listed, &*it.description)).collect();
         assert_eq!(

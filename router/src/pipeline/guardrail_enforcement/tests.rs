@@ -79,11 +79,11 @@ async fn a_slower_action_is_disabled_until_an_operator_enables_it() {
 async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alarm() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router_at(&[worker.url()], &["guardrail.control_percent=50"]).await;
-    let steering = front.gateway.routing.get();
+    let routing = front.gateway.routing.get();
     let action = Action::ColocatedPrefill;
     let id = |name: &String| SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), name);
     let names = |arm| {
-        let all = (0..).map(|n| format!("session {n}")).filter(move |name| steering.arm_of(id(name)) == Some(arm));
+        let all = (0..).map(|n| format!("session {n}")).filter(move |name| routing.arm_of(id(name)) == Some(arm));
         all.take(20)
     };
     let ask = async |name: String, behave: &str| {
@@ -98,7 +98,7 @@ async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alar
     let receipts = || front.gateway.decisions.receipts.newest(100, |_| true);
     wait_until("all receipts are filed", || receipts().len() == 40).await;
     for receipt in receipts() {
-        let arm = steering.arm_of(receipt.known.session);
+        let arm = routing.arm_of(receipt.known.session);
         let expected = if arm == Some(Arm::Treatment) { RoutingMode::Active } else { RoutingMode::Shadow };
         assert_eq!((receipt.mode, receipt.control), (expected, arm == Some(Arm::Control)));
         assert_eq!(receipt.decision.as_ref().map(|decision| decision.plan.action), Some(action));
