@@ -10,6 +10,7 @@ use utoipa::{PartialSchema, ToSchema};
 use vocabulary::{DpRank, Incarnation, LedgerTime, Micros, Owner, WorkerId};
 
 use super::request_units::RequestSize;
+use super::watch::{CompactedEvent, ProgressEvent};
 use crate::time_text::{DurationText, UtcTime};
 
 /// Defines the schema of a string with a fixed format.
@@ -102,6 +103,8 @@ pub(super) fn parameter_schemas() -> Vec<(String, RefOr<Schema>)> {
         word::<DurationText>(),
         word::<RequestSize>(),
         word::<UtcTime>(),
+        word::<ProgressEvent>(),
+        word::<CompactedEvent>(),
     ]
 }
 
