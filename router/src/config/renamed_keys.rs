@@ -1,6 +1,9 @@
 //! Keys and values of configuration files from before they were renamed. A file with any of them is refused with the
 //! new name of each, before it is read as settings.
 
+use std::time::Duration;
+
+use serde_json::Value as Json;
 use toml::{Table, Value};
 use vocabulary::{ByteCount, TimeSpan};
 
@@ -250,6 +253,42 @@ impl RenamedKeys {
         lines
     }
 
+    /// Returns a section with the new keys and values; `path` is the section's old path, empty for a whole file. The
+    /// decision log has such sections as JSON.
+    pub(crate) fn renamed(&self, path: &str, section: Json) -> Json {
+        match section {
+            Json::Object(entries) => {
+                let entry = |(name, value): (String, Json)| {
+                    let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    let name = self.new_name(&path).map_or(name, str::to_owned);
+                    (name, self.renamed(&path, value))
+                };
+                Json::Object(entries.into_iter().map(entry).collect())
+            }
+            Json::Array(list) => list.into_iter().map(|inner| self.renamed(path, inner)).collect(),
+            Json::Number(number) => {
+                let key = self.keys.iter().find(|key| key.old == path);
+                let text = key.zip(number.as_f64()).and_then(|(key, number)| key.unit.text(number));
+                text.map_or(Json::Number(number), Json::String)
+            }
+            Json::String(word) => {
+                let new = self.values.iter().find(|value| value.old == path && value.old_value == word);
+                Json::String(new.map_or(word, |value| value.new_value.to_owned()))
+            }
+            other => other,
+        }
+    }
+
+    /// Returns the new name of the last segment of an old path.
+    fn new_name(&self, path: &str) -> Option<&'static str> {
+        let depth = path.split('.').count();
+        let begins = |key: &&RenamedKey| {
+            let rest = key.old.strip_prefix(path);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.keys.iter().chain(self.sections).find(begins)?.new.split('.').nth(depth - 1)
+    }
+
     fn describe(&self, found: &Occurrence<'_>, renamed: &RenamedKey) -> String {
         let Occurrence { old, new, value } = found;
         let word = value.as_str().and_then(|text| {
@@ -274,15 +313,18 @@ impl OldUnit {
             Value::Float(number) => *number,
             _ => return None,
         };
-        let span =
-            |seconds| std::time::Duration::try_from_secs_f64(seconds).ok().map(|span| TimeSpan(span).to_string());
-        let text = match self {
+        Some((value.to_string(), self.text(number)?))
+    }
+
+    /// Returns the number with its unit; `None` without a unit, and for a number that is no amount.
+    fn text(self, number: f64) -> Option<String> {
+        let span = |seconds| Duration::try_from_secs_f64(seconds).ok().map(|span| TimeSpan(span).to_string());
+        match self {
             Self::None => None,
             Self::Seconds => span(number),
             Self::Micros => span(number / 1e6),
             Self::Bytes => (0.0..1e18).contains(&number).then(|| ByteCount(number as usize).to_string()),
-        };
-        Some((value.to_string(), text?))
+        }
     }
 }
 

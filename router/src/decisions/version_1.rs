@@ -1,11 +1,12 @@
 //! Version 1 of the decision log. A line is upgraded to the current version before it is parsed.
 //!
 //! In version 1 a plan has the fields `prefill`, `decode` and `handoff` in place of `sequence`, and an attempt has the
-//! workers `prefill` and `decode` in place of `legs`.
+//! workers `prefill` and `decode` in place of `legs`. The header has settings under the names that they had then.
 
 use serde_json::{Map, Value, json};
 
 use super::FORMAT_VERSION;
+use crate::config::renamed_keys::{ATTENTION_FILE, SETTINGS};
 
 /// The version that this module reads.
 pub(super) const VERSION: u32 = 1;
@@ -16,7 +17,16 @@ pub(super) fn upgraded(mut line: Value) -> Value {
     if let Some(version) = line.get_mut("version") {
         *version = FORMAT_VERSION.into();
     }
+    if let Some(policy) = line.get_mut("policy") {
+        *policy = SETTINGS.renamed("planner", policy.take());
+    }
+    for spec in line.get_mut("attention").and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut) {
+        *spec = ATTENTION_FILE.renamed("", spec.take());
+    }
     let Some(receipt) = line.get_mut("receipt") else { return line };
+    if let Some(mode) = receipt.get_mut("mode") {
+        *mode = SETTINGS.renamed("steering.mode", mode.take());
+    }
     let decision = receipt.get_mut("decision").and_then(Value::as_object_mut);
     if let Some(decision) = decision {
         let [plan, candidates] = ["plan", "candidates"].map(|part| decision.remove(part));
@@ -42,6 +52,9 @@ fn with_sequence(plan: Value) -> Value {
     if let Some(sequence) = sequence(&plan) {
         plan.retain(|field, _| !["prefill", "decode", "handoff"].contains(&field.as_str()));
         plan.insert("sequence".into(), sequence);
+    }
+    if let Some(rule) = plan.get_mut("because").and_then(|because| because.get_mut("rule")) {
+        *rule = SETTINGS.renamed("planner.rule", rule.take());
     }
     plan.into()
 }

@@ -194,3 +194,31 @@ fn a_profile_of_before_is_refused_with_its_new_names() {
     ];
     assert_eq!(error.lines().map(str::trim).collect::<Vec<_>>(), lines);
 }
+
+#[test]
+fn a_recorded_section_gets_new_keys_units_and_values() {
+    use serde_json::json;
+
+    let planner = json!({
+        "rule": "own", "lambda": 200.5, "mu": 0.3, "sources": "in_turn", "disabled": ["artifact_fetch"],
+        "trust": {"fallback": 0.8}, "overload": {"queue": 2_000_000}, "tiers": {"host_bytes_per_second": 2e10},
+        "thresholds": {"cold": 60_000_000}, "unknown": 1,
+    });
+    let renamed = json!({
+        "policy": "lowest_cost", "memory_cost_per_mib": "200.5us", "interference_weight": 0.3,
+        "replicate_dispatch": "queued", "disabled_actions": ["artifact_fetch"],
+        "kv_index_confidence": {"approximate": 0.8}, "overload": {"max_queue_time": "2s"},
+        "tiers": {"host_bandwidth": "20GB"}, "thresholds": {"cold_resume_after": "1m"}, "unknown": 1,
+    });
+    assert_eq!(SETTINGS.renamed("planner", planner), renamed);
+    assert_eq!(SETTINGS.renamed("steering.mode", json!("sticky")), json!("bypass"));
+    let file = json!({
+        "alignment": 512, "checkpoints": {"every": 4096},
+        "layers": [{"times": 2, "each": [{"state": "window", "kv_heads": 2, "bits": 16, "window": 128}]}],
+    });
+    let renamed = json!({
+        "layer_alignment": "512B", "window_checkpoints": {"every_tokens": 4096},
+        "layers": [{"repeat": 2, "pattern": [{"kind": "sliding_window", "kv_heads": 2, "element_bits": 16, "window_tokens": 128}]}],
+    });
+    assert_eq!(ATTENTION_FILE.renamed("", file), renamed);
+}
