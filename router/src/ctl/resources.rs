@@ -413,7 +413,7 @@ impl WorkerCommand {
             }
             Self::Drain(args) => return drain::drain(client, args, output).await,
             Self::Undrain(WorkerOperand { worker }) => {
-                put(format!("workers/{worker}/draining"), json!({"draining": false}))
+                put(format!("workers/{worker}/drain"), json!({"draining": false}))
             }
             Self::Register { url, ttl, models } => registration(url, *ttl, models),
             Self::Deregister(WorkerOperand { worker }) => delete(format!("registrations/{worker}")),

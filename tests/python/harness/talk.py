@@ -71,7 +71,7 @@ def asked_alone(talks: list[Talk], *flags: str) -> list[tuple[str, str]]:
 
 def session_line(serve, key: str) -> dict | None:
     """The ledger's line of the session that its client calls `key`."""
-    query = urllib.parse.urlencode({"key": key, "model": MODEL})
+    query = urllib.parse.urlencode({"session_key": key, "model": MODEL})
     found = get_json(f"{serve.operator}/ownerserve/v1/sessions?{query}")["sessions"]
     return found[0] if found else None
 
