@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use vocabulary::network_of;
 
 /// Places of callers, oldest first.
 #[derive(Debug)]
@@ -71,14 +72,6 @@ impl CallerLimiter {
         let most = held.values().max()?;
         let crowds = |waiting: &LimitedCaller| held.get(&waiting.from) == Some(most);
         (waiting.len() >= self.max_callers).then(|| waiting.iter().position(crowds))?
-    }
-}
-
-/// Returns the network that counts as one address: an IPv6 host has a whole /64.
-fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
-        v4 => v4,
     }
 }
 

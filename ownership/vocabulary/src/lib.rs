@@ -1,10 +1,12 @@
-//! Types that all crates share: ids, units, epochs, the block-hash chain, and the router's view of a worker.
+//! Types that all crates share: ids, units, epochs, the block-hash chain, the network of an address, and the router's
+//! view of a worker.
 //!
 //! No IO, no clock, no randomness: everything here is a value or a pure function of values.
 
 mod chain;
 mod epoch;
 mod hex;
+mod host_network;
 mod ids;
 mod namespace;
 mod settings_units;
@@ -13,6 +15,7 @@ mod worker_view;
 
 pub use chain::{BlockHash, HashSeed, PrefixChain, PrefixId};
 pub use epoch::Epoch;
+pub use host_network::network_of;
 pub use ids::{
     ArtifactId, ClientId, ClientSerial, DpRank, GroupId, Incarnation, ModelId, NodeId, Owner, ParseIdError, RequestId,
     SessionId, TenantId, WorkerId,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec};
 use tokio::sync::oneshot;
+use vocabulary::network_of;
 
 /// A listener's limits for unauthenticated connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +101,7 @@ impl UnauthenticatedConnections {
     /// Adds a connection of `address`. Another one may be evicted for it, whose receiver then gets a message.
     pub(super) fn add(self: &Arc<Self>, address: IpAddr) -> (UnauthenticatedPermit, oneshot::Receiver<()>) {
         let (close, closed) = oneshot::channel();
-        let address = client_network(address);
+        let address = network_of(address);
         let mut open = self.open.lock();
         let surplus = if open.by_address.get(&address).is_some_and(|count| *count >= self.limits.per_address) {
             open.oldest_of(address).map(|id| (id, &self.closed.evicted_address))
@@ -122,14 +123,6 @@ impl UnauthenticatedConnections {
         *open.by_address.entry(address).or_default() += 1;
         let place = UnauthenticatedSlot { id, is_held: AtomicBool::new(true), connections: self.clone() };
         (UnauthenticatedPermit(Some(Arc::new(place))), closed)
-    }
-}
-
-/// Returns the network to count by: an IPv6 host has a whole /64 of addresses.
-fn client_network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
-        v4 => v4,
     }
 }
 
@@ -228,9 +221,13 @@ mod tests {
 
     #[test]
     fn hosts_of_one_ipv6_network_count_as_one() {
-        let network = |text: &str| client_network(text.parse().unwrap());
-        assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:1"));
-        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
-        assert_eq!(network("::ffff:10.0.0.1"), address(1), "a mapped IPv4 address is that address");
+        let all = UnauthenticatedConnections::new(LIMITS, ClosedConnections::unseen());
+        let add = |text: &str| all.add(text.parse().unwrap());
+        let (_other, mut other) = add("2001:db8:0:1::1");
+        let (_first, mut first) = add("2001:db8::1");
+        let (_second, mut second) = add("2001:db8::2");
+        let _third = add("2001:db8::ffff:3");
+        let closed = [&mut other, &mut first, &mut second].map(|closed| closed.try_recv().is_ok());
+        assert_eq!(closed, [false, true, false]);
     }
 }
