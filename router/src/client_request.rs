@@ -96,6 +96,14 @@ impl ClientRequest {
         ErrorRecipient { format: ErrorFormat::of(&self.path), request: self.id }
     }
 
+    /// Reserves memory for a copy that was derived from the body, until the copy is dropped.
+    pub(crate) fn charge_derived(&self, derived: Bytes) -> Result<Bytes, ApiError> {
+        match &self.memory {
+            Some(memory) => memory.charge_derived(&self.body, derived),
+            None => Ok(derived),
+        }
+    }
+
     /// Returns the client's headers with our request id instead of the client's.
     pub(crate) fn headers_with_request_id(&self) -> HeaderMap {
         let mut headers = self.headers.clone();

@@ -55,9 +55,9 @@ pub async fn sanitized(
     let options = LegOptions { salt: gateway.isolation.salt_of(&request.tenant), ..LegOptions::default() };
     let load = OffloadTask::of(&request);
     let work = move || {
-        let body = RequestBody::read(request.body).map_err(ApiError::invalid_body)?;
+        let body = RequestBody::read(request.body.clone()).map_err(ApiError::invalid_body)?;
         let stripped = body.stripped(&options);
-        request.body = body.plain(&options);
+        request.body = request.charge_derived(body.plain(&options))?;
         Ok((request, stripped))
     };
     load.run(&gateway.offload_pool, work).await?

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGauge};
 use vocabulary::TenantId;
@@ -133,6 +134,29 @@ impl MemoryReservation {
     pub fn sibling(&self) -> Self {
         Self { budget: self.budget.clone(), tenant: self.tenant.clone(), bytes: 0, beside: self.bytes }
     }
+
+    /// Returns `derived` as a buffer whose last clone releases what is reserved for it here. A clone of `source`, for
+    /// which this reservation was made, takes no more memory.
+    pub fn charge_derived(&self, source: &Bytes, derived: Bytes) -> Result<Bytes, ApiError> {
+        if derived.as_ptr() == source.as_ptr() {
+            return Ok(derived);
+        }
+        let mut reservation = self.sibling();
+        reservation.grow(derived.len())?;
+        Ok(Bytes::from_owner(ChargedBuffer { bytes: derived, _reservation: reservation }))
+    }
+}
+
+/// A buffer and the memory that is reserved for it.
+struct ChargedBuffer {
+    bytes: Bytes,
+    _reservation: MemoryReservation,
+}
+
+impl AsRef<[u8]> for ChargedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Drop for MemoryReservation {
@@ -172,6 +196,26 @@ mod tests {
         drop((a, b, c));
         assert_eq!(metrics.memory.reserved.get(), 0);
         assert!(budget.reserved.lock().by_tenant.is_empty(), "no tenant is remembered for nothing");
+    }
+
+    #[test]
+    fn a_derived_buffer_is_charged_until_its_last_clone_is_dropped() {
+        let metrics = Metrics::default();
+        let budget = MemoryBudget::new(MemoryLimits { total: 100, tenant: 100 }, &metrics.memory);
+        let mut memory = budget.reservation(&tenant("a"));
+        memory.grow(40).unwrap();
+        let source = Bytes::from(vec![b'x'; 40]);
+        let same = memory.charge_derived(&source, source.clone()).unwrap();
+        assert_eq!((same.as_ptr(), metrics.memory.reserved.get()), (source.as_ptr(), 40), "no copy");
+        let derived = memory.charge_derived(&source, vec![b'y'; 50].into()).unwrap();
+        let tail = derived.slice(49..);
+        assert_eq!((&derived[..], metrics.memory.reserved.get()), (&[b'y'; 50][..], 90));
+        let refused = memory.charge_derived(&source, vec![b'z'; 11].into()).unwrap_err();
+        assert_eq!(refused.status().as_u16(), 429);
+        drop((memory, derived));
+        assert_eq!(metrics.memory.reserved.get(), 50, "a part keeps all of it");
+        drop(tail);
+        assert_eq!(metrics.memory.reserved.get(), 0);
     }
 
     #[test]

@@ -13,6 +13,9 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use vocabulary::{TenantId, WorkerId};
 
+use crate::client_request::ClientRequest;
+use crate::error::ApiError;
+use crate::memory_budget::MemoryReservation;
 use crate::pipeline::offload_pool::{OffloadPool, OffloadTask};
 use crate::shared_cache::{CacheEntryKind, CacheKey, SharedCache};
 use transcript::{ConversationHistory, PreviousStep};
@@ -90,36 +93,50 @@ impl StoredResponses {
         }
     }
 
-    /// Returns `body`, which follows `id`, with the whole history as its input; `None` when a part of it is unknown.
-    /// Long histories are assembled on the offload pool.
+    /// Returns the request's body, which follows `id`, with the whole history as its input; `None` when a part of it is
+    /// unknown. Long histories are assembled on the offload pool. The history and the new body are charged to the
+    /// request.
     pub(crate) async fn resolve(
         &self,
-        (load, aside): (&OffloadTask, &OffloadPool),
-        (tenant, id): (&TenantId, &str),
-        body: &Bytes,
-    ) -> Option<Bytes> {
+        aside: &OffloadPool,
+        request: &ClientRequest,
+        id: &str,
+    ) -> Result<Option<Bytes>, ApiError> {
+        let (load, mut memory) = (OffloadTask::of(request), request.memory.as_deref().map(MemoryReservation::sibling));
+        let mut reserve = |bytes: usize| memory.as_mut().map_or(Ok(()), |memory| memory.grow(bytes));
         let gather = async {
             let mut history = ConversationHistory::new(MAX_HISTORY_BYTES);
             let mut id = id.to_owned();
             loop {
-                let transcript =
-                    self.shared_cache.get_shared(&CacheKey::new(CacheEntryKind::Transcript, tenant, &id)).await?;
+                let key = CacheKey::new(CacheEntryKind::Transcript, &request.tenant, &id);
+                let Some(transcript) = self.shared_cache.get_shared(&key).await else { return Ok::<_, ApiError>(None) };
+                reserve(transcript.len())?;
                 let load = load.on(transcript.len());
                 let add = move || {
                     let before = history.add(&transcript);
                     (history, before)
                 };
-                let (longer, before) = load.run(aside, add).await.ok()?;
+                let (longer, before) = load.run(aside, add).await?;
                 history = longer;
-                match before? {
-                    PreviousStep::Start => return Some(history),
-                    PreviousStep::Response(before) => id = before,
+                match before {
+                    None => return Ok(None),
+                    Some(PreviousStep::Start) => return Ok(Some(history)),
+                    Some(PreviousStep::Response(before)) => id = before,
                 }
             }
         };
-        let history = tokio::time::timeout(self.shared_cache.multi_call_timeout(), gather).await.ok()??;
-        let (load, body) = (load.on(history.bytes() + body.len()), body.clone());
-        load.run(aside, move || history.into_body(&body)).await.ok()?
+        let gathered = tokio::time::timeout(self.shared_cache.multi_call_timeout(), gather).await;
+        let Some(history) = gathered.unwrap_or(Ok(None))? else { return Ok(None) };
+        let size = history.bytes() + request.body.len();
+        reserve(ConversationHistory::COPIES * size)?;
+        let (load, request) = (load.on(size), request.clone());
+        let assemble = move || {
+            let resolved = history.into_body(&request.body);
+            // Only the new body is kept.
+            drop(memory);
+            resolved.map(|body| request.charge_derived(body)).transpose()
+        };
+        load.run(aside, assemble).await?
     }
 }
 

@@ -218,9 +218,11 @@ impl TransferCheck<'_> {
 /// where it may have failed after computing.
 fn computed_tokens(ids: &[u32], found: Result<Option<Tokens>, &LegError>) -> Tokens {
     match found {
-        Err(LegError::UnknownWorker | LegError::Upstream(UpstreamError::Connect(_) | UpstreamError::Unsendable(_))) => {
-            Tokens::ZERO
-        }
+        Err(
+            LegError::UnknownWorker
+            | LegError::OverBudget(_)
+            | LegError::Upstream(UpstreamError::Connect(_) | UpstreamError::Unsendable(_)),
+        ) => Tokens::ZERO,
         Err(_) => Tokens(ids.len() as u64),
         Ok(found) => Tokens(ids.len() as u64) - found.unwrap_or_default(),
     }

@@ -22,6 +22,7 @@ use super::plan::ClassifiedStep;
 use super::receipt::AttemptEvent;
 use crate::client_request::{GenerationEndpoint, REQUEST_ID};
 use crate::error::ApiError;
+use crate::memory_budget::MemoryReservation;
 use crate::passthrough::is_event_stream;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects, response_headers};
 use crate::worker_client::WorkerClient;
@@ -56,6 +57,9 @@ pub enum LegError {
     /// The prefill leg failed, and its target computes no prompts or is waiting for a source that is gone.
     #[error("there is no prompt's KV to go on with")]
     NoSource,
+    /// The memory budget has no room for the leg's body; nothing was sent.
+    #[error("no memory for the body of the leg: {0}")]
+    OverBudget(ApiError),
 }
 
 impl LegError {
@@ -69,6 +73,7 @@ impl LegError {
                 AttemptEvent::DecodeFailed
             }
             LegError::Busy(_) => AttemptEvent::DecodeBusy,
+            LegError::OverBudget(_) => AttemptEvent::MemoryBudgetExceeded,
         }
     }
 
@@ -76,6 +81,7 @@ impl LegError {
     pub fn retryable(&self) -> bool {
         match self {
             LegError::Upstream(error) => error.retryable(),
+            LegError::OverBudget(_) => false,
             LegError::UnknownWorker
             | LegError::Broken
             | LegError::Silent
@@ -89,6 +95,7 @@ impl LegError {
     pub fn client_error(&self) -> ApiError {
         match self {
             LegError::Upstream(error) => crate::forward::client_error(error),
+            LegError::OverBudget(error) => error.clone(),
             LegError::Busy(_) => ApiError::Overloaded { what: "the workers take no more requests" },
             LegError::UnknownWorker
             | LegError::Broken
@@ -124,6 +131,8 @@ pub struct Legs {
     path: String,
     client_headers: HeaderMap,
     load: OffloadTask,
+    /// The body that legs are derived from and the memory reserved for it; `None` for legs that no client asked for.
+    pub(super) reserved: Option<(Bytes, Arc<MemoryReservation>)>,
     /// The client's body, scanned.
     pub body: RequestBody,
     /// Options that the bodies of all legs share.
@@ -141,15 +150,25 @@ impl Legs {
             path: request.incoming.path.clone(),
             client_headers: client_headers(request),
             load: OffloadTask::of(&request.incoming),
+            reserved: request.incoming.memory.clone().map(|memory| (request.incoming.body.clone(), memory)),
             body: request.body.clone(),
             options: LegOptions { ids, ..leg_options(request) },
         }
     }
 
     /// Builds the legs for the rest of an answer, which is a completion of token ids.
-    pub fn for_resume(self, body: RequestBody) -> Self {
+    pub fn for_resume(self, body: RequestBody) -> Result<Self, LegError> {
         let options = LegOptions { api: Api::Completions, ..self.options };
-        Self { path: GenerationEndpoint::Completions.path().into(), body, options, ..self }
+        let source = body.json_fields().body().clone();
+        let reserved = match &self.reserved {
+            Some((_, memory)) => {
+                let mut own = memory.sibling();
+                own.grow(source.len()).map_err(LegError::OverBudget)?;
+                Some((source, Arc::new(own)))
+            }
+            None => None,
+        };
+        Ok(Self { path: GenerationEndpoint::Completions.path().into(), body, options, reserved, ..self })
     }
 
     /// Adapts these legs to the engine of this worker.
@@ -173,6 +192,7 @@ impl Legs {
             path: String::new(),
             client_headers,
             load: OffloadTask::unasked(request),
+            reserved: None,
             body: RequestBody::read(Bytes::from_static(b"{}")).expect("an empty object is JSON"),
             options: LegOptions { api: Api::Completions, ..LegOptions::default() },
         }
@@ -268,7 +288,16 @@ impl Legs {
         workers.iter().find(|view| view.id == worker).map_or(1, |view| view.ranks)
     }
 
+    /// Reserves memory for a leg's body until it was sent, unless it is the body that legs are derived from.
+    pub(super) fn charge(&self, body: Bytes) -> Result<Bytes, LegError> {
+        match &self.reserved {
+            Some((source, memory)) => memory.charge_derived(source, body).map_err(LegError::OverBudget),
+            None => Ok(body),
+        }
+    }
+
     async fn send(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Response<WorkerBody>, LegError> {
+        let body = self.charge(body)?;
         let worker = self.client.worker(leg.worker).ok_or(LegError::UnknownWorker)?;
         let mut headers = self.client.headers_for(&worker, &self.client_headers);
         if self.ranks(leg.worker) > 1 {

@@ -166,6 +166,8 @@ pub enum AttemptEvent {
     DecodeTimeout,
     /// The decode leg's worker became unreachable, and its answer made no progress.
     DecodeSilent,
+    /// The memory budget had no room for the body of a leg, which was not sent.
+    MemoryBudgetExceeded,
     /// The answer broke off after its first byte.
     BrokeOff,
     /// The worker became unreachable, and the answer made no more progress after its first byte.
@@ -198,6 +200,7 @@ impl AttemptEvent {
                 | Self::NoTransferParameters
                 | Self::ReplicateFailed
                 | Self::NoRoomToEncode
+                | Self::MemoryBudgetExceeded
         )
     }
 }

@@ -127,6 +127,7 @@ async fn prefill(
 fn failed_prefill_event(error: &LegError) -> AttemptEvent {
     match error {
         LegError::Busy(_) | LegError::UnknownWorker => AttemptEvent::PrefillBusy,
+        LegError::OverBudget(_) => AttemptEvent::MemoryBudgetExceeded,
         _ => AttemptEvent::PrefillFailed,
     }
 }

@@ -74,9 +74,9 @@ async fn try_resume(
         let (step, chosen) = (&dispatched.step, &dispatched.planned.plan);
         commit::announce(&stage.execute.ledger, step, chosen);
         let sent = match legs(stage, (step, chosen), so_far.as_ref()) {
-            Some(legs) => execute(&stage.execute, (step, chosen), legs).await,
-            None => {
-                let (asked, exclude, error) = (Instant::now(), chosen.target(), LegError::UnknownWorker);
+            Ok(legs) => execute(&stage.execute, (step, chosen), legs).await,
+            Err(error) => {
+                let (asked, exclude) = (Instant::now(), chosen.target());
                 Err(FailedAttempt { sent_at: asked, events: Vec::new(), exclude, error })
             }
         };
@@ -104,16 +104,17 @@ async fn try_resume(
     }
 }
 
-/// Builds the legs for the rest of the answer; `None` where its maximum length is unknown.
+/// Builds the legs for the rest of the answer. Fails where its maximum length is unknown, or memory is short.
 fn legs(
     stage: &StreamStage,
     (step, plan): (&ClassifiedStep, &Plan),
     so_far: Option<&(Vec<u32>, Vec<u32>)>,
-) -> Option<Legs> {
+) -> Result<Legs, LegError> {
     let legs = Legs::of(&stage.client, step);
-    let Some((prompt, said)) = so_far else { return Some(legs) };
-    let target = step.located.workers.iter().find(|worker| worker.id == plan.target())?;
-    let context = Some(target.capacity.context).filter(|context| *context > Tokens::ZERO);
-    let body = legs.body.continuation(legs.options.api, AnswerContinuation { prompt, answer: said, context })?;
-    Some(legs.for_resume(body))
+    let Some((prompt, said)) = so_far else { return Ok(legs) };
+    let target = step.located.workers.iter().find(|worker| worker.id == plan.target());
+    let context = target.ok_or(LegError::UnknownWorker)?.capacity.context;
+    let context = Some(context).filter(|context| *context > Tokens::ZERO);
+    let body = legs.body.continuation(legs.options.api, AnswerContinuation { prompt, answer: said, context });
+    legs.for_resume(body.ok_or(LegError::UnknownWorker)?)
 }

@@ -498,6 +498,30 @@ async fn active_requests_stay_within_the_memory_budget_and_release_it() {
 }
 
 #[tokio::test]
+async fn copies_of_a_body_are_charged_beside_it() {
+    let worker = worker().await;
+    let front = start_router(&[&worker], &[]).await;
+    let text = "x".repeat(100_000);
+    for (path, fields, copies) in [
+        ("/tokenize", "\"prompt\"", 0),
+        // A field that only routers may send is removed.
+        ("/tokenize", "\"kv_transfer_params\":{},\"prompt\"", 1),
+        // The input is kept for the transcript.
+        ("/v1/responses", "\"input\"", 1),
+    ] {
+        let body = format!("{{\"model\":\"tiny\",\"behave\":\"hang\",{fields}:\"{text}\"}}");
+        let address = front.proxy_address();
+        let asked = tokio::spawn(async move { post(address, path, body).await });
+        wait_until("it is at work", || worker.active.count() == 1).await;
+        let reserved = front.gateway.metrics.memory.reserved.get() as usize;
+        assert_eq!(reserved / text.len(), 1 + copies, "{path} {fields}: {reserved}");
+        asked.abort();
+        wait_until("all is given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
+        wait_until("the worker was told", || worker.active.count() == 0).await;
+    }
+}
+
+#[tokio::test]
 async fn a_json_tree_with_too_many_values_is_refused_before_it_is_built() {
     let worker = worker().await;
     let front = start_router(&[&worker], &[]).await;

@@ -39,13 +39,14 @@ pub(crate) async fn new_response(gateway: &Arc<AppState>, mut request: ClientReq
         // The answer is read here as it passes, so it must not be compressed.
         request.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    let (load, body) = (OffloadTask::of(&request), request.body.clone());
-    let keeps = gateway.caches.shared_cache.transcript_limit() > 0;
-    let work =
-        move || (keeps.then(|| Addition::read(&body)).flatten(), Envelope::read(&body).map(Envelope::into_owned));
-    let (adds, envelope) = load.run(&gateway.offload_pool, work).await?;
-    request.addition = adds;
-    let envelope = envelope?;
+    let (load, keeps) = (OffloadTask::of(&request), gateway.caches.shared_cache.transcript_limit() > 0);
+    let work = move || {
+        let addition = keeps.then(|| Addition::read(&request.body)).flatten();
+        request.addition = addition.map(|adds| adds.charged(|input| request.charge_derived(input))).transpose()?;
+        let envelope = Envelope::read(&request.body)?.into_owned();
+        Ok::<_, ApiError>((request, envelope))
+    };
+    let (mut request, envelope) = load.run(&gateway.offload_pool, work).await??;
     if envelope.is_background && request.token_reservation.as_ref().is_some_and(TokenReservation::is_metered) {
         let accepted =
             "false is accepted: your tokens are limited, and nobody is told how many a background response uses";
@@ -68,9 +69,7 @@ pub(crate) async fn new_response(gateway: &Arc<AppState>, mut request: ClientReq
     let resolved = match has_forgotten(&followed) {
         false => None,
         true => {
-            let (load, of) = (OffloadTask::of(&request), (&request.tenant, previous));
-            let responses = &gateway.caches.responses;
-            let resolved = responses.resolve((&load, &gateway.offload_pool), of, &request.body).await;
+            let resolved = gateway.caches.responses.resolve(&gateway.offload_pool, &request, previous).await?;
             gateway.metrics.shared_cache.count_resolution(resolved.as_ref().map(drop));
             resolved
         }

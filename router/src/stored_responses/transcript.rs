@@ -9,6 +9,8 @@ use serde_json::value::RawValue;
 use vocabulary::SessionId;
 use workers_shim::engine_api::{JsonFields, JsonSplice, items};
 
+use crate::error::ApiError;
+
 /// Maximum number of steps in an assembled conversation.
 const MAX_STEPS: usize = 512;
 
@@ -31,6 +33,11 @@ impl Addition {
         }
         let input = items::input_items(fields.get("input")?)?;
         Some(Self { previous: fields.read("previous_response_id"), session: None, input })
+    }
+
+    /// Charges the copy of the input.
+    pub(crate) fn charged(self, charge: impl FnOnce(Bytes) -> Result<Bytes, ApiError>) -> Result<Self, ApiError> {
+        Ok(Self { input: charge(self.input)?, ..self })
     }
 
     /// Sets the session.
@@ -123,6 +130,9 @@ pub(crate) enum PreviousStep {
 }
 
 impl ConversationHistory {
+    /// Copies of the whole conversation that [`Self::into_body`] makes: the items, the list of them, and the body.
+    pub(crate) const COPIES: usize = 3;
+
     /// Returns an empty history that holds at most `max_bytes` bytes.
     pub(crate) fn new(max_bytes: usize) -> Self {
         Self { max_bytes, bytes: 0, steps: Vec::new() }

@@ -10,6 +10,7 @@ use workers_shim::sim::SimWorker;
 use super::*;
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
+use crate::memory_budget::{MemoryBudget, MemoryLimits};
 use crate::outliers::Trials;
 use crate::pipeline::end_guard::EndGuard;
 use crate::pipeline::execute::FailedAttempt;
@@ -266,4 +267,43 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
     let Ok(PlanVerdict::Start(dispatched)) = next else { panic!("it starts again") };
     drop(EndGuard::new(*dispatched, &gateway.pipeline.ends));
     assert_eq!(ejected(), Some((1, false)), "no other worker was asked");
+}
+
+#[tokio::test]
+async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
+    let (p, d, front) = pair(&["--speed-up=50"]).await;
+    let (legs, plan) = legs(&front.gateway, (&p, &d), GenerationEndpoint::Completions).await;
+    let source = legs.body.json_fields().body().clone();
+    let metrics = crate::telemetry::metrics::Metrics::default().memory;
+    // Legs with room for the client's body and `copies` more of about its size.
+    let with_room = |copies: usize| {
+        let size = (copies + 1) * (source.len() + 1000);
+        let budget = MemoryBudget::new(MemoryLimits { total: size, tenant: size }, &metrics);
+        let mut memory = budget.reservation(&TenantId::default());
+        memory.grow(source.len()).unwrap();
+        let mut with_room = legs.clone();
+        with_room.reserved = Some((source.clone(), Arc::new(memory)));
+        with_room
+    };
+    let reserved = || usize::try_from(metrics.reserved.get()).unwrap();
+    let one = with_room(1);
+    let transfer = one.transfer(&plan.prefill, &plan.decode).unwrap();
+    let body = one.charge(one.body.prefill(&one.options, (&transfer, None))).unwrap();
+    assert_eq!(reserved(), source.len() + body.len());
+    let second = one.charge(one.body.decode(&one.options, (&transfer, None)));
+    let Err(LegError::OverBudget(refused)) = second else { panic!("there is room for one leg") };
+    assert_eq!(refused.status().as_u16(), 429);
+    drop(body);
+    assert_eq!(one.charge(source.clone()).unwrap().as_ptr(), source.as_ptr());
+    assert_eq!(reserved(), source.len(), "the client's own body is no copy");
+    assert!(
+        one.send_silent(&plan.prefill, one.path(), one.body.prefill(&one.options, (&transfer, None))).await.is_ok()
+    );
+    wait_until("it was sent", || reserved() == source.len()).await;
+
+    let (opened, remarks) = remote_prefill(with_room(0), &plan, None).await;
+    let Err(error) = opened else { panic!("there was no room for a leg") };
+    assert_eq!(remarks, [AttemptEvent::MemoryBudgetExceeded]);
+    assert_eq!((error.retryable(), error.client_error().status().as_u16()), (false, 413), "it would never fit");
+    assert_eq!(error.attempt_event(), AttemptEvent::MemoryBudgetExceeded);
 }
