@@ -180,14 +180,14 @@ async fn response_recorders(
     (learn, worker): (ResponseCapture, WorkerId),
     (status, form): (StatusCode, BodyFormat),
 ) -> (Option<ResponseListener>, Option<ReceiptRecorder>) {
-    let responses = gateway.caches.responses.clone();
+    let stores = (gateway.caches.responses.clone(), gateway.offload_pool.clone());
     let is_wanted = learn != ResponseCapture::Nothing && status.is_success();
     let filed = match learn {
         ResponseCapture::Step => ReceiptRecorder::of(gateway, request, (status, form)).await,
         ResponseCapture::Nothing | ResponseCapture::Response => None,
     };
     let session = filed.as_ref().and_then(ReceiptRecorder::session);
-    let listener = is_wanted.then(|| ResponseListener::new(responses, (request, session), worker, form));
+    let listener = is_wanted.then(|| ResponseListener::new(stores, (request, session), worker, form));
     (listener, filed)
 }
 

@@ -1,7 +1,7 @@
 //! Test support: a worker that records its requests, a router in front of it, and a client that can misbehave.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -21,7 +21,10 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use vocabulary::TenantId;
 
+use crate::app_state::AppState;
+use crate::client_request::new_request_id;
 use crate::config::{Config, Overrides};
 use crate::serve::RunningServer;
 use crate::server::{BoundSocket, HttpServer, ServerLimits};
@@ -212,6 +215,11 @@ async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Respo
         }
         "speak for the proxy" => overreaching_response(asked["stream"] == true),
         "store" => stored_response(&asked, &head.headers),
+        "long answer" => {
+            let item = serde_json::json!({"type": "message", "role": "assistant", "content": "x".repeat(200_000)});
+            let usage = serde_json::json!({"input_tokens": 7, "output_tokens": 5, "total_tokens": 12});
+            axum::Json(serde_json::json!({"id": "resp_long", "output": [item], "usage": usage})).into_response()
+        }
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
         "fail or hang" if worker.name == "one" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "fail or hang" => std::future::pending().await,
@@ -337,6 +345,26 @@ pub(crate) async fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
         assert!(std::time::Instant::now() < deadline, "never: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+}
+
+/// Takes all places of the offload pool until the returned value is dropped.
+pub(crate) async fn occupy_offload_pool(gateway: &Arc<AppState>) -> std::sync::mpsc::Sender<()> {
+    let places = 2 * std::thread::available_parallelism().unwrap().get();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let begun = Arc::new(AtomicUsize::new(0));
+    for _ in 0..places {
+        let (gateway, held, begun) = (gateway.clone(), held.clone(), begun.clone());
+        tokio::spawn(async move {
+            let work = move || {
+                begun.fetch_add(1, Ordering::Relaxed);
+                let _ = held.lock().recv();
+            };
+            gateway.offload_pool.run((&TenantId::default(), new_request_id()), work).await
+        });
+    }
+    wait_until("every place is taken", || begun.load(Ordering::Relaxed) == places).await;
+    release
 }
 
 /// A complete answer.

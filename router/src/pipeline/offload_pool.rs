@@ -7,15 +7,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use vocabulary::{RequestId, TenantId};
 
 use crate::client_request::ClientRequest;
 use crate::error::ApiError;
+use crate::memory_budget::MemoryReservation;
 
 /// Bodies of at least this size are parsed, converted, rendered and tokenized on the pool.
 pub(crate) const MIN_OFFLOAD_BYTES: usize = 64 << 10;
+/// Memory of detached work, in multiples of what it reads: that itself, and two copies of all of it.
+const DETACHED_COPIES: usize = 3;
 /// Limit of queued requests per tenant.
 const MAX_QUEUED_PER_TENANT: usize = 256;
 
@@ -110,11 +114,34 @@ impl OffloadTask {
         }
         aside.run((&self.tenant, self.request), work).await
     }
+
+    /// Runs `work` for a request that has ended, and passes its result to `then`: at once if it is small, else on the
+    /// pool, from a task of its own. For `Drop`, which cannot wait. `memory` is grown by what long work holds; where the
+    /// budget or the pool refuses it, `then` gets `None`.
+    pub fn run_detached<T: Send + 'static>(
+        self,
+        (pool, memory): (&Arc<OffloadPool>, Option<MemoryReservation>),
+        work: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(Option<T>) + Send + 'static,
+    ) {
+        // Outside of a runtime there is none of its threads to be held up.
+        let runtime = Handle::try_current().ok().filter(|_| self.bytes >= MIN_OFFLOAD_BYTES);
+        let Some(runtime) = runtime else { return then(Some(work())) };
+        let mut memory = memory;
+        if memory.as_mut().is_some_and(|memory| memory.grow(DETACHED_COPIES * self.bytes).is_err()) {
+            return then(None);
+        }
+        let pool = pool.clone();
+        let held = move || (work(), memory).0;
+        runtime.spawn(async move { then(self.run(&pool, held).await.ok()) });
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory_budget::{MemoryBudget, MemoryLimits};
+    use crate::telemetry::metrics::Metrics;
 
     fn offload_task(bytes: usize) -> OffloadTask {
         OffloadTask { request: RequestId(1), tenant: TenantId::default(), bytes }
@@ -129,6 +156,34 @@ mod tests {
         let broken = offload_task(MIN_OFFLOAD_BYTES).run(&aside, || panic!("a bug")).await;
         assert_eq!(broken, Err::<(), _>(ApiError::Internal { request: RequestId(1).to_string() }));
         assert_eq!(offload_task(MIN_OFFLOAD_BYTES).run(&aside, || 1).await, Ok(1), "its place was given back");
+    }
+
+    #[tokio::test]
+    async fn long_detached_work_runs_on_the_pool_within_the_memory_budget() {
+        let metrics = Metrics::default().memory;
+        let room = DETACHED_COPIES * MIN_OFFLOAD_BYTES;
+        let budget = MemoryBudget::new(MemoryLimits { total: room, tenant: room }, &metrics);
+        let aside = Arc::new(OffloadPool::new(1, 1));
+        let here = std::thread::current().id();
+        let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let run = |bytes: usize| {
+            let (memory, told) = (budget.reservation(&TenantId::default()), told.clone());
+            let then = move |ran| told.send(ran).unwrap();
+            offload_task(bytes).run_detached((&aside, Some(memory)), || std::thread::current().id(), then);
+        };
+        run(MIN_OFFLOAD_BYTES - 1);
+        assert_eq!(heard.try_recv(), Ok(Some(here)), "small work runs at once");
+        let place = aside.places.clone().acquire_owned().await.unwrap();
+        run(MIN_OFFLOAD_BYTES);
+        tokio::task::yield_now().await;
+        assert!(heard.try_recv().is_err(), "it waits for its place");
+        assert_eq!(metrics.reserved.get(), room as i64);
+        run(MIN_OFFLOAD_BYTES);
+        assert_eq!(heard.try_recv(), Ok(None), "there is no memory for it");
+        drop(place);
+        let ran = heard.recv().await.unwrap();
+        assert!(ran.is_some_and(|ran| ran != here));
+        assert_eq!(metrics.reserved.get(), 0);
     }
 
     #[tokio::test]

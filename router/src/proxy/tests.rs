@@ -6,11 +6,9 @@ use http::Request;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 
-use vocabulary::TenantId;
-
-use crate::client_request::new_request_id;
 use crate::testing::{
-    StubWorker, get, post, raw, read_to_end, read_until, request_bytes, send, start_router, start_router_at, wait_until,
+    StubWorker, get, occupy_offload_pool, post, raw, read_to_end, read_until, request_bytes, send, start_router,
+    start_router_at, wait_until,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -443,23 +441,7 @@ async fn router_only_fields_are_stripped_on_every_path_and_tenants_are_salted() 
 async fn probes_and_short_requests_are_answered_while_long_bodies_queue() {
     let worker = worker().await;
     let front = start_router(&[&worker], &[]).await;
-    let places = 2 * std::thread::available_parallelism().unwrap().get();
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = Arc::new(parking_lot::Mutex::new(held));
-    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let holding: Vec<_> = (0..places)
-        .map(|_| {
-            let (gateway, held, begun) = (front.gateway.clone(), held.clone(), begun.clone());
-            tokio::spawn(async move {
-                let work = move || {
-                    begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    let _ = held.lock().recv();
-                };
-                gateway.offload_pool.run((&TenantId::default(), new_request_id()), work).await
-            })
-        })
-        .collect();
-    wait_until("every place is taken", || begun.load(std::sync::atomic::Ordering::Relaxed) == places).await;
+    let release = occupy_offload_pool(&front.gateway).await;
     let address = front.proxy_address();
     let long = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"{}\"}}", "x".repeat(100_000));
     let waiting = tokio::spawn(async move { post(address, CHAT, long).await.status });
@@ -469,9 +451,6 @@ async fn probes_and_short_requests_are_answered_while_long_bodies_queue() {
     assert!(!waiting.is_finished());
     drop(release);
     assert_eq!(waiting.await.unwrap(), 200);
-    for one in holding {
-        one.await.unwrap().unwrap();
-    }
 }
 
 #[tokio::test]

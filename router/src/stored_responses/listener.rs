@@ -1,4 +1,5 @@
-//! Listens to the answer of a new response as it passes: learns its id at once, and its output at its end.
+//! Listens to the answer of a new response as it passes: learns its id at once, and its output at its end. A long output
+//! is read on the offload pool.
 
 use std::sync::Arc;
 
@@ -9,6 +10,8 @@ use super::sequence_numbers::SequenceNumberScanner;
 use super::transcript::{Addition, ResponseObject};
 use super::{IdSniffer, StoredResponses};
 use crate::client_request::ClientRequest;
+use crate::memory_budget::MemoryReservation;
+use crate::pipeline::offload_pool::{OffloadPool, OffloadTask};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BodyFormat {
@@ -22,10 +25,14 @@ pub(crate) enum BodyFormat {
 #[derive(Debug)]
 pub(crate) struct ResponseListener {
     resources: Arc<StoredResponses>,
+    pool: Arc<OffloadPool>,
     tenant: TenantId,
     worker: WorkerId,
-    /// The request's body, until the id is known.
-    request: Bytes,
+    /// The request's body and its memory, until the id is known.
+    request: Option<(Bytes, Option<Arc<MemoryReservation>>)>,
+    load: OffloadTask,
+    /// Memory for reading the output.
+    memory: Option<MemoryReservation>,
     sniffer: IdSniffer,
     addition: Option<Addition>,
     collector: Collector,
@@ -36,7 +43,7 @@ impl ResponseListener {
     /// Listens to the answer of `worker` to a step of `session`. No transcript is kept where the request has no
     /// addition.
     pub(crate) fn new(
-        resources: Arc<StoredResponses>,
+        (resources, pool): (Arc<StoredResponses>, Arc<OffloadPool>),
         (request, session): (&ClientRequest, Option<SessionId>),
         worker: WorkerId,
         form: BodyFormat,
@@ -45,8 +52,9 @@ impl ResponseListener {
         let (tenant, addition) =
             (request.tenant.clone(), request.addition.clone().map(|adds| adds.with_session(session)));
         let (sniffer, sequence_numbers) = (IdSniffer::default(), SequenceNumberScanner::default());
-        let request = request.body.clone();
-        Self { resources, tenant, worker, request, sniffer, addition, collector, sequence_numbers }
+        let (load, memory) = (OffloadTask::of(request), request.memory.as_deref().map(MemoryReservation::sibling));
+        let request = Some((request.body.clone(), request.memory.clone()));
+        Self { resources, pool, tenant, worker, request, load, memory, sniffer, addition, collector, sequence_numbers }
     }
 
     /// Returns the sequence number for an event after those that have passed.
@@ -56,8 +64,8 @@ impl ResponseListener {
 
     pub(crate) fn on_chunk(&mut self, data: &[u8]) {
         if let Some(id) = self.sniffer.feed(data) {
-            let request = std::mem::take(&mut self.request);
-            let is_named = self.resources.is_named_by(&request, &id);
+            let request = self.request.take();
+            let is_named = request.is_some_and(|(body, _)| self.resources.is_named_by(&body, &id));
             if is_named || !self.resources.register(&self.tenant, &id, self.worker) {
                 self.addition = None;
             }
@@ -70,11 +78,22 @@ impl ResponseListener {
         }
     }
 
+    /// Stores the transcript. Without memory or a place to read a long output, none is stored.
     fn on_end(&mut self) {
-        let Some(told) = self.collector.final_response() else { return };
-        if let Some(transcript) = self.addition.as_ref().and_then(|adds| adds.transcript_with(told.output)) {
-            self.resources.keep_transcript(&self.tenant, &told.id, transcript);
-        }
+        let Some(addition) = self.addition.take() else { return };
+        let mut collector = self.collector.take();
+        let load = self.load.on(collector.bytes() + addition.bytes());
+        let read = move || {
+            let told = collector.final_response()?;
+            Some((addition.transcript_with(told.output)?, told.id))
+        };
+        let (resources, tenant) = (self.resources.clone(), self.tenant.clone());
+        let store = move |read: Option<Option<(Bytes, String)>>| {
+            if let Some((transcript, id)) = read.flatten() {
+                resources.keep_transcript(&tenant, &id, transcript);
+            }
+        };
+        load.run_detached((&self.pool, self.memory.take()), read, store);
     }
 }
 
@@ -95,6 +114,15 @@ struct Collector {
 }
 
 impl Collector {
+    fn take(&mut self) -> Self {
+        let (line, last_event) = (std::mem::take(&mut self.line), self.last_event.take());
+        Self { form: self.form, limit: self.limit, line, last_event }
+    }
+
+    fn bytes(&self) -> usize {
+        self.line.len() + self.last_event.as_ref().map_or(0, Vec::len)
+    }
+
     fn feed(&mut self, data: &[u8]) {
         if self.form == BodyFormat::Whole {
             return self.push(data);

@@ -45,6 +45,11 @@ impl Addition {
         Self { session, ..self }
     }
 
+    /// Returns the bytes of the input.
+    pub(crate) fn bytes(&self) -> usize {
+        self.input.len()
+    }
+
     /// Returns the transcript of this request and its answer: `{"previous": ID, "session": ID, "items": [...]}`.
     pub(crate) fn transcript_with(&self, output: &RawValue) -> Option<Bytes> {
         let previous = serde_json::to_vec(&self.previous).ok()?;

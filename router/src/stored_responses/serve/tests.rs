@@ -1,9 +1,13 @@
 use http::Request;
 use serde_json::{Value, json};
+use vocabulary::TenantId;
 
 use super::*;
 use crate::pipeline::receipt::RequestOutcome;
-use crate::testing::{StubWorker, TestResponse, TestRouter, get, post, send, start_router};
+use crate::shared_cache::{CacheEntryKind, CacheKey};
+use crate::testing::{
+    StubWorker, TestResponse, TestRouter, get, occupy_offload_pool, post, send, start_router, wait_until,
+};
 
 const PATH: &str = "/v1/responses";
 
@@ -236,4 +240,27 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     ask(&front, streamed).await;
     let receipt = newest_receipt(&front, 7).await;
     assert_eq!((&receipt["known"]["prompt"], &receipt["seen"]["answered"]), (&json!(77), &json!(5)), "{receipt}");
+}
+
+#[tokio::test]
+async fn long_answers_are_read_on_the_offload_pool_after_their_end() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
+    let release = occupy_offload_pool(&front.gateway).await;
+    let made = json!({"model": "tiny", "input": "x", "background": true, "behave": "long answer"});
+    let id = ask(&front, made).await.json()["id"].as_str().unwrap().to_owned();
+    let step = json!({"model": "tiny", "input": "y", "previous_response_id": id, "behave": "long answer"});
+    assert_eq!(ask(&front, step).await.status, 200);
+    wait_until("both have ended", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    let key = CacheKey::new(CacheEntryKind::Transcript, &TenantId::default(), &id);
+    let transcript = || front.gateway.caches.shared_cache.get_shared(&key);
+    assert!(transcript().await.is_none(), "there was no place to read its output");
+    assert_eq!(front.gateway.decisions.receipts.newest(100, |_| true).len(), 0, "nor the usage of the step");
+    drop(release);
+    let seen = &newest_receipt(&front, 1).await["seen"];
+    assert_eq!((&seen["ending"], &seen["answered"]), (&json!("complete"), &json!(5)), "{seen}");
+    while transcript().await.is_none() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    wait_until("all memory is given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
 }
