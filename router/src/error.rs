@@ -115,11 +115,21 @@ pub enum ApiError {
         most: usize,
     },
     /// The head is larger than the limit.
-    #[error("The request's headers are larger than {most} bytes. Send fewer or shorter ones.")]
+    #[error("The request's headers are larger than {most} bytes, or more than {count}. Send fewer or shorter ones.")]
+    #[strum(serialize = "headers_too_large")]
     HeadTooLarge {
         /// The limit in bytes, including path and query.
         most: usize,
+        /// The limit of their number.
+        count: usize,
     },
+    /// The head is not HTTP/1.1.
+    #[error("The request line or a header is not valid HTTP/1.1. Check the address, and whether it needs https.")]
+    MalformedHead,
+    /// The head did not arrive in time.
+    #[error("The request's headers did not arrive in time. Send them without long pauses.")]
+    #[strum(serialize = "headers_timeout")]
+    HeadTimeout,
     /// The body is larger than the limit.
     #[error("The body is larger than {limit} bytes. Send less, or raise proxy.body_limit.")]
     BodyTooLarge {
@@ -317,6 +327,10 @@ impl ApiError {
                 INVALID_REQUEST_ERROR,
                 Some("headers_too_large"),
             ),
+            Self::MalformedHead => error_fields(StatusCode::BAD_REQUEST, INVALID_REQUEST_ERROR, Some("malformed_head")),
+            Self::HeadTimeout => {
+                error_fields(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST_ERROR, Some("headers_timeout"))
+            }
             Self::BodyTimeout => error_fields(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST_ERROR, Some("body_timeout")),
             Self::UnknownEncoding { .. } => error_fields(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -376,6 +390,8 @@ impl ApiError {
             | Self::BodyBroken
             | Self::UriTooLong { .. }
             | Self::HeadTooLarge { .. }
+            | Self::MalformedHead
+            | Self::HeadTimeout
             | Self::Host(HostRefusal::NoHost | HostRefusal::BadHost) => {
                 headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -388,18 +404,6 @@ impl ApiError {
 /// Returns OpenAI's error object with this message.
 fn error_object(message: &str, kind: &str, (param, code): (Option<&str>, Option<&str>)) -> serde_json::Value {
     serde_json::json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
-}
-
-/// Returns a complete HTTP/1.1 answer for clients whose headers did not arrive in time.
-pub(crate) fn headers_timeout_response() -> Vec<u8> {
-    let message = "The request's headers did not arrive in time. Send them without long pauses.";
-    let body = error_object(message, INVALID_REQUEST_ERROR, (None, Some("headers_timeout"))).to_string();
-    let status = StatusCode::REQUEST_TIMEOUT;
-    format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .into_bytes()
 }
 
 /// Attached to an error response as an extension, for logs and metrics.
@@ -445,14 +449,5 @@ mod tests {
     fn one_request_at_once_is_no_requests() {
         let told = |limit| ApiError::TooManyAtOnce { limit }.to_string();
         assert!(told(1).contains(": 1 request at once") && told(2).contains(": 2 requests at once"));
-    }
-
-    #[test]
-    fn the_header_timeout_response_is_a_complete_http_message() {
-        let text = String::from_utf8(headers_timeout_response()).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{head}");
-        assert!(head.contains(&format!("content-length: {}", body.len())));
-        assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
     }
 }

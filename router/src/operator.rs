@@ -52,6 +52,7 @@ use vocabulary::ByteCount;
 
 use crate::server::ListenerTlsConfig;
 pub use access::TokensFileError;
+pub(crate) use problem::head_problem;
 pub use problem::{Problem, ProblemKind};
 pub use state::{OperatorStartError, OperatorState};
 

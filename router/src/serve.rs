@@ -76,7 +76,7 @@ impl RunningServer {
         let (proxy, operator) = (config.proxy.listen, config.operator.listen);
         let open_files = descriptors::raise_limit();
         let mut proxy = bind(proxy, "proxy.listen")?;
-        let mut operator = bind(operator, "operator.listen")?;
+        let mut operator = bind(operator, "operator.listen")?.with_head_errors(operator::head_problem);
         let proxy_tls = load_tls(config.proxy.tls.as_ref(), "proxy.tls")?;
         let operator_tls = load_tls(config.operator.tls.as_ref(), "operator.tls")?;
         if let Some(tls) = &proxy_tls {

@@ -7,6 +7,7 @@
 mod body;
 mod connection;
 pub(crate) mod descriptors;
+mod head_refusal;
 pub(crate) mod tls;
 mod unauthenticated;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::response::Response;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 use ownership::Supervision;
@@ -41,6 +43,8 @@ pub(crate) use unauthenticated::{ClosedConnections, UnauthenticatedPermit};
 const ACCEPT_BACKLOG: u32 = 1024;
 /// Maximum size of a request's head, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Maximum number of a request's headers.
+const MAX_HEADERS: usize = 256;
 /// Maximum length of path and query, in bytes.
 const LONGEST_URI: usize = 32 << 10;
 /// TCP keepalive: idle time after which the kernel probes whether the peer is still there.
@@ -128,11 +132,20 @@ pub struct ServerLimits {
     pub drain_timeout: Duration,
 }
 
+/// Encodes the error of a head that reaches no route, for a listener's clients. The path is empty where none is known.
+pub type HeadErrorEncoder = fn(&ApiError, path: &str) -> Response;
+
+/// Encodes an error in the format of the client's API.
+fn api_error_response(error: &ApiError, path: &str) -> Response {
+    error.response(ErrorRecipient { format: ErrorFormat::of(path), request: new_request_id() })
+}
+
 /// A bound address that is not listening yet: connections are refused.
 #[derive(Debug)]
 pub struct BoundSocket {
     socket: TcpSocket,
     tls: Option<Arc<rustls::ServerConfig>>,
+    encode: HeadErrorEncoder,
 }
 
 impl BoundSocket {
@@ -142,12 +155,17 @@ impl BoundSocket {
         // As for every listener of this process: closing connections of an earlier one do not block the address.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
-        Ok(Self { socket, tls: None })
+        Ok(Self { socket, tls: None, encode: api_error_response })
     }
 
     /// Accepts only TLS on this socket.
     pub fn with_tls(self, tls: &ListenerTls) -> Self {
         Self { tls: Some(tls.server()), ..self }
+    }
+
+    /// Encodes errors of heads in this way, not in the format of the client's API.
+    pub fn with_head_errors(self, encode: HeadErrorEncoder) -> Self {
+        Self { encode, ..self }
     }
 }
 
@@ -201,12 +219,12 @@ impl HttpServer {
         let (stop, stopping) = watch::channel(false);
         let places = Arc::new(Semaphore::new(limits.connections));
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_headers(256);
+        http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_headers(MAX_HEADERS);
         http.max_buf_size(MAX_HEAD_BYTES);
         let accepting = ConnectionAcceptor {
             places: places.clone(),
             stopping,
-            protocol: Protocol { http, routes, write_timeout: limits.write_timeout },
+            protocol: Protocol { http, routes, encode: bound.encode, write_timeout: limits.write_timeout },
             first_header_timeout: limits.header_timeout,
             unauthenticated: limits.unauthenticated.map(|limits| UnauthenticatedConnections::new(limits, closed)),
             open,
@@ -393,7 +411,7 @@ impl RareWarning {
 pub(crate) struct RemoteAddr(pub(crate) SocketAddr);
 
 /// Result of the routes as a hyper service; axum's never fails.
-type RouteResult = Result<axum::response::Response, Infallible>;
+type RouteResult = Result<Response, Infallible>;
 
 #[cfg(test)]
 mod tests;

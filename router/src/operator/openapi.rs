@@ -36,12 +36,14 @@ A refusal is a problem document (RFC 9457). The last part of its `type` and its 
 be repeated.";
 
 /// Problems of any request.
-const COMMON_PROBLEMS: [ProblemKind; 6] = [
+const COMMON_PROBLEMS: [ProblemKind; 8] = [
     ProblemKind::InvalidHeader,
     ProblemKind::InvalidQuery,
     ProblemKind::HostNotAllowed,
     ProblemKind::OriginNotAllowed,
     ProblemKind::UriTooLong,
+    ProblemKind::HeadersTooLarge,
+    ProblemKind::HeadersTimeout,
     ProblemKind::Internal,
 ];
 /// Problems of any write.

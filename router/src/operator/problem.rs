@@ -3,7 +3,7 @@
 //! A problem never contains a secret, a path of this machine or the text of a panic.
 
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use ownership::SubmitError;
 use serde::Serialize;
@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use vocabulary::{Epoch, Owner};
 
 use super::schemas::{EpochSchema, OwnerSchema};
+use crate::error::ApiError;
 use crate::host_check::HostRefusal;
 
 /// Kind of problem; the last part of its `type`.
@@ -24,7 +25,7 @@ pub enum ProblemKind {
     InvalidQuery,
     /// An id in the path is invalid.
     InvalidId,
-    /// A header is invalid.
+    /// A header or the request line is invalid.
     InvalidHeader,
     /// The cursor is malformed, or belongs to another list or filter.
     InvalidCursor,
@@ -55,6 +56,10 @@ pub enum ProblemKind {
     BodyTooLarge,
     /// Path and query are too long.
     UriTooLong,
+    /// The headers are too large.
+    HeadersTooLarge,
+    /// The headers did not arrive in time.
+    HeadersTimeout,
     /// The Content-Type is not JSON.
     UnsupportedMediaType,
     /// The command is well-formed but makes no sense.
@@ -101,6 +106,8 @@ impl ProblemKind {
             ProblemKind::PreconditionFailed => (StatusCode::PRECONDITION_FAILED, "Precondition failed"),
             ProblemKind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "Body too large"),
             ProblemKind::UriTooLong => (StatusCode::URI_TOO_LONG, "Path and query too long"),
+            ProblemKind::HeadersTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "Headers too large"),
+            ProblemKind::HeadersTimeout => (StatusCode::REQUEST_TIMEOUT, "Headers did not arrive"),
             ProblemKind::UnsupportedMediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type"),
             ProblemKind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "Unprocessable"),
             ProblemKind::PreconditionRequired => (StatusCode::PRECONDITION_REQUIRED, "Precondition required"),
@@ -253,6 +260,19 @@ impl Problem {
                       GET /ownerserve/v1/cluster, and try again when it has a leader.";
         Self::new(ProblemKind::NoQuorum, detail)
     }
+}
+
+/// Returns the problem of a request whose head reaches no route. Its connection ends.
+pub(crate) fn head_problem(error: &ApiError, _path: &str) -> Response {
+    let kind = match error {
+        ApiError::UriTooLong { .. } => ProblemKind::UriTooLong,
+        ApiError::HeadTooLarge { .. } => ProblemKind::HeadersTooLarge,
+        ApiError::HeadTimeout => ProblemKind::HeadersTimeout,
+        _ => ProblemKind::InvalidHeader,
+    };
+    let mut response = Problem::new(kind, error.to_string()).into_response();
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 impl From<HostRefusal> for Problem {

@@ -7,21 +7,28 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use http::Request;
+use axum::response::Response;
+use http::header::{CONNECTION, CONTENT_LENGTH};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_io_timeout::TimeoutWriter;
 use tower::Service as _;
 
+use super::head_refusal::{AnswerProgress, HeadRefusalFilter};
 use super::unauthenticated::UnauthenticatedPermit;
-use super::{LONGEST_URI, MAX_HEAD_BYTES, RemoteAddr, RouteResult};
-use crate::client_request::new_request_id;
-use crate::error::{ApiError, ErrorFormat, ErrorRecipient, headers_timeout_response};
+use super::{HeadErrorEncoder, LONGEST_URI, MAX_HEAD_BYTES, MAX_HEADERS, RemoteAddr, RouteResult};
+use crate::error::ApiError;
+
+/// How long, and for how many bytes, a client is read whose head was refused: closing a connection with unread data
+/// resets it, and the client would see the reset instead of the answer.
+const LINGER: (Duration, u64) = (Duration::from_secs(1), 1 << 20);
 
 /// A client's address, and until when its connection must authenticate.
 pub(super) struct ClientConnection {
@@ -37,6 +44,8 @@ pub(super) struct ClientConnection {
 pub(super) struct Protocol {
     pub(super) http: http1::Builder,
     pub(super) routes: Router,
+    /// Encodes errors of heads that reach no route.
+    pub(super) encode: HeadErrorEncoder,
     /// Maximum time for which a write may make no progress.
     pub(super) write_timeout: Duration,
 }
@@ -49,6 +58,8 @@ enum ConnectionEnd {
     TimedOut,
 }
 
+const TOO_LARGE: ApiError = ApiError::HeadTooLarge { most: MAX_HEAD_BYTES, count: MAX_HEADERS };
+
 /// Returns the error of an oversized head that hyper has read completely: hyper reads in steps, so its own limit is not
 /// exact.
 fn oversized<B>(request: &Request<B>) -> Option<ApiError> {
@@ -58,7 +69,31 @@ fn oversized<B>(request: &Request<B>) -> Option<ApiError> {
     }
     // Adds colon, space and line ending.
     let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
-    (uri + headers.sum::<usize>() > MAX_HEAD_BYTES).then_some(ApiError::HeadTooLarge { most: MAX_HEAD_BYTES })
+    (uri + headers.sum::<usize>() > MAX_HEAD_BYTES).then_some(TOO_LARGE)
+}
+
+/// Returns the error of a head that hyper refused with this status.
+fn refused(status: StatusCode) -> ApiError {
+    match status {
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => TOO_LARGE,
+        StatusCode::URI_TOO_LONG => ApiError::UriTooLong { most: LONGEST_URI },
+        _ => ApiError::MalformedHead,
+    }
+}
+
+/// Returns an answer as HTTP/1.1; the connection ends with it.
+async fn http1_message(answer: Response) -> Vec<u8> {
+    let (mut head, body) = answer.into_parts();
+    let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    let mut message = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
+    for (name, value) in &head.headers {
+        message.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    message.extend_from_slice(b"\r\n");
+    message.extend_from_slice(&body);
+    message
 }
 
 /// Serves `stream` until it ends, `stopping` turns true (a running request still ends), or its sender is dropped (at
@@ -70,32 +105,33 @@ pub(super) async fn drive(
     mut stopping: watch::Receiver<bool>,
 ) {
     let ClientConnection { remote, authentication, evicted: mut closed, authenticates_until } = client;
-    let Protocol { http, routes, write_timeout } = protocol;
+    let Protocol { http, routes, encode, write_timeout } = protocol;
     let stranger = authentication.clone();
     let is_answering = Arc::new(AtomicBool::new(false));
     let answering = is_answering.clone();
+    let progress = AnswerProgress::default();
+    let filtered = progress.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        let (mut routes, answering) = (routes.clone(), answering.clone());
+        let (mut routes, answering, progress) = (routes.clone(), answering.clone(), progress.clone());
+        progress.begin();
         remote.map(|remote| request.extensions_mut().insert(remote));
         request.extensions_mut().insert(authentication.clone());
         answering.store(true, Ordering::Relaxed);
-        let refused = oversized(&request);
+        let oversized = oversized(&request);
         // Boxed, because the connection must stay movable: `into_parts` below takes it by value.
         Box::pin(async move {
-            let answer = match refused {
-                Some(error) => {
-                    let words = ErrorFormat::of(request.uri().path());
-                    error.response(ErrorRecipient { format: words, request: new_request_id() })
-                }
+            let answer = match oversized {
+                Some(error) => encode(&error, request.uri().path()),
                 None => routes.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {}),
             };
             answering.store(false, Ordering::Relaxed);
-            RouteResult::Ok(answer)
+            RouteResult::Ok(progress.wrap(answer))
         })
     });
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(write_timeout));
-    let mut connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
+    let stream = HeadRefusalFilter::new(Box::pin(stream), filtered);
+    let mut connection = http.serve_connection(TokioIo::new(stream), service);
     let (mut draining, mut authenticated) = (false, false);
     let end = loop {
         tokio::select! {
@@ -137,17 +173,39 @@ pub(super) async fn drive(
         }
     };
     let parts = connection.into_parts();
-    let mut stream = parts.io.into_inner();
+    let (mut stream, status) = parts.io.into_inner().into_parts();
     // An idle connection that timed out is closed silently; a partial request gets an answer.
-    if matches!(end, ConnectionEnd::TimedOut) && !parts.read_buf.is_empty() {
-        let _ = stream.write_all(&headers_timeout_response()).await;
+    let is_late = matches!(end, ConnectionEnd::TimedOut) && !parts.read_buf.is_empty();
+    let error = if is_late { Some(ApiError::HeadTimeout) } else { status.map(refused) };
+    if let Some(error) = &error {
+        let _ = stream.write_all(&http1_message(encode(error, "")).await).await;
     }
     let _ = stream.shutdown().await;
+    if error.is_some() {
+        let (time, bytes) = LINGER;
+        let mut surplus = stream.take(bytes);
+        let mut sink = tokio::io::sink();
+        tokio::select! {
+            _ = timeout(time, tokio::io::copy(&mut surplus, &mut sink)) => {}
+            // Another connection needs its place.
+            _ = &mut closed, if !authenticated => {}
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_error_becomes_a_complete_http_message() {
+        let answer = super::super::api_error_response(&ApiError::HeadTimeout, "");
+        let text = String::from_utf8(http1_message(answer).await).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{head}");
+        assert!(head.contains(&format!("content-length: {}", body.len())) && head.contains("connection: close"));
+        assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
+    }
 
     #[test]
     fn a_head_that_was_read_whole_is_held_to_its_bounds_exactly() {

@@ -73,11 +73,13 @@ async fn malformed_http_does_not_affect_other_clients() {
         let mut client = raw(front.proxy_address(), bytes).await;
         tokio::io::AsyncWriteExt::shutdown(&mut client).await.unwrap();
         let answer = read_to_end(&mut client).await;
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+        let is_refused = answer.starts_with("HTTP/1.1 400 ") && answer.contains("\"malformed_head\"");
+        assert!(is_refused || (answer.is_empty() && bytes.starts_with(b"PRI")), "{answer}");
     }
     let many = "x: y\r\n".repeat(1000);
     let mut client = raw(front.proxy_address(), format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await;
-    assert!(read_to_end(&mut client).await.starts_with("HTTP/1.1 431"));
+    let answer = read_to_end(&mut client).await;
+    assert!(answer.starts_with("HTTP/1.1 431 ") && answer.contains("\"headers_too_large\""), "{answer}");
     assert_eq!(get(front.proxy_address(), "/livez").await.status, 200);
     assert_eq!(post(front.proxy_address(), "/tokenize", "{}").await.status, 200);
 }
@@ -147,7 +149,8 @@ async fn request_head_is_buffered_only_up_to_its_limit() {
     let head =
         |bytes: usize| format!("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: {}", "y".repeat(bytes));
     let mut long = raw(front.proxy_address(), head(MAX_HEAD_BYTES + (8 << 10)).as_bytes()).await;
-    assert!(read_to_end(&mut long).await.starts_with("HTTP/1.1 431 "));
+    let answer = read_to_end(&mut long).await;
+    assert!(answer.starts_with("HTTP/1.1 431 ") && answer.contains("\"headers_too_large\""), "{answer}");
     let mut fits = raw(front.proxy_address(), format!("{}\r\n\r\n", head(MAX_HEAD_BYTES / 2)).as_bytes()).await;
     assert!(read_to_end(&mut fits).await.starts_with("HTTP/1.1 200 "));
 }
@@ -159,6 +162,37 @@ async fn a_path_that_is_too_long_is_refused_in_words() {
     let request = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "y".repeat(LONGEST_URI));
     let answer = read_to_end(&mut raw(front.proxy_address(), request.as_bytes()).await).await;
     assert!(answer.starts_with("HTTP/1.1 414 ") && answer.contains("\"uri_too_long\""), "{answer}");
+}
+
+#[tokio::test]
+async fn every_refused_head_gets_an_error_in_the_format_of_its_listener() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let front = start_router(&[&worker], &[]).await;
+    let many = "x: y\r\n".repeat(1000);
+    let long = format!("x: {}\r\n", "y".repeat(300_000));
+    let path = format!("/{}", "y".repeat(LONGEST_URI));
+    for (head, status, code, kind) in [
+        (format!("GET / HTTP/1.1\r\n{many}\r\n"), "431", "headers_too_large", "headers_too_large"),
+        (format!("GET / HTTP/1.1\r\n{long}\r\n"), "431", "headers_too_large", "headers_too_large"),
+        (format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"), "414", "uri_too_long", "uri_too_long"),
+        ("GET / HTTP/9.9\r\n\r\n".to_owned(), "400", "malformed_head", "invalid_header"),
+        ("GET /\r\nno colon\r\n\r\n".to_owned(), "400", "malformed_head", "invalid_header"),
+    ] {
+        for (address, media, word) in [
+            (front.proxy_address(), "application/json", format!("\"code\":\"{code}\"")),
+            (front.operator_address(), "application/problem+json", format!("urn:ownerserve:problem:{kind}\"")),
+        ] {
+            // A request before it, whose answer must not be held back.
+            let mut client = raw(address, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            read_until(&mut client, "\r\n\r\nok").await;
+            tokio::io::AsyncWriteExt::write_all(&mut client, head.as_bytes()).await.unwrap();
+            let answer = read_to_end(&mut client).await;
+            let (head, body) = answer.trim_start().split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+            assert!(head.contains(&format!("content-type: {media}")) && head.contains("connection: close"), "{answer}");
+            assert!(body.contains(&word) && serde_json::from_str::<serde_json::Value>(body).is_ok(), "{answer}");
+        }
+    }
 }
 
 #[test]
