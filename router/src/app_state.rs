@@ -193,7 +193,7 @@ impl AppState {
             caches: remembered,
             memory_budget: memory,
             operator_memory,
-            offload_pool: Arc::new(aside),
+            offload_pool: aside,
             model_list: ModelListCache::default(),
             config,
         })

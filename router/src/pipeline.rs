@@ -209,6 +209,7 @@ impl Pipeline {
         let stream = Arc::new(StreamStage {
             client: workers.clone(),
             responses: caches.responses.clone(),
+            offload_pool: parts.offload_pool.clone(),
             requests: metrics.requests.clone(),
             reporter: OutlierReporter { outliers: policies.outliers.clone(), isolation: isolation.clone() },
             ends: ends.clone(),

@@ -39,6 +39,9 @@ use unauthenticated::UnauthenticatedConnections;
 pub use unauthenticated::UnauthenticatedLimits;
 pub(crate) use unauthenticated::{ClosedConnections, UnauthenticatedPermit};
 
+use crate::client_request::new_request_id;
+use crate::error::{ApiError, ErrorFormat, ErrorRecipient};
+
 /// Length of the kernel's accept queue.
 const ACCEPT_BACKLOG: u32 = 1024;
 /// Maximum size of a request's head, in bytes.

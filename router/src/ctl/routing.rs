@@ -22,7 +22,7 @@ use crate::time_text::{DurationText, UtcTime};
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum DecisionCommand {
     /// Lists decisions, newest first.
-    List(DecisionListArgs),
+    List(Box<DecisionListArgs>),
     /// Shows one decision, field by field.
     Get(RequestOperand),
     /// Explains one decision: what was known, every candidate with its cost, the choice and the outcome.

@@ -22,7 +22,7 @@ pub(super) fn culprit(
     match opened {
         // If the target refuses the request, too, it is the client's error.
         Ok(opened) => prefill.filter(|_| opened.status().is_success()),
-        Err(LegError::UnknownWorker | LegError::Busy(_)) => None,
+        Err(LegError::UnknownWorker | LegError::Busy(_) | LegError::OverBudget(_)) => None,
         Err(LegError::NoSource) => prefill,
         Err(_) => Some(plan.target()),
     }
@@ -118,7 +118,7 @@ impl OutlierReporter {
 
     /// Counts the complete answer of this attempt for the workers of its plan.
     pub(super) fn record_success(&self, step: &ClassifiedStep, plan: &Plan, attempt: &Attempt) {
-        let failed = [AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy];
+        let failed = [AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy, AttemptEvent::MemoryBudgetExceeded];
         let is_whole = !failed.iter().any(|remark| attempt.remarks.contains(remark));
         let served: Vec<_> = if is_whole { plan.workers().collect() } else { vec![plan.target()] };
         self.outliers.record_success(&step.located.workers, (&served, attempt.asked));

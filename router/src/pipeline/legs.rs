@@ -1,5 +1,6 @@
 //! Legs: one plan's requests to workers. Where each leg goes, with which headers, and how its answer is judged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::Response;

@@ -33,6 +33,7 @@ use super::execute::ExecuteStage;
 use super::legs::LegResponse;
 use super::liveness_watch::LivenessWatch;
 use super::locate::{self, LocateStage};
+use super::offload_pool::OffloadPool;
 use super::parse::ResponseDelivery;
 use super::plan::PlanStage;
 use super::planning::BrokenAnswer;
@@ -59,6 +60,7 @@ const MAX_RESUMES: usize = 3;
 pub struct StreamStage {
     pub(super) client: WorkerClient,
     pub(super) responses: Arc<StoredResponses>,
+    pub(super) offload_pool: Arc<OffloadPool>,
     pub(super) requests: RequestMetrics,
     pub(super) reporter: OutlierReporter,
     pub(super) ends: Arc<RequestEnds>,
@@ -116,7 +118,7 @@ fn response_listener(
     let is_wanted = request.endpoint == GenerationEndpoint::Responses && status.is_success();
     is_wanted.then(|| {
         ResponseListener::new(
-            stage.responses.clone(),
+            (stage.responses.clone(), stage.offload_pool.clone()),
             (&request.incoming, Some(prefixed.affinity_key)),
             streaming.target(),
             form,

@@ -1,6 +1,5 @@
 //! Reads the answer to a step that continues a stored response: no plan is made for it, because its history is stored at
-//! its worker. Its receipt is written once, when the answer is over; a long answer is read on the offload pool
-//! first.
+//! its worker. Its receipt is written once, when the answer is over.
 
 use std::time::Instant;
 
@@ -12,7 +11,6 @@ use workers_shim::engine_api::{EngineResponse, SseScanner, TokenUsage};
 use super::listener::BodyFormat;
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
-use crate::memory_budget::MemoryReservation;
 use crate::forward::ForwardedStep;
 use crate::pipeline::offload_pool::OffloadTask;
 use crate::pipeline::parse::{self, ParsedRequest};
@@ -21,7 +19,7 @@ use crate::pipeline::parse::{self, ParsedRequest};
 pub(crate) struct ReceiptRecorder {
     request: ParsedRequest,
     session: SessionId,
-    is_streamed: bool,
+    usage_reader: UsageReader,
     first_byte: Option<Instant>,
 }
 
@@ -34,19 +32,6 @@ pub(crate) struct RecordedAnswer {
     /// When the first byte of a stream arrived.
     pub(crate) first_byte: Option<Instant>,
 }
-
-/// When an answer ended.
-struct AnswerEnd {
-    at: SystemTime,
-    /// Time since the request arrived.
-    total: Micros,
-}
-
-/// Whether an answer was complete, and its usage.
-type ReadAnswer = (bool, Option<TokenUsage>);
-
-/// An answer that is too long to be read, or for which memory is short, was passed on all the same.
-const UNREAD: ReadAnswer = (true, None);
 
 /// Reads the end and the usage from the answer.
 enum UsageReader {
@@ -68,28 +53,16 @@ impl UsageReader {
         }
     }
 
-    /// Returns the bytes that are read at the end; events were read as they came.
-    fn bytes(&self) -> usize {
+    /// Returns whether the answer was complete, and its usage.
+    fn read(&mut self) -> (bool, Option<TokenUsage>) {
         match self {
-            Self::Whole(kept, most) if kept.len() > *most => 0,
-            Self::Whole(kept, _) => kept.len(),
-            Self::Events(_) => 0,
-        }
-    }
-
-    /// Takes what there is to read.
-    fn take(&mut self) -> Self {
-        std::mem::replace(self, Self::Whole(Vec::new(), 0))
-    }
-
-    fn read(self) -> ReadAnswer {
-        match self {
-            Self::Whole(kept, most) if kept.len() > most => UNREAD,
-            Self::Whole(kept, _) => match EngineResponse::read(&kept.into()) {
+            // An answer that is too long to be read was passed on all the same.
+            Self::Whole(kept, most) if kept.len() > *most => (true, None),
+            Self::Whole(kept, _) => match EngineResponse::read(&std::mem::take(kept).into()) {
                 Ok(answer) => (true, answer.usage),
                 Err(_) => (false, None),
             },
-            Self::Events(mut scanner) => {
+            Self::Events(scanner) => {
                 scanner.finish();
                 let facts = scanner.facts();
                 (facts.ended() && facts.error.is_none(), facts.usage)
@@ -121,34 +94,30 @@ impl ReceiptRecorder {
             BodyFormat::Whole => UsageReader::Whole(Vec::new(), gateway.caches.responses.max_answer_bytes()),
             BodyFormat::Events => UsageReader::Events(Box::new(SseScanner::new())),
         };
-        let step =
-            RecordedStep { request, session, is_streamed, first_byte: None };
-        Some(Self { step: Some(step), usage_reader: reading })
+        Some(Self { request, session, usage_reader: reading, first_byte: None })
     }
 
     /// Returns the session, if the client names it.
     pub(crate) fn session(&self) -> Option<SessionId> {
-        self.step.as_ref().and_then(|step| step.request.session_key.as_ref().map(|_| step.session))
+        self.request.session_key.as_ref().map(|_| self.session)
     }
 
     /// Returns the maximum answer length, if the client sets one.
     pub(crate) fn asked(&self) -> Option<Tokens> {
-        self.step.as_ref().and_then(|step| step.request.max_answer)
+        self.request.max_answer
     }
 
     pub(crate) fn on_chunk(&mut self, data: &Bytes) {
-        if let Some(step) = &mut self.step {
-            step.first_byte.get_or_insert_with(Instant::now);
-        }
+        self.first_byte.get_or_insert_with(Instant::now);
         self.usage_reader.push(data);
     }
 
     /// Returns what was read of the answer, which is over.
-    pub(crate) fn finish(self, (ended, usage): ReadAnswer, end: &AnswerEnd) -> RecordedAnswer {
+    pub(crate) fn finish(mut self) -> RecordedAnswer {
         let is_streamed = matches!(self.usage_reader, UsageReader::Events(_));
         let (is_complete, usage) = self.usage_reader.read();
         let Self { request, session, first_byte, .. } = self;
         let step = ForwardedStep { request, session, usage };
-        RecordedAnswer { step, is_complete, first_byte: first_byte.filter(|_| self.is_streamed) }
+        RecordedAnswer { step, is_complete, first_byte: first_byte.filter(|_| is_streamed) }
     }
 }

@@ -301,7 +301,7 @@ async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
     );
     wait_until("it was sent", || reserved() == source.len()).await;
 
-    let (opened, remarks) = remote_prefill(with_room(0), &plan, None).await;
+    let (opened, remarks) = remote_prefill(with_room(0), plan, None).await;
     let Err(error) = opened else { panic!("there was no room for a leg") };
     assert_eq!(remarks, [AttemptEvent::MemoryBudgetExceeded]);
     assert_eq!((error.retryable(), error.client_error().status().as_u16()), (false, 413), "it would never fit");
