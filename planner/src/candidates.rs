@@ -55,38 +55,39 @@ struct ReplicateOption {
 struct PricedReplicate {
     terms: CostTerms,
     action: Action,
-    refused: Option<CandidateRefusal>,
+    rejection: Option<CandidateRefusal>,
 }
 
 impl PricedReplicate {
     fn preference(&self) -> (bool, Micros) {
-        (self.refused.is_some(), self.terms.total())
+        (self.rejection.is_some(), self.terms.total())
     }
 }
 
 /// Candidate without its label and refusal.
 struct CandidateDraft {
     sequence: PlanSequence,
-    claim: OwnershipEffect,
+    ownership: OwnershipEffect,
     terms: CostTerms,
 }
 
 impl CandidateDraft {
-    fn labelled(self, action: Action, refused: Option<CandidateRefusal>) -> PlanCandidate {
-        let Self { sequence, claim, terms } = self;
-        PlanCandidate { action, sequence, claim, terms, total: terms.total(), refused }
+    fn labelled(self, action: Action, rejection: Option<CandidateRefusal>) -> PlanCandidate {
+        let Self { sequence, ownership, terms } = self;
+        PlanCandidate { action, sequence, ownership, terms, total: terms.total(), rejection }
     }
 }
 
 impl CandidateBuilder<'_> {
     fn push_all(&self, target: usize, all: &mut Vec<PlanCandidate>) {
-        if let Some(refused) = self.layout.target_refusal(target) {
-            all.push(self.unpriced(target).labelled(Action::ColocatedPrefill, Some(refused)));
+        if let Some(rejection) = self.layout.target_refusal(target) {
+            all.push(self.unpriced(target).labelled(Action::ColocatedPrefill, Some(rejection)));
             return;
         }
         if !self.at(target).serves_alone() {
             all.push(
-                self.local_draft(target).labelled(Action::ColocatedPrefill, Some(CandidateRefusal::NeedsPrefiller)),
+                self.local_draft(target)
+                    .labelled(Action::ColocatedPrefill, Some(CandidateRefusal::RequiresPrefillWorker)),
             );
             all.extend(self.prefiller(target).map(|prefiller| self.remote_prefill_candidate(target, prefiller)));
             return;
@@ -101,7 +102,7 @@ impl CandidateBuilder<'_> {
         all.push(self.local_candidate(target, replicate));
         match (replicate, helpers) {
             (Some(replicate), _) => all.push(self.fetch_candidate(target, &replicate)),
-            (None, Some(_)) => all.extend(self.refused_fetch_candidate(target, CandidateRefusal::OtherFabric)),
+            (None, Some(_)) => all.extend(self.refused_fetch_candidate(target, CandidateRefusal::FabricMismatch)),
             (None, None) => all.extend(self.refused_fetch_candidate(target, CandidateRefusal::NoLink)),
         }
         let prefiller = |helpers: FabricShortlist| helpers.prefillers().find(|place| *place != target);
@@ -111,7 +112,7 @@ impl CandidateBuilder<'_> {
             && let Some(barred) = fabrics.helpers_for(&self.layout.inputs, self.at(target)).and_then(prefiller)
         {
             all.push(PlanCandidate {
-                refused: Some(CandidateRefusal::BarredLink),
+                rejection: Some(CandidateRefusal::LinkDisabled),
                 ..self.remote_prefill_candidate(target, barred)
             });
         }
@@ -139,7 +140,8 @@ impl CandidateBuilder<'_> {
         let draft = self.local_draft(target);
         let allows = |action| self.layout.inputs.allows(action);
         let is_tail = |r: ReplicateOption| cached > Tokens::ZERO && r.prefix_end - cached <= cached;
-        let continues = self.layout.inputs.step == StepKind::DecodeContinuation && draft.claim == OwnershipEffect::Keep;
+        let continues =
+            self.layout.inputs.step == StepKind::DecodeContinuation && draft.ownership == OwnershipEffect::Keep;
         let action = if self.fabrics.is_none() && self.layout.inputs.policy.policy != SelectionRule::LowestCost {
             Action::ColocatedPrefill
         } else if continues && allows(Action::DecodeContinuation) {
@@ -155,24 +157,30 @@ impl CandidateBuilder<'_> {
     /// The sealed prefix is replicated to the target, which serves the step, in the cheapest way that is enabled.
     fn fetch_candidate(&self, target: usize, replicate: &ReplicateOption) -> PlanCandidate {
         let ReplicateOption { from, split: way, alternative_split: other, .. } = *replicate;
-        let claim = self.claim(target, Some(HandoffKind::Replicate));
-        let first = self.price_fetch(target, from, &way, &claim);
-        let second = other.map(|other| (other, self.price_fetch(target, from, &other, &claim)));
-        let (way, PricedReplicate { terms, action, refused }) = match second {
+        let ownership = self.ownership(target, Some(HandoffKind::Replicate));
+        let first = self.price_fetch(target, from, &way, &ownership);
+        let second = other.map(|other| (other, self.price_fetch(target, from, &other, &ownership)));
+        let (way, PricedReplicate { terms, action, rejection }) = match second {
             Some((other, second)) if second.preference() < first.preference() => (other, second),
             _ => (way, first),
         };
         let leg = self.leg(target, LegRole::Serve, way.start);
         let sequence = PlanSequence::replicate(self.replicate_handoff(from, &way, &leg), leg);
-        CandidateDraft { sequence, claim, terms }.labelled(action, refused)
+        CandidateDraft { sequence, ownership, terms }.labelled(action, rejection)
     }
 
-    fn price_fetch(&self, target: usize, from: usize, way: &RestoreSplit, claim: &OwnershipEffect) -> PricedReplicate {
+    fn price_fetch(
+        &self,
+        target: usize,
+        from: usize,
+        way: &RestoreSplit,
+        ownership: &OwnershipEffect,
+    ) -> PricedReplicate {
         let (source, at) = (self.at(from), self.at(target));
         let serving = TargetWork {
             start: way.start,
             compute_site: ComputeSite::Here,
-            duplicated_until: self.tokens_elsewhere(target, claim),
+            duplicated_until: self.tokens_elsewhere(target, ownership),
         };
         let served = self.cost_model.target_terms(at, serving);
         // The transfer also covers blocks that the target holds in slower tiers, so the target does not load them.
@@ -190,13 +198,13 @@ impl CandidateBuilder<'_> {
             }
         };
         let holds_more = self.align_down(from, target, source.prefix.believed) > way.loaded;
-        let action = match claim {
+        let action = match ownership {
             OwnershipEffect::Move { .. } => Action::StateMigration,
             _ if holds_more || way.recomputes_windows() => Action::TailRecompute,
             _ => Action::ArtifactFetch,
         };
-        let refused = (!self.layout.inputs.allows(action)).then_some(CandidateRefusal::Disabled);
-        PricedReplicate { terms, action, refused }
+        let rejection = (!self.layout.inputs.allows(action)).then_some(CandidateRefusal::ActionDisabled);
+        PricedReplicate { terms, action, rejection }
     }
 
     /// Another worker holds a longer prefix but cannot send it to the target.
@@ -204,11 +212,11 @@ impl CandidateBuilder<'_> {
         let (from, held) = self.layout.longest_prefix_elsewhere(target)?;
         let fits = self.layout.inputs.can_read(self.at(from).shape, self.at(target).shape);
         let why = match why {
-            CandidateRefusal::OtherFabric if !fits => CandidateRefusal::OtherShape,
-            CandidateRefusal::OtherFabric
+            CandidateRefusal::FabricMismatch if !fits => CandidateRefusal::ParallelismMismatch,
+            CandidateRefusal::FabricMismatch
                 if self.layout.inputs.is_link_barred(self.at(from).view.id, self.at(target).view.id) =>
             {
-                CandidateRefusal::BarredLink
+                CandidateRefusal::LinkDisabled
             }
             why => why,
         };
@@ -217,9 +225,9 @@ impl CandidateBuilder<'_> {
         let bytes = (until > cached).then(|| self.cost_model.bytes(self.at(target), cached, until))?;
         let leg = self.leg(target, LegRole::Serve, cached);
         let handoff = self.replicate_handoff(from, &RestoreSplit { loaded: until, bytes, start: until }, &leg);
-        let claim = self.claim(target, Some(HandoffKind::Replicate));
+        let ownership = self.ownership(target, Some(HandoffKind::Replicate));
         let draft =
-            CandidateDraft { sequence: PlanSequence::replicate(handoff, leg), claim, terms: CostTerms::default() };
+            CandidateDraft { sequence: PlanSequence::replicate(handoff, leg), ownership, terms: CostTerms::default() };
         Some(draft.labelled(Action::ArtifactFetch, Some(why)))
     }
 
@@ -228,11 +236,11 @@ impl CandidateBuilder<'_> {
         let (source, at) = (self.at(prefiller), self.at(target));
         let prompt = self.layout.inputs.request.prompt;
         let bytes = self.cost_model.bytes(at, at.prefix.cached, prompt);
-        let claim = self.claim(target, Some(HandoffKind::RemotePrefill));
+        let ownership = self.ownership(target, Some(HandoffKind::RemotePrefill));
         let serving = TargetWork {
             start: at.prefix.cached,
             compute_site: ComputeSite::Pulled,
-            duplicated_until: self.tokens_elsewhere(target, &claim),
+            duplicated_until: self.tokens_elsewhere(target, &ownership),
         };
         let mut terms =
             sequential_terms(&self.source_cost(prefiller, prompt), &self.cost_model.target_terms(at, serving));
@@ -242,22 +250,22 @@ impl CandidateBuilder<'_> {
         let kind = HandoffKind::RemotePrefill;
         let handoff = Handoff { kind, source: prefill.at(), target: decode.at(), blocks: None, bytes };
         let allowed = self.layout.inputs.allows(Action::RemotePrefill);
-        CandidateDraft { sequence: PlanSequence::remote_prefill(prefill, handoff, decode), claim, terms }
-            .labelled(Action::RemotePrefill, (!allowed).then_some(CandidateRefusal::Disabled))
+        CandidateDraft { sequence: PlanSequence::remote_prefill(prefill, handoff, decode), ownership, terms }
+            .labelled(Action::RemotePrefill, (!allowed).then_some(CandidateRefusal::ActionDisabled))
     }
 
     /// One leg at `target` with the prefix it has.
     fn local_draft(&self, target: usize) -> CandidateDraft {
-        let claim = self.claim(target, None);
+        let ownership = self.ownership(target, None);
         let start = self.at(target).prefix.cached;
         let serving = TargetWork {
             start,
             compute_site: ComputeSite::Here,
-            duplicated_until: self.tokens_elsewhere(target, &claim),
+            duplicated_until: self.tokens_elsewhere(target, &ownership),
         };
         CandidateDraft {
             sequence: PlanSequence::serve(self.leg(target, LegRole::Serve, start)),
-            claim,
+            ownership,
             terms: self.cost_model.target_terms(self.at(target), serving),
         }
     }
@@ -265,8 +273,8 @@ impl CandidateBuilder<'_> {
     /// One leg at `target` that is not priced.
     fn unpriced(&self, target: usize) -> CandidateDraft {
         let leg = self.leg(target, LegRole::Serve, self.at(target).prefix.cached);
-        let claim = self.claim(target, None);
-        CandidateDraft { sequence: PlanSequence::serve(leg), claim, terms: CostTerms::default() }
+        let ownership = self.ownership(target, None);
+        CandidateDraft { sequence: PlanSequence::serve(leg), ownership, terms: CostTerms::default() }
     }
 
     /// Returns what `from` can send to `target`: a prefix longer than the target's that ends at a block boundary of
@@ -345,28 +353,32 @@ impl CandidateBuilder<'_> {
 
     /// Tokens of the prompt that another worker keeps, if more than the target. After a move the old owner's copy no
     /// longer counts.
-    fn tokens_elsewhere(&self, target: usize, claim: &OwnershipEffect) -> Tokens {
-        match claim {
+    fn tokens_elsewhere(&self, target: usize, ownership: &OwnershipEffect) -> Tokens {
+        match ownership {
             OwnershipEffect::Move { .. } => Tokens::ZERO,
             _ => self.layout.longest_prefix_elsewhere(target).map_or(Tokens::ZERO, |(_, held)| held),
         }
     }
 
     /// Ownership moves if the owner should be left, or if the target already holds more of the session than the owner.
-    fn claim(&self, target: usize, handoff: Option<HandoffKind>) -> OwnershipEffect {
+    fn ownership(&self, target: usize, handoff: Option<HandoffKind>) -> OwnershipEffect {
         let session = self.layout.inputs.session;
-        let Some(from) = session.owner else { return OwnershipEffect::Open };
+        let Some(from) = session.owner else { return OwnershipEffect::Claim };
         if self.layout.is_owner(target) {
             return OwnershipEffect::Keep;
         }
         if handoff == Some(HandoffKind::Replicate) && !self.layout.inputs.allows(Action::StateMigration) {
-            return OwnershipEffect::Borrow;
+            return OwnershipEffect::ReadReplica;
         }
         let lives_there =
             |owner: usize| owner == target || self.at(target).prefix.believed > self.at(owner).prefix.believed;
-        let there = self.layout.owner.is_some_and(lives_there).then_some(MoveReason::StateIsThere);
+        let there = self.layout.owner.is_some_and(lives_there).then_some(MoveReason::TargetHoldsMore);
         let why = self.layout.move_reason_for(target).or(there);
-        why.map_or(OwnershipEffect::Borrow, |why| OwnershipEffect::Move { from, epoch: session.epoch, why })
+        why.map_or(OwnershipEffect::ReadReplica, |reason| OwnershipEffect::Move {
+            previous_owner: from,
+            epoch: session.epoch,
+            reason,
+        })
     }
 
     fn at(&self, place: usize) -> &WorkerCandidate<'_> {

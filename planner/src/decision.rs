@@ -13,13 +13,15 @@ pub struct PlanCandidate {
     /// What would be sent to the workers, in order.
     pub sequence: PlanSequence,
     /// Change of ownership after the step.
-    pub claim: OwnershipEffect,
+    pub ownership: OwnershipEffect,
     /// Cost by term; zero if the candidate was refused before it was priced.
+    #[serde(rename = "cost_terms")]
     pub terms: CostTerms,
     /// Sum of the terms.
+    #[serde(rename = "total_cost", with = "vocabulary::micros_with_unit")]
     pub total: Micros,
     /// Why the candidate may not be chosen; none if it may.
-    pub refused: Option<CandidateRefusal>,
+    pub rejection: Option<CandidateRefusal>,
 }
 
 /// Why a candidate may not be chosen.
@@ -28,7 +30,7 @@ pub struct PlanCandidate {
 #[strum(serialize_all = "snake_case")]
 pub enum CandidateRefusal {
     /// The worker does not serve the model or adapter.
-    WrongModel,
+    ModelNotServed,
     /// The worker only runs prefill.
     PrefillOnly,
     /// The worker is unreachable.
@@ -36,23 +38,23 @@ pub enum CandidateRefusal {
     /// The worker is draining, and others can serve.
     Draining,
     /// The worker already failed in this attempt.
-    Excluded,
+    FailedEarlierAttempt,
     /// Prompt and answer exceed the worker's context length.
-    TooLong,
+    ExceedsContext,
     /// Prompt and answer exceed the worker's KV memory.
-    DoesNotFit,
+    ExceedsKvCapacity,
     /// The target has no usable link.
     NoLink,
     /// No worker on the target's fabric can send.
-    OtherFabric,
+    FabricMismatch,
     /// The target's ranks cannot read from those of the worker that holds the prefix.
-    OtherShape,
+    ParallelismMismatch,
     /// The link from the worker that holds the prefix is barred: it delivered wrong KV.
-    BarredLink,
+    LinkDisabled,
     /// The worker only answers prompts that a prefill worker hands to it.
-    NeedsPrefiller,
+    RequiresPrefillWorker,
     /// The action is disabled.
-    Disabled,
+    ActionDisabled,
 }
 
 impl CandidateRefusal {
@@ -66,6 +68,7 @@ impl CandidateRefusal {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Decision {
     /// What kind of step it is.
+    #[serde(rename = "step_kind")]
     pub step: StepKind,
     /// The chosen plan.
     pub plan: Plan,

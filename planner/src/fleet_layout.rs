@@ -92,8 +92,8 @@ impl<'a> FleetLayout<'a> {
         let sealed = self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt);
         let evicted = standing.view.knowledge == KvIndexState::Exact && standing.prefix.believed * 2 < sealed;
         match standing.refusal {
-            Some(CandidateRefusal::Excluded) => Some(MoveReason::OwnerExcluded),
-            Some(CandidateRefusal::NotReady | CandidateRefusal::WrongModel) => Some(MoveReason::OwnerGone),
+            Some(CandidateRefusal::FailedEarlierAttempt) => Some(MoveReason::OwnerFailedAttempt),
+            Some(CandidateRefusal::NotReady | CandidateRefusal::ModelNotServed) => Some(MoveReason::OwnerGone),
             _ if standing.is_draining() => Some(MoveReason::OwnerDraining),
             _ if !standing.view.role.decodes() => Some(MoveReason::OwnerPrefillOnly),
             _ if self.is_overloaded(standing) => Some(MoveReason::OwnerOverloaded),
@@ -260,19 +260,19 @@ fn longest_prefix(standings: &[WorkerCandidate<'_>]) -> Option<(usize, Tokens)> 
 
 /// Returns why no worker can serve: the first requirement that all of them fail.
 fn planning_error(inputs: &PlanningInputs<'_>, standings: &[WorkerCandidate<'_>]) -> PlanningError {
-    if standings.iter().all(|s| s.refusal == Some(CandidateRefusal::WrongModel)) {
+    if standings.iter().all(|s| s.refusal == Some(CandidateRefusal::ModelNotServed)) {
         let ask = inputs.request;
         let known = inputs.workers.iter().any(|view| view.models.contains(&ask.model));
         let missing = ask.adapter.as_ref().filter(|_| known).unwrap_or(&ask.model);
         return PlanningError::UnknownModel { model: missing.clone() };
     }
     let decoding =
-        || standings.iter().filter(|s| s.view.role.decodes() && s.refusal != Some(CandidateRefusal::WrongModel));
+        || standings.iter().filter(|s| s.view.role.decodes() && s.refusal != Some(CandidateRefusal::ModelNotServed));
     let fits = |s: &WorkerCandidate<'_>| length_refusal(inputs.request, s.view).is_none();
     if decoding().next().is_some() && !decoding().any(fits) {
         return PlanningError::TooLong { longest: decoding().map(max_step_tokens).max().unwrap_or_default() };
     }
-    if decoding().any(|s| s.refusal == Some(CandidateRefusal::Excluded) && fits(s)) {
+    if decoding().any(|s| s.refusal == Some(CandidateRefusal::FailedEarlierAttempt) && fits(s)) {
         PlanningError::AllExcluded
     } else {
         PlanningError::NoneReady

@@ -29,7 +29,7 @@ pub enum TransferObstacle {
     /// Images or audio: their token ids cannot be replayed as text.
     MultimodalContent,
     /// The prompt's token ids are unknown to the router, so it cannot request a prefix of it.
-    UnknownTokens,
+    TokenIdsUnavailable,
     /// The endpoint has no transfer parameters.
     Endpoint,
 }
@@ -42,17 +42,20 @@ pub struct RequestProfile {
     /// LoRA adapter on top of the model; the worker must serve it too.
     pub adapter: Option<ModelId>,
     /// Tokens of the whole prompt; for a batch, of all its prompts.
+    #[serde(rename = "prompt_tokens")]
     pub prompt: Tokens,
     /// Tokens of the longest prompt of a batch, which is what has to fit; none when there is a single prompt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "longest_prompt_tokens", default, skip_serializing_if = "Option::is_none")]
     pub longest: Option<Tokens>,
     /// Expected tokens of the answer.
+    #[serde(rename = "expected_output_tokens")]
     pub answer: Tokens,
     /// Expected growth of the session at a worker where it is new, beyond the step itself; capped by the policy's
     /// `growth`.
-    #[serde(default = "any_growth")]
+    #[serde(rename = "expected_growth_tokens", default = "any_growth")]
     pub growth: Tokens,
     /// Tokens per block of the model's hash chain: the unit of every `Blocks` here.
+    #[serde(rename = "block_size")]
     pub block: Tokens,
     /// Whether KV may be transferred for this request.
     pub transfers: TransferPermission,
@@ -89,6 +92,7 @@ pub struct SessionView {
     /// session's.
     pub replicas: Vec<Owner>,
     /// Live intents of other routers.
+    #[serde(rename = "peer_intents")]
     pub promises: Vec<LiveIntent>,
 }
 

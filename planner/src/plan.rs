@@ -223,17 +223,17 @@ pub enum OwnershipEffect {
     /// The target already owns the session: seal blocks and advance the head under the same owner.
     Keep,
     /// The session has no owner: the target claims it.
-    Open,
+    Claim,
     /// A worker other than the owner serves: the prefix keeps its owner, and the target becomes a read-only replica.
-    Borrow,
+    ReadReplica,
     /// The target becomes the owner.
     Move {
         /// Owner at the time of the decision.
-        from: Owner,
+        previous_owner: Owner,
         /// Epoch at the time of the decision; the ledger refuses the move if it is stale.
         epoch: Epoch,
         /// Reason for the move.
-        why: MoveReason,
+        reason: MoveReason,
     },
 }
 
@@ -246,7 +246,7 @@ pub enum MoveReason {
     /// The owner is draining.
     OwnerDraining,
     /// The owner failed in this step.
-    OwnerExcluded,
+    OwnerFailedAttempt,
     /// The owner only runs prefill; the session decodes elsewhere.
     OwnerPrefillOnly,
     /// The owner's queue or memory exceeds the policy's overload thresholds.
@@ -254,7 +254,7 @@ pub enum MoveReason {
     /// The owner's KV events show less than half of the sealed prefix.
     OwnerEvicted,
     /// The target holds more of the prompt than the owner.
-    StateIsThere,
+    TargetHoldsMore,
 }
 
 /// How one step is served.
@@ -265,9 +265,9 @@ pub struct Plan {
     /// What is sent to the workers, in order.
     pub sequence: PlanSequence,
     /// What the commit does to ownership.
-    pub claim: OwnershipEffect,
+    pub ownership: OwnershipEffect,
     /// Why this plan was chosen.
-    pub because: PlanRationale,
+    pub rationale: PlanRationale,
 }
 
 impl Plan {
@@ -311,10 +311,13 @@ impl Plan {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PlanRationale {
     /// Selection rule that chose the plan.
+    #[serde(rename = "policy")]
     pub rule: SelectionRule,
     /// Cost of the plan by term.
+    #[serde(rename = "cost_terms")]
     pub terms: CostTerms,
     /// Sum of the terms.
+    #[serde(rename = "total_cost", with = "vocabulary::micros_with_unit")]
     pub total: Micros,
     /// Cheapest allowed candidate that was not chosen.
     pub runner_up: Option<RunnerUp>,
@@ -328,5 +331,6 @@ pub struct RunnerUp {
     /// Worker that would have generated the answer.
     pub worker: WorkerId,
     /// Total cost of that candidate.
+    #[serde(rename = "total_cost", with = "vocabulary::micros_with_unit")]
     pub total: Micros,
 }

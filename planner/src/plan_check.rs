@@ -198,7 +198,7 @@ impl Plan {
             Action::RemotePrefill => is_remote,
             Action::TailRecompute => !is_remote,
             Action::ArtifactFetch => replicates,
-            Action::StateMigration => replicates && matches!(self.claim, OwnershipEffect::Move { .. }),
+            Action::StateMigration => replicates && matches!(self.ownership, OwnershipEffect::Move { .. }),
         };
         match fits {
             false => Err(PlanViolation::Mislabelled(self.action)),
@@ -212,11 +212,13 @@ impl Plan {
         let owner = inputs.session.owner;
         let owned =
             owner == Some(Owner { worker: target.id, incarnation: target.incarnation, rank: self.answer_leg().rank });
-        let right = match self.claim {
+        let right = match self.ownership {
             OwnershipEffect::Keep => owned,
-            OwnershipEffect::Open => owner.is_none(),
-            OwnershipEffect::Borrow => owner.is_some() && !owned,
-            OwnershipEffect::Move { from, epoch, .. } => owner == Some(from) && !owned && epoch == inputs.session.epoch,
+            OwnershipEffect::Claim => owner.is_none(),
+            OwnershipEffect::ReadReplica => owner.is_some() && !owned,
+            OwnershipEffect::Move { previous_owner, epoch, .. } => {
+                owner == Some(previous_owner) && !owned && epoch == inputs.session.epoch
+            }
         };
         if right { Ok(()) } else { Err(PlanViolation::WrongClaim) }
     }

@@ -17,8 +17,10 @@ use crate::{
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PlanningCase {
     /// Facts that determine the kind of step.
+    #[serde(rename = "step")]
     pub facts: StepFacts,
     /// The request.
+    #[serde(rename = "request")]
     pub ask: RequestProfile,
     /// Ownership of the session.
     pub session: SessionView,
@@ -27,17 +29,17 @@ pub struct PlanningCase {
     /// Cached prefixes of the prompt, by worker and rank.
     pub overlaps: Vec<Overlap>,
     /// Workers that had already failed in this attempt.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "failed_workers", default, skip_serializing_if = "Vec::is_empty")]
     pub excluded: Vec<WorkerId>,
     /// Recorded KV occupancy. None in logs written before it was recorded: a plan made from such a log has no eviction
     /// cost.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "kv_occupancy", default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Vec<RankMemory>>,
     /// Actions disabled at that time, besides those of the policy.
-    #[serde(default, skip_serializing_if = "ActionSet::is_empty")]
+    #[serde(rename = "disabled_actions", default, skip_serializing_if = "ActionSet::is_empty")]
     pub disabled: ActionSet,
     /// Links that were barred at that time.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "disabled_links", default, skip_serializing_if = "Vec::is_empty")]
     pub barred: Vec<BarredLink>,
 }
 

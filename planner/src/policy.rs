@@ -148,7 +148,8 @@ impl ResidencyConfidence {
     }
 }
 
-/// Thresholds above which a session is moved away from its owner instead of borrowed (`OwnershipEffect::Borrow`).
+/// Thresholds above which a session is moved away from its owner instead of served by a read-only replica
+/// (`OwnershipEffect::ReadReplica`).
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct OverloadThresholds {

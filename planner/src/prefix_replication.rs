@@ -138,14 +138,14 @@ pub fn plan_prefix_replication(
     if after.target() != sending.target.worker || after.sequence.has_handoff() {
         return Err(ReplicationSkipReason::NotUsed);
     }
-    let saves = micros((now.plan.because.total - after.because.total).0 as f64 * chance);
+    let saves = micros((now.plan.rationale.total - after.rationale.total).0 as f64 * chance);
     let costs = replication_cost(inputs, candidate, sending).ok_or(ReplicationSkipReason::NoPlan)?;
     if saves < costs + bounds.least || saves < micros(costs.0 as f64 * valid_or_zero(bounds.margin)) {
         return Err(ReplicationSkipReason::TooDear);
     }
-    let kind = match candidate.claim {
+    let kind = match candidate.ownership {
         OwnershipEffect::Move { .. } => ReplicationPurpose::Migrate,
-        OwnershipEffect::Keep | OwnershipEffect::Open | OwnershipEffect::Borrow => ReplicationPurpose::Replicate,
+        OwnershipEffect::Keep | OwnershipEffect::Claim | OwnershipEffect::ReadReplica => ReplicationPurpose::Replicate,
     };
     Ok(PrefixReplication {
         kind,
@@ -168,7 +168,7 @@ fn cheapest_replicate<'a>(
 ) -> Result<(&'a PlanCandidate, ReplicateTransfer), ReplicationSkipReason> {
     let mut why = ReplicationSkipReason::NoTarget;
     let mut best: Option<(&PlanCandidate, ReplicateTransfer)> = None;
-    for candidate in all.iter().filter(|candidate| candidate.refused.is_none()) {
+    for candidate in all.iter().filter(|candidate| candidate.rejection.is_none()) {
         let Some(&Handoff { source: from, target: to, blocks: Some(blocks), bytes, .. }) =
             candidate.sequence.handoff(HandoffKind::Replicate)
         else {
@@ -219,7 +219,7 @@ fn replication_cost(
     let at = table.candidates.iter().find(|at| at.view.id == sending.target.worker)?;
     let network = prices.network(at.view.link.as_ref()?, sending.bytes);
     let brought = sending.blocks.tokens(inputs.request.block) - at.prefix.on_device();
-    let copy = match candidate.claim {
+    let copy = match candidate.ownership {
         OwnershipEffect::Move { .. } => Micros::ZERO,
         _ => micros(valid_or_zero(inputs.policy.memory_cost_per_mib) / MIB * sending.bytes.0 as f64),
     };

@@ -14,7 +14,7 @@ use crate::{
 pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
     let table = FleetLayout::build(inputs)?;
     let candidates = candidates(&table);
-    let allowed = || candidates.iter().filter(|candidate| candidate.refused.is_none());
+    let allowed = || candidates.iter().filter(|candidate| candidate.rejection.is_none());
     let chosen = match inputs.policy.policy {
         SelectionRule::LowestCost => allowed().min_by(|a, b| cheaper(inputs, a, b)),
         SelectionRule::RoundRobin => round_robin(inputs, allowed()),
@@ -34,9 +34,9 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
         worker: next.sequence.target(),
         total: next.total,
     });
-    let because = PlanRationale { rule: inputs.policy.policy, terms: chosen.terms, total: chosen.total, runner_up };
-    let PlanCandidate { action, sequence, claim, .. } = chosen;
-    Ok(Decision { step: inputs.step, plan: Plan { action, sequence, claim, because }, candidates })
+    let rationale = PlanRationale { rule: inputs.policy.policy, terms: chosen.terms, total: chosen.total, runner_up };
+    let PlanCandidate { action, sequence, ownership, .. } = chosen;
+    Ok(Decision { step: inputs.step, plan: Plan { action, sequence, ownership, rationale }, candidates })
 }
 
 type RendezvousRank = (Reverse<u64>, WorkerId);

@@ -59,7 +59,7 @@ pub enum HeadRelation {
     /// The prompt starts with the whole head and continues.
     Extends,
     /// The prompt shares part of the head's path and then differs from it.
-    LeavesMidPath,
+    Diverges,
 }
 
 impl HeadRelation {
@@ -75,7 +75,7 @@ impl HeadRelation {
         } else if shared >= head {
             Self::Extends
         } else {
-            Self::LeavesMidPath
+            Self::Diverges
         }
     }
 }
@@ -84,12 +84,15 @@ impl HeadRelation {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub struct StepFacts {
     /// Tokens of the whole prompt.
+    #[serde(rename = "prompt_tokens")]
     pub prompt: Tokens,
     /// Leading tokens known from before: the longest overlap of any worker, or the shared part of the session's head.
+    #[serde(rename = "reused_tokens")]
     pub reused: Tokens,
     /// Relation of the prompt to the session's head.
     pub relation: HeadRelation,
     /// Time since the session's last step; none for a session without one.
+    #[serde(with = "vocabulary::optional_micros_with_unit")]
     pub idle: Option<Micros>,
 }
 
@@ -120,7 +123,7 @@ pub struct Thresholds {
 pub fn classify(facts: &StepFacts, thresholds: &Thresholds) -> StepKind {
     match facts.relation {
         HeadRelation::Equals => return StepKind::DecodeContinuation,
-        HeadRelation::LeavesMidPath => return StepKind::ForkedRollout,
+        HeadRelation::Diverges => return StepKind::ForkedRollout,
         HeadRelation::Unknown | HeadRelation::Extends => {}
     }
     if facts.idle.is_some_and(|idle| idle > thresholds.cold_resume_after) {
@@ -181,7 +184,7 @@ mod tests {
             classify(&facts, &Thresholds::default())
         };
         assert_eq!(of(HeadRelation::Equals), StepKind::DecodeContinuation);
-        assert_eq!(of(HeadRelation::LeavesMidPath), StepKind::ForkedRollout);
+        assert_eq!(of(HeadRelation::Diverges), StepKind::ForkedRollout);
         assert_eq!(of(HeadRelation::Extends), StepKind::ColdResume);
     }
 
@@ -201,7 +204,7 @@ mod tests {
         assert_eq!(of(10, 10, 10), HeadRelation::Equals);
         assert_eq!(of(8, 10, 8), HeadRelation::Equals, "a retry ends before the answer that followed it");
         assert_eq!(of(12, 10, 10), HeadRelation::Extends);
-        assert_eq!(of(12, 10, 4), HeadRelation::LeavesMidPath);
+        assert_eq!(of(12, 10, 4), HeadRelation::Diverges);
         assert_eq!(of(12, 0, 0), HeadRelation::Unknown);
         assert_eq!(of(0, 10, 0), HeadRelation::Unknown);
         assert_eq!(of(12, 10, 0), HeadRelation::Unknown, "nothing shared is another conversation, not a fork");

@@ -274,9 +274,9 @@ fn worker(name: &str, role: &str) -> WorkerView {
     }
 }
 
-/// Formats a candidate in one line: `ACTION at TARGET CACHED+COMPUTED[, HANDOFF], CLAIM`.
+/// Formats a candidate in one line: `ACTION at TARGET CACHED+COMPUTED[, HANDOFF], OWNERSHIP`.
 fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
-    let PlanCandidate { action, sequence, claim, .. } = candidate;
+    let PlanCandidate { action, sequence, ownership, .. } = candidate;
     let (prefill, decode) = (sequence.prompt_leg(), sequence.answer_leg());
     let handoffs = sequence.handoffs().map(|Handoff { kind, source, blocks, .. }| match kind {
         HandoffKind::RemotePrefill => {
@@ -286,15 +286,17 @@ fn line(scene: &PlanningScene, candidate: &PlanCandidate) -> String {
         HandoffKind::Replicate => format!(", {} blocks from {}", blocks.unwrap(), scene.name(source.worker)),
     });
     let handoff = handoffs.collect::<String>();
-    let claim = match claim {
+    let ownership = match ownership {
         OwnershipEffect::Keep => "keep".to_owned(),
-        OwnershipEffect::Open => "open".to_owned(),
-        OwnershipEffect::Borrow => "borrow".to_owned(),
-        OwnershipEffect::Move { why, .. } => format!("move ({})", serde_json::to_value(why).unwrap().as_str().unwrap()),
+        OwnershipEffect::Claim => "claim".to_owned(),
+        OwnershipEffect::ReadReplica => "read_replica".to_owned(),
+        OwnershipEffect::Move { reason, .. } => {
+            format!("move ({})", serde_json::to_value(reason).unwrap().as_str().unwrap())
+        }
     };
     let rank = if decode.rank.0 == 0 { String::new() } else { format!("/{}", decode.rank.0) };
     let at = format!("{}{rank} {}+{}", scene.name(decode.worker), decode.cached_tokens, decode.computed_tokens);
-    format!("{action} at {at}{handoff}, {claim}")
+    format!("{action} at {at}{handoff}, {ownership}")
 }
 
 /// Returns whether a candidate serves at this worker without a transfer.
@@ -309,9 +311,9 @@ pub(crate) fn decide(text: &str) -> String {
         Err(none) => none.to_string(),
         Ok(decision) => {
             assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
-            let Plan { action, sequence, claim, because } = decision.plan;
-            let (terms, total, refused) = (because.terms, because.total, None);
-            line(&scene, &PlanCandidate { action, sequence, claim, terms, total, refused })
+            let Plan { action, sequence, ownership, rationale } = decision.plan;
+            let (terms, total, rejection) = (rationale.terms, rationale.total, None);
+            line(&scene, &PlanCandidate { action, sequence, ownership, terms, total, rejection })
         }
     }
 }
@@ -322,10 +324,10 @@ pub(crate) fn check(text: &str, expected: &str) {
     assert_eq!(decide(text), expected);
 }
 
-/// Returns every candidate of a scene, one per line; refused ones with the reason instead of the claim.
+/// Returns every candidate of a scene, one per line; refused ones with the reason instead of the ownership.
 pub(crate) fn list(text: &str) -> Vec<String> {
     let scene = PlanningScene::read(text);
-    let each = |candidate: &PlanCandidate| match candidate.refused {
+    let each = |candidate: &PlanCandidate| match candidate.rejection {
         None => line(&scene, candidate),
         Some(why) => format!("{} at {}: {}", candidate.action, scene.name(candidate.sequence.target()), why.as_str()),
     };

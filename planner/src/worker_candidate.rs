@@ -128,11 +128,11 @@ pub(crate) fn serves_alone(view: &WorkerView) -> bool {
 fn participation_refusal(inputs: &PlanningInputs<'_>, view: &WorkerView) -> Option<CandidateRefusal> {
     let serves = |model| view.models.contains(model);
     if !serves(&inputs.request.model) || !inputs.request.adapter.as_ref().is_none_or(serves) {
-        Some(CandidateRefusal::WrongModel)
+        Some(CandidateRefusal::ModelNotServed)
     } else if view.health == WorkerHealth::Unreachable {
         Some(CandidateRefusal::NotReady)
     } else if inputs.excluded.contains(&view.id) {
-        Some(CandidateRefusal::Excluded)
+        Some(CandidateRefusal::FailedEarlierAttempt)
     } else {
         length_refusal(inputs.request, view)
     }
@@ -145,9 +145,9 @@ pub(crate) fn length_refusal(ask: &RequestProfile, view: &WorkerView) -> Option<
     let prompt = ask.longest.unwrap_or(ask.prompt);
     let exceeds = |limit: Tokens| limit > Tokens::ZERO && prompt + answer > limit;
     if exceeds(view.capacity.context) {
-        Some(CandidateRefusal::TooLong)
+        Some(CandidateRefusal::ExceedsContext)
     } else if exceeds(view.capacity.kv) {
-        Some(CandidateRefusal::DoesNotFit)
+        Some(CandidateRefusal::ExceedsKvCapacity)
     } else {
         None
     }

@@ -127,7 +127,7 @@ mod tests {
         let fallback = async |model: &str| {
             let body = json!({"model": model, "max_tokens": 2, "prompt": "what is in the sea?"}).to_string();
             assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 200);
-            front.gateway.decisions.receipts.newest(1, |_| true)[0].known.fallback
+            front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.token_ids_unavailable
         };
         assert_eq!([fallback("sql").await, fallback("poet").await], [None, Some("no_tokenizer")]);
     }

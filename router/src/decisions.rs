@@ -59,6 +59,7 @@ pub(crate) struct DecisionLogHeader {
     /// Format version of the records in the file.
     pub(crate) version: u32,
     pub(crate) release: String,
+    #[serde(rename = "planner")]
     pub(crate) policy: Policy,
     /// Planner inputs from the configuration.
     #[serde(flatten)]
@@ -72,7 +73,7 @@ pub struct StaticPlanningInputs {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attention: BTreeMap<ModelId, AttentionSpec>,
     /// Parallel shapes of workers, where known, ordered by worker id.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "parallelism", default, skip_serializing_if = "Vec::is_empty")]
     pub shapes: Vec<(WorkerId, ParallelShape)>,
 }
 
@@ -193,7 +194,7 @@ impl DecisionHistory {
     pub(crate) fn search(&self, wanted: &DecisionFilter, limit: usize) -> DecisionSearchResult {
         let mut search = DecisionSearch::default();
         for receipt in self.receipts.newest(limit, |receipt| wanted.matches(&receipt.into())) {
-            search.requests.insert(receipt.request);
+            search.requests.insert(receipt.request_id);
             search.receipts.extend(serde_json::value::to_raw_value(&*receipt));
         }
         let is_over = search.receipts.len() >= limit || self.log.is_none();

@@ -347,7 +347,7 @@ impl ApiError {
                 error_fields(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded"))
             }
             Self::UnsettledResponse { .. } => {
-                error_fields(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, Some("unsettled"))
+                error_fields(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, Some("response_lookup_incomplete"))
             }
             Self::NoWorker { .. } => error_fields(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, Some("no_worker")),
             Self::SaltsIgnored { .. } => {

@@ -233,10 +233,10 @@ impl ResponseObserver for ForwardObserver {
         let recorded = self.receipt_recorder.take().map(ReceiptRecorder::finish);
         let is_complete = recorded.as_ref().map_or(facts.is_over, |recorded| recorded.is_complete);
         let outcome = match () {
-            () if self.is_broken => RequestOutcome::Broken,
-            () if !self.status.is_success() => RequestOutcome::Refused,
+            () if self.is_broken => RequestOutcome::Interrupted,
+            () if !self.status.is_success() => RequestOutcome::Rejected,
             () if is_complete => RequestOutcome::Complete,
-            () => RequestOutcome::ClientLeft,
+            () => RequestOutcome::ClientDisconnected,
         };
         let (step, first_byte) = recorded.map(|recorded| (recorded.step, recorded.first_byte)).unzip();
         self.ends.take(ForwardEnd {

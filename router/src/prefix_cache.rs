@@ -73,7 +73,7 @@ impl PrefixCache {
     pub fn record_step(&self, prefixed: &IdentifiedRequest, known: Tokens) {
         let Some(rung) = prefixed.tier else { return };
         self.metrics.steps.with_label_values(&[rung.as_ref()]).inc();
-        if matches!(rung, LookupTier::Cold | LookupTier::Checkpoint) {
+        if matches!(rung, LookupTier::Miss | LookupTier::Checkpoint) {
             return;
         }
         let is_next = self.verify_every.is_some_and(|every| self.steps.fetch_add(1, Ordering::Relaxed) % every == 0);

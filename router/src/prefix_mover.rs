@@ -107,7 +107,7 @@ impl PrefixMove {
     async fn run(mut self) -> Option<AttemptEvent> {
         let tokens = match (&mut self.ids).await {
             Ok(tokens) => tokens,
-            Err(TokenIdsUnavailable::QueueFull) => return Some(AttemptEvent::NoRoomToEncode),
+            Err(TokenIdsUnavailable::QueueFull) => return Some(AttemptEvent::EncodeQueueFull),
             Err(TokenIdsUnavailable::Unavailable) => return Some(AttemptEvent::ReplicateFailed),
         };
         // Their connectors matched when this was planned, so one of them has left.
@@ -126,7 +126,7 @@ impl PrefixMove {
                 remark
             }
             Err(ReplicationFailure::SourceLost) => Some(AttemptEvent::ReplicateFailed),
-            Err(ReplicationFailure::NothingToSend) => Some(AttemptEvent::NoTransferParameters),
+            Err(ReplicationFailure::NothingToSend) => Some(AttemptEvent::MissingKvTransferParams),
             Err(ReplicationFailure::Failed(error)) => {
                 let (source, target) = (self.source.worker, self.target.worker);
                 tracing::warn!(%source, %target, %error, "a replicate failed");
@@ -246,10 +246,10 @@ mod tests {
         .take(64)
         .collect();
         wait_until("they wait", || !front.gateway.caches.prompts.has_room()).await;
-        assert_eq!(moved().await, Some(AttemptEvent::NoRoomToEncode));
+        assert_eq!(moved().await, Some(AttemptEvent::EncodeQueueFull));
         assert_eq!(
-            (AttemptEvent::NoRoomToEncode.as_ref(), AttemptEvent::NoRoomToEncode.prevented_transfer()),
-            ("no_room_to_encode", true)
+            (AttemptEvent::EncodeQueueFull.as_ref(), AttemptEvent::EncodeQueueFull.prevented_transfer()),
+            ("encode_queue_full", true)
         );
         drop(go);
         for one in waiting {

@@ -115,11 +115,11 @@ def converse(engines, name: str, cell: Cell, first: int, served: Counter) -> lis
             for stream, following in zip(one.steps, [*one.steps[1:], None]):
                 receipt = receipts[stream.request]
                 plan = receipt["decision"]["plan"]
-                assert [attempt["remarks"] for attempt in receipt["attempts"]] == [[]], receipt["attempts"]
+                assert [attempt["events"] for attempt in receipt["attempts"]] == [[]], receipt["attempts"]
                 served[plan["action"]] += 1
-                moved += max(receipt["seen"]["moved"] // BYTES_PER_TOKEN - BLOCK, 0)
+                moved += max(receipt["observed"]["transferred_bytes"] // BYTES_PER_TOKEN - BLOCK, 0)
                 if plan["action"] == "state_migration" and following:
-                    assert receipts[following.request]["known"]["owner"]["worker"] == legs(plan)[-1]["worker"], "it has moved"
+                    assert receipts[following.request]["lookup"]["owner"]["worker"] == legs(plan)[-1]["worker"], "it has moved"
         pulled = sum(engine.prompt_tokens_from("external_kv_transfer") for engine in engines) - sum(before)
         assert pulled >= moved, "what receipts say was moved was pulled"
         at = Counter()

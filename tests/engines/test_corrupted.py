@@ -41,7 +41,7 @@ def test_a_link_that_begins_to_damage_kv_is_found_within_20_transfers_and_barred
         streams.append(stream)
         stream.run()
         receipt = get_json(f"{serve.operator}/ownerserve/v1/decisions/{stream.request}")
-        assert receipt["seen"]["ending"] == "complete", receipt
+        assert receipt["observed"]["outcome"] == "complete", receipt
         plan = receipt["decision"]["plan"]
         return legs(plan)[0]["worker"] if plan["action"] == "remote_prefill" else None
 

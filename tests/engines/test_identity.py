@@ -28,13 +28,13 @@ def test_a_conversation_in_any_endpoints_words_is_known_as_vllm_knows_it(serve, 
         settled(serve)
         answer, receipt = step(serve, talk, prompt_cache_key=f"{words.__name__} {seed}")
         rungs.append(agrees(talk, answer, receipt, BLOCK))
-        found += receipt["seen"]["cached"] or 0
+        found += receipt["observed"]["cached_tokens"] or 0
         if number % 3 == 2:
             talk.answered(answer)
             talk.ask(prose(40, seed + number))
         else:
             talk.use(number, prose(60, seed + number))
-    assert rungs == ["cold"] + ["session"] * (STEPS - 1), rungs
+    assert rungs == ["miss"] + ["session"] * (STEPS - 1), rungs
     assert found > 1000, "hardly anything was found again"
     assert [serve.metric("prefix_verifications_total", outcome=wrong) for wrong in ("token_mismatch", "length_mismatch", "refused")] == [0, 0, 0]
 
@@ -47,8 +47,8 @@ def test_log_probabilities_of_a_prompt_have_all_of_it_computed_and_nothing_else_
     def cached(**fields):
         settled(serve)
         receipt = receipted(serve, path, {**ask, "max_tokens": 2, **fields})[1]
-        assert receipt["seen"]["predicted_cached"] == receipt["seen"]["cached"], (fields, receipt)
-        return receipt["seen"]["cached"], receipt["known"]["grounds"].get("unread")
+        assert receipt["observed"]["predicted_cached_tokens"] == receipt["observed"]["cached_tokens"], (fields, receipt)
+        return receipt["observed"]["cached_tokens"], receipt["lookup"]["evidence"].get("cache_not_readable")
 
     assert cached() == (0, None)
     found, why = cached()
@@ -69,4 +69,4 @@ def test_a_response_is_gone_on_with_by_its_transcript_as_vllm_knows_it(serve):
         talk.items = [{"role": "user", "content": prose(50, 66 + number)}]
         answer, receipt = step(serve, talk, previous_response_id=previous)
         agrees(talk, answer, receipt, BLOCK)
-        assert (receipt["seen"]["cached"] or 0) > 0, "the conversation before was found"
+        assert (receipt["observed"]["cached_tokens"] or 0) > 0, "the conversation before was found"

@@ -73,9 +73,9 @@ def test_prompts_of_growing_length_are_handed_over_with_the_texts_of_one_engine(
         print(f"\nmooncake: {served.count('remote_prefill')} of {len(served)} handed over, {pulled} tokens pulled by the engine's own "
               f"count; rounding: {noise or 'none'}")
     assert served.count("remote_prefill") >= 20, served
-    remarks = [remark for receipt in receipts(serve, streams) for attempt in receipt["attempts"] for remark in attempt["remarks"]]
+    remarks = [remark for receipt in receipts(serve, streams) for attempt in receipt["attempts"] for remark in attempt["events"]]
     assert remarks == []
-    moved = sum(receipt["known"]["prompt"] for receipt, action in zip(receipts(serve, streams), served) if action == "remote_prefill")
+    moved = sum(receipt["lookup"]["prompt_tokens"] for receipt, action in zip(receipts(serve, streams), served) if action == "remote_prefill")
     assert pulled > 0.9 * moved, "what was computed there was pulled"
 
 
@@ -97,7 +97,7 @@ def test_a_dead_producer_holds_nobody_up_and_another_one_is_asked_for_its_name(p
             took = time.monotonic() - since
     assert took < 100, took
     # How it was served: what broke was computed again at the one that is left.
-    remarks = [remark for receipt in receipts(serve, streams) for attempt in receipt["attempts"] for remark in attempt["remarks"]]
+    remarks = [remark for receipt in receipts(serve, streams) for attempt in receipt["attempts"] for remark in attempt["events"]]
     assert remarks, "nothing was under way"
     producer.process.child.wait()
     producer.start()

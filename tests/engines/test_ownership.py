@@ -34,8 +34,8 @@ def newest(serve, handoff: str) -> dict:
     receipt = decisions(serve, 1)[0]
     plan = receipt["decision"]["plan"]
     assert [moved["kind"] for moved in handoffs(plan)] == [handoff], receipt["decision"]
-    assert [attempt["remarks"] for attempt in receipt["attempts"]] == [[]], receipt["attempts"]
-    assert receipt["known"]["fallback"] is None, "the prompt was not known by its tokens"
+    assert [attempt["events"] for attempt in receipt["attempts"]] == [[]], receipt["attempts"]
+    assert receipt["lookup"]["token_ids_unavailable"] is None, "the prompt was not known by its tokens"
     return receipt
 
 
@@ -50,11 +50,11 @@ def test_a_session_leaves_a_busy_owner_with_its_kv(engines):
             known_to_be_busy(serve, source, CLIENTS)
             talk.say("What next?", tokens=32)
         receipt = newest(serve, "replicate")
-        assert legs(receipt["decision"]["plan"])[-1]["worker"] != receipt["known"]["owner"]["worker"]
+        assert legs(receipt["decision"]["plan"])[-1]["worker"] != receipt["lookup"]["owner"]["worker"]
         moved = target.prompt_tokens_from("external_kv_transfer") - before
-        assert moved >= receipt["known"]["sealed"] - BLOCK > 0
-        seen = receipt["seen"]
-        assert seen["cached"] == seen["predicted_cached"] >= moved
+        assert moved >= receipt["lookup"]["sealed_tokens"] - BLOCK > 0
+        seen = receipt["observed"]
+        assert seen["cached_tokens"] == seen["predicted_cached_tokens"] >= moved
         until("nobody else is served", lambda: source.running() == 0)
         assert [answer for _, _, answer in talk.asked] == [alone(source, talk, 0), alone(source, talk, 1)]
 
@@ -70,7 +70,7 @@ def test_a_long_prompt_is_computed_at_one_engine_and_answered_by_the_other(engin
         receipt = newest(serve, "remote_prefill")
         first, last = legs(receipt["decision"]["plan"])
         assert first["worker"] != last["worker"]
-        assert decode.prompt_tokens_from("external_kv_transfer") - before >= receipt["known"]["prompt"] - BLOCK
+        assert decode.prompt_tokens_from("external_kv_transfer") - before >= receipt["lookup"]["prompt_tokens"] - BLOCK
         assert talk.asked[0][2] == alone(prefill, talk, 0)
         talk.say("And then?", tokens=16)
         assert talk.asked[1][2] == alone(prefill, talk, 1)

@@ -50,7 +50,7 @@ def test_the_next_turns_prefill_pulls_from_the_decoder_what_that_has_computed(pa
         second = ask(serve.url, second_prompt)
     plans = [receipt["decision"]["plan"]["action"] for receipt in decisions(serve, 2)]
     assert plans == ["remote_prefill"] * 2
-    assert [attempt["remarks"] for receipt in decisions(serve, 2) for attempt in receipt["attempts"]] == [[], []]
+    assert [attempt["events"] for receipt in decisions(serve, 2) for attempt in receipt["attempts"]] == [[], []]
     pulled = prefill.prompt_tokens_from("external_kv_transfer")
     assert ANSWER - 1 <= pulled < ANSWER + 32, "the answer, and what stands with it in a block"
     assert serve.metric("reverse_pulls_total", outcome="pulled") == 1

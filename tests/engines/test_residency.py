@@ -126,18 +126,18 @@ class Tally:
         self.computed = 0
 
     def take(self, receipt: dict, before: dict, after: dict) -> None:
-        known, seen = receipt["known"], receipt["seen"]
-        overlap, prompt, cached = known["deepest_overlap"], known["prompt"], seen["cached"]
+        known, seen = receipt["lookup"], receipt["observed"]
+        overlap, prompt, cached = known["max_overlap_tokens"], known["prompt_tokens"], seen["cached_tokens"]
         self.computed += prompt - cached
         kind = "nothing" if cached == 0 else "all but the last block" if overlap == prompt else "a part"
         self.kinds[kind] += 1
-        if cached == seen["predicted_cached"] == usable(overlap, prompt):
+        if cached == seen["predicted_cached_tokens"] == usable(overlap, prompt):
             return
         why = ("told late: it was stored before the events said so" if cached > usable(overlap, prompt) else
                "told late: it was evicted before the events said so" if cached < usable(overlap, prompt) else
                "the plan counted other than the index")
         self.differences.append(
-            f"{why}: prompt {prompt}, index {overlap}, planned {seen['predicted_cached']}, vLLM {cached}; "
+            f"{why}: prompt {prompt}, index {overlap}, planned {seen['predicted_cached_tokens']}, vLLM {cached}; "
             f"events before {before['events']}, after {after['events']}")
 
 
@@ -179,7 +179,7 @@ def predicted_as_found(engine, requests: int, cache_blocks: int) -> None:
 def receipt_of(serve, request: str) -> dict | None:
     """What was decided and seen; it is there soon after the answer."""
     receipt = get_json(f"{serve.operator}/ownerserve/v1/decisions/{request}")
-    return receipt if receipt["seen"] else None
+    return receipt if receipt["observed"] else None
 
 
 def report(asked: int, cache_blocks: int, tally: Tally, at_end: dict) -> None:

@@ -84,11 +84,11 @@ def was_broken(phase: str, receipt: dict, victim: str) -> bool:
     for attempt in receipt["attempts"]:
         at = [leg["worker"] for leg in attempt["legs"]]
         at_victim = victim in at
-        if phase == "transfer" and at[0] == victim != at[-1] and attempt["remarks"]:
+        if phase == "transfer" and at[0] == victim != at[-1] and attempt["events"]:
             return True
-        if phase == "prefill" and at_victim and {"decode_failed", "decode_silent", "decode_unreachable"} & set(attempt["remarks"]):
+        if phase == "prefill" and at_victim and {"decode_failed", "decode_lost", "decode_unreachable"} & set(attempt["events"]):
             return True
-        if phase == "decode" and at_victim and {"broke_off", "fell_silent"} & set(attempt["remarks"]):
+        if phase == "decode" and at_victim and {"stream_interrupted", "stream_lost"} & set(attempt["events"]):
             return True
     return False
 
@@ -119,7 +119,7 @@ def lose(loss: Loss, serve, first: int, count: int) -> tuple[list[Stream], list[
         for stream in streams:
             stream.join(150)
         assert not any(stream.is_alive() for stream in streams), "a client hangs"
-    receipts = {line["request"]: line for line in decisions(serve, count)}
+    receipts = {line["request_id"]: line for line in decisions(serve, count)}
     broken = [stream for stream in streams if was_broken(phase, receipts[stream.request], id)]
     assert broken, [receipts[stream.request]["attempts"] for stream in streams]
     paused = [stream.paused(since) for stream in broken]

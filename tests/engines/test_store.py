@@ -60,7 +60,7 @@ def test_prompts_of_growing_length_are_found_in_the_store_with_the_texts_of_one_
         print(f"\nstore: {len(handed)} of {len(streams)} handed over, {read} tokens read by the engine's own count; "
               f"rounding: {noise or 'none'}")
     assert len(handed) >= 15, [receipt["decision"]["plan"]["action"] for receipt in receipts]
-    assert [remark for receipt in receipts for attempt in receipt["attempts"] for remark in attempt["remarks"]] == []
+    assert [remark for receipt in receipts for attempt in receipt["attempts"] for remark in attempt["events"]] == []
     # Whole blocks are written; of a prompt of nothing else the last one is looked for where it is not.
-    found = [receipt["known"]["prompt"] // BLOCK * BLOCK for receipt in handed if receipt["known"]["prompt"] % BLOCK]
+    found = [receipt["lookup"]["prompt_tokens"] // BLOCK * BLOCK for receipt in handed if receipt["lookup"]["prompt_tokens"] % BLOCK]
     assert read > 0.9 * sum(found), "what was computed there was read"

@@ -30,8 +30,8 @@ def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
         receipt = decisions(cluster.serve, 1)[0]
         endpoints = {line["id"]: line["endpoint"] for line in get_json(f"{cluster.serve.operator}/ownerserve/v1/workers")["workers"]}
         assert endpoints[legs(receipt["decision"]["plan"])[-1]["worker"]] == other.url, receipt
-        assert handoffs(receipt["decision"]["plan"]) == [] and receipt["seen"]["moved"] == 0, "it was there already"
-        assert receipt["seen"]["cached"] > 0.9 * receipt["known"]["prompt"], receipt["seen"]
+        assert handoffs(receipt["decision"]["plan"]) == [] and receipt["observed"]["transferred_bytes"] == 0, "it was there already"
+        assert receipt["observed"]["cached_tokens"] > 0.9 * receipt["lookup"]["prompt_tokens"], receipt["observed"]
         until("it was of use", lambda: sent(cluster.serve, "used") == 1)
         assert (sent(cluster.serve, "sent"), sent(cluster.serve, "failed"), sent(cluster.serve, "unused")) == (1, 0, 0)
         assert cluster.serve.metric("prefix_replication_bytes_total") == bytes_sent, "nothing is sent twice in a gap"

@@ -43,7 +43,7 @@ class Fleet:
         self.asked += 1
         Talk(self.serve.url, f"s-{self.asked}", prose(1500, 500 + self.asked)).say("What next?", tokens=2)
         newest = decisions(self.serve, 1)[0]
-        assert newest["seen"]["ending"] == "complete", newest
+        assert newest["observed"]["outcome"] == "complete", newest
         plan = newest["decision"]["plan"]
         return legs(plan)[0]["worker"] if plan["action"] == "remote_prefill" else None
 

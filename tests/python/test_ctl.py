@@ -229,12 +229,12 @@ def test_a_read_is_as_fresh_as_asked_and_waits_as_long_as_asked(fleet, run):
 def test_decisions_are_listed_and_shown_whole(fleet, run):
     line = session_of(fleet)
     shown = json.loads(run("decision", "list", "--session", line["id"], "-o", "json").stdout)["decisions"]
-    request = shown[-1]["request"]
+    request = shown[-1]["request_id"]
     listed = run("decision", "list", "--session", line["id"])
     assert request in listed.stdout and line["id"] in listed.stdout
     one = run("decision", "get", request)
     assert one.returncode == 0 and "decision.candidates.0" in one.stdout
-    assert json.loads(run("decision", "get", request, "-o", "json").stdout)["request"] == request
+    assert json.loads(run("decision", "get", request, "-o", "json").stdout)["request_id"] == request
 
 
 def test_a_decision_is_explained_to_a_person_and_to_the_client_that_asks(fleet, run):
@@ -249,17 +249,17 @@ def test_a_decision_is_explained_to_a_person_and_to_the_client_that_asks(fleet, 
     assert "x-ownerserve-decision" not in said()
     answer = said(**{"x-ownerserve-explain": "1"})
     told = dict(part.split("=") for part in answer["x-ownerserve-decision"].split("; "))
-    assert (told["mode"], told["known_by"], told["knowledge"]) == ("active", "token_ids", "exact"), told
+    assert (told["mode"], told["identified_by"], told["kv_index_state"]) == ("active", "token_ids", "exact"), told
     request = answer["x-request-id"]
     until("the receipt is filed", lambda: run("decision", "get", request).returncode == 0)
     one = run("decision", "explain", request)
     assert one.returncode == 0, one.stderr
     lines = {line.split()[0]: line for line in one.stdout.splitlines() if line}
-    assert request in lines["request"] and told["prompt"] + " tokens" in lines["prompt"]
+    assert request in lines["request"] and told["prompt_tokens"] + " tokens" in lines["prompt"]
     # The choice is marked, and workers are told by their URLs.
     assert told["action"] in lines["*"] and "http://127.0.0.1:" in lines["*"]
     assert {"chosen", "tried", "ended", "cached"} <= lines.keys()
-    assert json.loads(run("decision", "explain", request, "-o", "json").stdout)["request"] == request
+    assert json.loads(run("decision", "explain", request, "-o", "json").stdout)["request_id"] == request
     assert run("decision", "explain", f"req-{1:032x}").returncode == 1
 
 
@@ -275,8 +275,8 @@ def test_decisions_are_found_by_what_they_are(fleet, run):
     action = everything[0]["attempts"][-1]["action"]
     worker = served_at(everything[0]["attempts"][-1])
     by_action, by_worker = found("--action", action, "--limit", "1000"), found("--worker", worker, "--limit", "1000")
-    assert [one["request"] for one in by_action] == [
-        one["request"] for one in everything if one["attempts"][-1]["action"] == action
+    assert [one["request_id"] for one in by_action] == [
+        one["request_id"] for one in everything if one["attempts"][-1]["action"] == action
     ]
     assert by_worker and all(worker in (leg["worker"] for leg in one["attempts"][-1]["legs"]) for one in by_worker)
     assert found("--slower-than", "1h") == [] and found("--tenant", "nobody") == []

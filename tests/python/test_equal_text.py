@@ -35,7 +35,7 @@ def known_to_be_busy(cluster, worker) -> None:
 def without_loss(cluster) -> None:
     """Nothing fell back on the way: the action did what its name says."""
     attempts = [attempt for decision in decisions(cluster.serve) for attempt in decision["attempts"]]
-    assert attempts and not any(attempt["remarks"] for attempt in attempts), attempts
+    assert attempts and not any(attempt["events"] for attempt in attempts), attempts
 
 
 def equal_alone(*talks: Talk) -> None:

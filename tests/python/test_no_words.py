@@ -117,7 +117,7 @@ def everywhere(router, redis) -> dict[str, bytes]:
     for name in ("decisions?limit=500", "sessions", "artifacts", "owners", "tenants", "workers", "leases", "cluster", "routing"):
         found[name] = json.dumps(get_json(f"{router.operator}/ownerserve/v1/{name}"), ensure_ascii=False).encode()
     for receipt in json.loads(found["decisions?limit=500"])["decisions"]:
-        request = receipt["request"]
+        request = receipt["request_id"]
         found[request] = json.dumps(get_json(f"{router.operator}/ownerserve/v1/decisions/{request}"), ensure_ascii=False).encode()
     for path in router.data.rglob("*"):
         if path.is_file():

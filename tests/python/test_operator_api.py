@@ -86,11 +86,11 @@ def test_migration_moves_the_blocks_first_and_the_next_step_finds_them_there(fle
     try:
         talk.say("and on")
         decided = lambda: operator.get(f"decisions?session={line['id']}&limit=1").json["decisions"]
-        latest = until("the step has its receipt", lambda: [it for it in decided() if it["known"]["owner"]["worker"] == target])[0]
+        latest = until("the step has its receipt", lambda: [it for it in decided() if it["lookup"]["owner"]["worker"] == target])[0]
     finally:
         operator.write("PUT", f"workers/{line['owner']['worker']}/drain", {"draining": False}).ok()
     assert served_at(latest["attempts"][-1]) == target
-    assert latest["seen"]["cached"] >= line["heads"][-1]["tokens"] - 16
+    assert latest["observed"]["cached_tokens"] >= line["heads"][-1]["tokens"] - 16
 
 
 def test_a_copy_is_made_recorded_listed_and_forgotten(fleet, operator):

@@ -42,7 +42,7 @@ def test_a_conversation_with_tools_is_known_as_its_worker_knows_it(serve, words,
         arguments = {"chat_template_kwargs": {"enable_thinking": False}}
         answer, receipt = step(serve, talk, model=model, prompt_cache_key=f"{words.__name__} {model}", **arguments)
         agrees(talk, answer, receipt, BLOCK)
-        found.append(receipt["seen"]["cached"] or 0)
+        found.append(receipt["observed"]["cached_tokens"] or 0)
         if number % 3 == 2:
             talk.answered(answer)
             talk.ask(prose(30, 72 + number))
@@ -59,7 +59,7 @@ def test_an_adapters_prompts_are_found_under_its_name_only(serve):
         settled(serve)
         answer, receipt = step(serve, talk, model=model)
         agrees(talk, answer, receipt, BLOCK)
-        found.append(receipt["seen"]["cached"] or 0)
+        found.append(receipt["observed"]["cached_tokens"] or 0)
     # A template's own first words and the tool may have been there.
     assert 2 * max(found[:2]) < min(found[2:]), found
     listed = get_json(f"{serve.url}/v1/models")["data"]
@@ -73,9 +73,9 @@ def test_a_plain_prompt_is_framed_here_as_it_is_there(serve, more):
         settled(serve)
         answer, receipt = receipted(serve, "/v1/completions", {"prompt": prose(60, 91), "max_tokens": 4, **more})
         usage = answer["usage"]
-        assert receipt["known"]["fallback"] is None
-        assert receipt["known"]["prompt"] == usage["prompt_tokens"]
-        assert receipt["seen"]["predicted_cached"] == usage["prompt_tokens_details"]["cached_tokens"]
+        assert receipt["lookup"]["token_ids_unavailable"] is None
+        assert receipt["lookup"]["prompt_tokens"] == usage["prompt_tokens"]
+        assert receipt["observed"]["predicted_cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 

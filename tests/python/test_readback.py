@@ -81,7 +81,7 @@ def test_the_next_steps_source_fetches_what_the_target_has_computed(pair):
     talk = pair.begun(1)
     assert pair.fetched() == 0
     receipt = pair.goes_on(talk)
-    assert [attempt["remarks"] for attempt in receipt["attempts"]] == [[]]
+    assert [attempt["events"] for attempt in receipt["attempts"]] == [[]]
     assert pair.fates()["pulled"] == 1
     assert pair.fetched() >= 64, "the answer was not computed again"
     assert all(answer == expected for answer, expected in asked_alone([talk], *SPEED))

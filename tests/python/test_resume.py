@@ -180,14 +180,14 @@ def check(cluster: Cluster, streams: list[Stream], unbroken: list[dict]) -> None
     broken = {outcome: cluster.serve.metric("stream_interruptions_total", outcome=outcome) for outcome in ("failed", "not_resumable")}
     assert broken == {"failed": 0, "not_resumable": 0}
     receipts = get_json(f"{cluster.serve.operator}/ownerserve/v1/decisions?limit={STREAMS}")["decisions"]
-    again = [receipt for receipt in receipts if any("resumed" in attempt for attempt in receipt["attempts"])]
+    again = [receipt for receipt in receipts if any("resume" in attempt for attempt in receipt["attempts"])]
     assert len(again) >= 1
     for receipt in again:
         attempts = receipt["attempts"]
-        broken = [served_at(attempt) for attempt in attempts if {"broke_off", "fell_silent"} & set(attempt["remarks"])]
-        assert broken and served_at(attempts[-1]) not in broken and attempts[-1]["resumed"]["took"] > 0, attempts
-        assert receipt["seen"]["ending"] == "complete"
-        assert receipt["seen"]["answered"] == TOKENS
+        broken = [served_at(attempt) for attempt in attempts if {"stream_interrupted", "stream_lost"} & set(attempt["events"])]
+        assert broken and served_at(attempts[-1]) not in broken and attempts[-1]["resume"]["duration"] != "0s", attempts
+        assert receipt["observed"]["outcome"] == "complete"
+        assert receipt["observed"]["output_tokens"] == TOKENS
 
 
 @pytest.mark.parametrize("settings", [(), (TEXT,)], ids=["by_bytes", "by_tokens"])

@@ -130,8 +130,8 @@ def test_a_router_is_killed_in_the_midst_of_streams_and_each_request_is_charged_
     until("all are settled", lambda: total(others, "tenant_tokens_total", tenant="default") == used)
     assert total(others, "quota_idempotent_retries_total") == len(broken), "none of them was charged again"
     receipts = [line for router in others for line in get_json(f"{router.operator}/ownerserve/v1/decisions?limit=500")["decisions"]]
-    repeated = [line for line in receipts if line["seen"].get("repeated")]
-    assert len(repeated) == len(broken) and all(line["seen"]["ending"] == "complete" for line in repeated)
+    repeated = [line for line in receipts if line["observed"].get("idempotent_retry")]
+    assert len(repeated) == len(broken) and all(line["observed"]["outcome"] == "complete" for line in repeated)
 
 
 def test_a_router_is_upgraded_in_the_midst_of_streams_and_none_breaks(routers, workers):

@@ -90,7 +90,7 @@ def test_a_response_made_through_one_router_is_found_through_the_other(redis, ro
         assert get_json(f"{other.url}/v1/responses/{answer['id']}")["output"] == answer["output"]
         follow, headers = respond(other, "and on", answer["id"])
         assert follow["previous_response_id"] == answer["id"]
-        assert "x-ownerserve-resolved" not in headers, "its maker is there"
+        assert "x-ownerserve-history-source" not in headers, "its maker is there"
     assert lookups(other, "shared_hit", "maker") == len(answers)
     assert lookups(other, "local_hit", "maker") == len(answers), "asked for once only"
 
@@ -121,7 +121,7 @@ def test_a_conversation_goes_on_where_its_maker_is_gone(redis, stream):
         maker = next(worker for worker in (lone, spare) if made(worker, first["id"]))
         maker.process.kill()
         third, headers = respond(other, "and at last?", identifier)
-        assert headers.get("x-ownerserve-resolved") == "transcript"
+        assert headers.get("x-ownerserve-history-source") == "transcript"
         assert other.metric("response_history_resolutions_total", outcome="resolved") == 1
         # The engine that took over saw the whole conversation: asked in one piece it says the same.
         text = said(second) if not stream else stream_text(second["raw"])
@@ -133,7 +133,7 @@ def test_a_conversation_goes_on_where_its_maker_is_gone(redis, stream):
         # And it can be gone on with from there.
         until("the third is shared", lambda: in_redis(redis, third["id"]))
         fourth, headers = respond(one, "go on", third["id"])
-        assert "x-ownerserve-resolved" not in headers and fourth["usage"]["input_tokens"] > third["usage"]["input_tokens"]
+        assert "x-ownerserve-history-source" not in headers and fourth["usage"]["input_tokens"] > third["usage"]["input_tokens"]
     finally:
         for process in (one, other):
             process.stop()
@@ -286,7 +286,7 @@ def test_what_is_torn_foreign_or_huge_in_redis_is_a_miss(redis, routers):
     redis.ask("LPUSH", spoilt[foreign], "of another type")
     for identifier in spoilt:
         follow, headers = respond(other, "on", identifier)
-        assert follow["previous_response_id"] == identifier and "x-ownerserve-resolved" not in headers
+        assert follow["previous_response_id"] == identifier and "x-ownerserve-history-source" not in headers
     assert other.metric("soft_state_standing", standing="up") == 1
     assert lookups(other, "corrupt", "maker") >= 3 and lookups(other, "error") == 0
     until("what was wrong is right again", lambda: all(redis.ask("TYPE", key) == b"string" and redis.ask("STRLEN", key) == whole for key in spoilt.values()))

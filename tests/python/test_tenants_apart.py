@@ -139,7 +139,7 @@ def run(keys, steps_of_b: list) -> dict:
         until("A's tokens are counted", lambda: router.metric("tenant_tokens_total", tenant="a") >= a.tokens)
         return {
             "seen": a, "other": b,
-            "kinds": [(receipt["decision"]["step"], [attempt["action"] for attempt in receipt["attempts"]]) for receipt in receipts],
+            "kinds": [(receipt["decision"]["step_kind"], [attempt["action"] for attempt in receipt["attempts"]]) for receipt in receipts],
             "metered": {tenant: router.metric("tenant_tokens_total", tenant=tenant) for tenant in ("a", "b")},
             "ejection": [worker["ejection"] for worker in get_json(f"{router.operator}/ownerserve/v1/workers")["workers"]],
         }

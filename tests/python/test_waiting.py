@@ -3,11 +3,13 @@
 import json
 import subprocess
 import threading
+from datetime import datetime
 
 import pytest
 from harness.cluster import Serve, SimWorker
 from harness.operator import Operator, ctl
 from harness.processes import BINARY, until
+from harness.talk import seconds
 from harness.wire import connect, exchange, head
 
 # Two sessions of 1,300 tokens do not fit beside each other: some 800 tokens would be pushed out, 80 ms of computing. What is in use costs
@@ -71,16 +73,18 @@ def test_a_step_waits_for_another_ones_end_and_one_whose_client_leaves_is_gone(f
     assert served.is_alive() and held.is_alive(), "nothing ended meanwhile"
 
     first, second = served.receipt(operator), held.receipt(operator)
-    assert "waited" not in first and waiting() == 0
-    assert second["waited"]["until"] == "room" and second["waited"]["costs_others"] > TOLERATED, second["waited"]
-    assert second["seen"]["total"] > second["waited"]["time"] > 0
-    assert second["at_unix_ms"] + second["waited"]["time"] / 1000 + 50 > first["at_unix_ms"] + first["seen"]["total"] / 1000
-    ended = [one for one in operator.get("decisions").ok()["decisions"] if one["seen"]["ending"] == "client_left"]
-    assert [(one["attempts"], one["waited"]["until"]) for one in ended] == [([], "left")]
-    for end, count in [("room", 1), ("left", 1), ("longest", 0), ("no_place", 0)]:
+    assert "admission_wait" not in first and waiting() == 0
+    wait, duration = second["admission_wait"], lambda receipt: seconds(receipt["observed"]["duration"])
+    assert wait["outcome"] == "admitted" and seconds(wait["displaced_compute"]) > TOLERATED / 1e6, wait
+    assert duration(second) > seconds(wait["duration"]) > 0
+    began, ended = (datetime.fromisoformat(one["arrived_at"]).timestamp() for one in (second, first))
+    assert began + seconds(wait["duration"]) + 0.05 > ended + duration(first)
+    ended = [one for one in operator.get("decisions").ok()["decisions"] if one["observed"]["outcome"] == "client_disconnected"]
+    assert [(one["attempts"], one["admission_wait"]["outcome"]) for one in ended] == [([], "abandoned")]
+    for end, count in [("admitted", 1), ("abandoned", 1), ("max_wait_reached", 0), ("queue_full", 0)]:
         assert serve.metric("admission_wait_seconds_count", outcome=end) == count, end
 
-    explained = ctl("--endpoint", serve.operator, "decision", "explain", second["request"]).stdout
+    explained = ctl("--endpoint", serve.operator, "decision", "explain", second["request_id"]).stdout
     assert "until there was room; starting at once would have cost others" in explained, explained
     # What was decided in the end is what the log has, and what is planned of it again.
     again = lambda: json.loads(subprocess.run(
@@ -106,5 +110,5 @@ def test_many_more_agents_than_memory_has_room_for_are_all_served(full):
         thread.join(120)
     assert statuses == [200] * 24
     assert serve.metric("admission_queue_depth") == 0
-    assert serve.metric("admission_wait_seconds_count", outcome="room") > 0
+    assert serve.metric("admission_wait_seconds_count", outcome="admitted") > 0
     assert operator.get("decisions").ok()["decisions"]

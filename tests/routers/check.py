@@ -13,7 +13,7 @@ import zlib
 from fleet import Fleet, Routers
 from harness.cluster import get_json, status_of
 from harness.processes import ROOT, until
-from harness.talk import decisions, legs, post, prose, sealed_session, served_at
+from harness.talk import decisions, legs, post, prose, sealed_session, seconds, served_at
 from traffic import Agent, Doors, failed, mean, percentile, run
 
 FIGURES: dict[str, float] = {}
@@ -96,7 +96,7 @@ def placing() -> None:
                 assert not failed(steps), failed(steps)[:3]
                 seen[count, doors] += steps
                 if doors == 4:
-                    told = [decision["known"]["grounds"]["routers"] for serve in routers.all for decision in decisions(serve, 50)]
+                    told = [decision["lookup"]["evidence"]["peer_routers"] for serve in routers.all for decision in decisions(serve, 50)]
                     # A router that the machine starves for a second is not counted meanwhile, and must not be.
                     assert told.count(3) >= 0.9 * len(told), f"steps counted {told} other routers"
     one, four, beside = (mean(seen[way]) for way in ways)
@@ -140,7 +140,7 @@ def killed() -> None:
             step = agent.step(2, prose(60, 77))
             assert not step.error, step
             receipt = receipt_of(others, step.request)
-            worker = receipt["known"]["owner"]["worker"]
+            worker = receipt["lookup"]["owner"]["worker"]
             endpoint = get_json(f"{others[0].operator}/ownerserve/v1/workers/{worker}")["worker"]["endpoint"]
             assert endpoint == owners[agent.session], f"{agent.session} was {owners[agent.session]}'s and is {endpoint}'s"
             if served_at(receipt["attempts"][-1]) == worker:
@@ -178,16 +178,16 @@ def receipt_of(routers, request: str) -> dict:
 def at_its_owner(routers, request: str) -> str:
     """Where a step was served: at its session's owner, elsewhere, or in a session that had none yet."""
     kept = receipt_of(routers, request)
-    owner = kept["known"]["owner"]
+    owner = kept["lookup"]["owner"]
     if owner is None:
         return "none"
     return "owner" if served_at(kept["attempts"][-1]) == owner["worker"] else "elsewhere"
 
 
-def price(receipt: dict, at: str | None = None) -> int:
-    """The lowest price among the ways that were allowed, or among those that decode at one worker."""
-    ways = [way for way in receipt["decision"]["candidates"] if not way["refused"]]
-    return min(way["total"] for way in ways if at is None or legs(way)[-1]["worker"] == at)
+def price(receipt: dict, at: str | None = None) -> float:
+    """The lowest cost in seconds among the ways that were allowed, or among those that decode at one worker."""
+    ways = [way for way in receipt["decision"]["candidates"] if not way["rejection"]]
+    return min(seconds(way["total_cost"]) for way in ways if at is None or legs(way)[-1]["worker"] == at)
 
 
 # An hour of agents that think for two minutes, on engines that run 180 times faster.
@@ -216,7 +216,7 @@ def without_quorum() -> None:
             assert not failed(steps), failed(steps)[:3]
             seen.setdefault(mode, []).extend(steps)
             if mode == "active":
-                views = {decision["known"]["grounds"]["view"] for serve in left for decision in decisions(serve, 200)}
+                views = {decision["lookup"]["evidence"]["ledger_view"] for serve in left for decision in decisions(serve, 200)}
                 assert views == {"stale"}, views
                 assert sum(serve.metric("ledger_pending_commit_sessions") for serve in left) >= 24
         say("steps served without a quorum", len(seen["active"]), "")

@@ -23,7 +23,7 @@ pub use ids::{
 pub use namespace::{ChainNamespace, RootKeys};
 pub use settings_units::{
     ByteCount, ByteCountError, TimeSpan, TimeSpanError, bandwidth_with_unit, bytes_with_unit, micros_f64_with_unit,
-    micros_with_unit, transfer_time,
+    micros_with_unit, optional_micros_with_unit, transfer_time,
 };
 pub use units::{Blocks, Bytes, LedgerTime, Micros, Tokens};
 pub use worker_view::{

@@ -234,6 +234,24 @@ pub mod micros_with_unit {
     }
 }
 
+/// For `#[serde(with = "vocabulary::optional_micros_with_unit")]` on an `Option` of [`Micros`]; `None` is written as null.
+pub mod optional_micros_with_unit {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct MicrosWithUnit(#[serde(with = "micros_with_unit")] Micros);
+
+    /// Writes a text with a unit, or null.
+    pub fn serialize<S: Serializer>(micros: &Option<Micros>, serializer: S) -> Result<S::Ok, S::Error> {
+        micros.map(MicrosWithUnit).serialize(serializer)
+    }
+
+    /// Reads a text with a unit, or null.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Micros>, D::Error> {
+        Ok(Option::<MicrosWithUnit>::deserialize(deserializer)?.map(|MicrosWithUnit(micros)| micros))
+    }
+}
+
 /// For `#[serde(with = "vocabulary::bytes_with_unit")]` on a setting of type [`Bytes`].
 pub mod bytes_with_unit {
     use super::*;
@@ -293,6 +311,10 @@ mod tests {
     struct PlainAmounts {
         #[serde(with = "micros_with_unit")]
         micros: Micros,
+        #[serde(with = "optional_micros_with_unit")]
+        wait: Option<Micros>,
+        #[serde(with = "optional_micros_with_unit")]
+        idle: Option<Micros>,
         #[serde(with = "bytes_with_unit")]
         bytes: Bytes,
         #[serde(with = "micros_f64_with_unit")]
@@ -382,9 +404,13 @@ mod tests {
 
     #[test]
     fn amounts_of_other_types_are_written_with_units() {
-        let value = PlainAmounts { micros: Micros(1_500), bytes: Bytes(512), cost: 0.25, bandwidth: 2e10 };
+        let (wait, idle) = (Some(Micros(7)), None);
+        let value = PlainAmounts { micros: Micros(1_500), wait, idle, bytes: Bytes(512), cost: 0.25, bandwidth: 2e10 };
         let text = serde_json::to_string(&value).unwrap();
-        assert_eq!(text, r#"{"micros":"1.5ms","bytes":"512B","cost":"250ns","bandwidth":"20GB"}"#);
+        assert_eq!(
+            text,
+            r#"{"micros":"1.5ms","wait":"7us","idle":null,"bytes":"512B","cost":"250ns","bandwidth":"20GB"}"#
+        );
         assert_eq!(serde_json::from_str::<PlainAmounts>(&text).unwrap(), value);
         let fine = serde_json::from_str::<PlainAmounts>(&text.replace("1.5ms", "1500ns")).unwrap_err();
         assert!(fine.to_string().contains("finer than a microsecond"), "{fine}");

@@ -214,7 +214,7 @@ impl StatsCollector<'_> {
 
 fn kind(step: &TraceStep, place: &ConversationPosition, (own, forked): (Tokens, bool)) -> StepKind {
     let relation = match () {
-        () if forked => HeadRelation::LeavesMidPath,
+        () if forked => HeadRelation::Diverges,
         () if place.first || own == Tokens::ZERO => HeadRelation::Unknown,
         () if own >= step.prompt => HeadRelation::Equals,
         () => HeadRelation::Extends,

@@ -13,8 +13,10 @@ const MIN_DECAY_INTERVAL: Micros = Micros(1_000_000);
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct PrefillLoad {
     /// Share of the worker's time that prefill takes, 0 to 1, rounded to millionths.
+    #[serde(rename = "utilization")]
     pub share: f64,
     /// Prompts per second, rounded to millionths.
+    #[serde(rename = "prompts_per_second")]
     pub rate: f64,
 }
 

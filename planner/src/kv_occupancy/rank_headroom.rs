@@ -44,6 +44,7 @@ pub struct Victim {
     /// Tokens that it holds.
     pub tokens: Tokens,
     /// Chance, 0 to 1, that its session comes back for it soon, rounded to millionths.
+    #[serde(rename = "return_probability")]
     pub chance: f64,
 }
 

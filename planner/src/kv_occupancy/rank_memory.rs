@@ -15,18 +15,22 @@ pub struct RankMemory {
     #[serde(default)]
     pub rank: DpRank,
     /// Free tokens.
+    #[serde(rename = "free_tokens")]
     pub free: Tokens,
     /// Tokens that the step's session has there.
+    #[serde(rename = "session_tokens")]
     pub own: Tokens,
     /// Evictable tokens: those of other, idle sessions, and stale ones of the step's session.
+    #[serde(rename = "idle_tokens")]
     pub idle: Tokens,
     /// Other sessions that are being served or had a step recently.
+    #[serde(rename = "active_sessions")]
     pub active: u32,
     /// Prefill load of the rank's worker.
-    #[serde(default, skip_serializing_if = "PrefillLoad::is_none")]
+    #[serde(rename = "prefill_load", default, skip_serializing_if = "PrefillLoad::is_none")]
     pub inflow: PrefillLoad,
     /// Sessions that would be evicted first, as far as the step could reach.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "eviction_candidates", default, skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<Victim>,
 }
 

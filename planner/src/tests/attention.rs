@@ -22,9 +22,9 @@ const LONG_SESSION: &str = "
 fn dense_session_stays_while_a_hybrid_one_moves_and_recomputes_its_tail() {
     let with = |model: &str| format!("{LONG_SESSION}\n attention {model}");
     check(&with("of=llama-3.1-8b"), "colocated_prefill at a 128000+100, keep");
-    check(&with("of=hybrid checkpoints=none"), "tail_recompute at b 120320+7780, 8000 blocks from a, borrow");
-    check(&with("of=hybrid checkpoints=4096"), "tail_recompute at b 126976+1124, 7936 blocks from a, borrow");
-    check(&with("of=hybrid"), "artifact_fetch at b 128000+100, 8000 blocks from a, borrow");
+    check(&with("of=hybrid checkpoints=none"), "tail_recompute at b 120320+7780, 8000 blocks from a, read_replica");
+    check(&with("of=hybrid checkpoints=4096"), "tail_recompute at b 126976+1124, 7936 blocks from a, read_replica");
+    check(&with("of=hybrid"), "artifact_fetch at b 128000+100, 8000 blocks from a, read_replica");
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn latent_session_moves_where_a_dense_one_with_equal_layers_stays() {
     let busier = LONG_SESSION.replace("running=64", "running=96");
     check(
         &format!("{busier}\n attention of=deepseek-v3"),
-        "artifact_fetch at b 128000+100, 8000 blocks from a, borrow",
+        "artifact_fetch at b 128000+100, 8000 blocks from a, read_replica",
     );
     let heads = DenseKv { kv_heads: 8, head_dim: 128, element_bits: 16 };
     let dense = AttentionSpec::new(vec![LayerState::Dense(heads); 61], Bytes(1)).unwrap();
@@ -92,7 +92,7 @@ fn window_only_kv_is_light_enough_to_move() {
     // Mistral v0.1: 512 MiB for any session length; 16.8 GB without its window.
     check(
         &format!("{LONG_SESSION}\n attention of=mistral-7b-v0.1"),
-        "artifact_fetch at b 128000+100, 8000 blocks from a, borrow",
+        "artifact_fetch at b 128000+100, 8000 blocks from a, read_replica",
     );
     check(&format!("{LONG_SESSION}\n attention of=mistral-7b-v0.3"), "colocated_prefill at a 128000+100, keep");
 }
@@ -174,7 +174,7 @@ fn kv_moves_only_between_compatible_parallel_shapes() {
     check(&draining("shape=2x1", ""), fetched);
     check(&draining("shape=4x1", "shape=2x1"), "colocated_prefill at b 0+1600, move (owner_draining)");
     let listed = list(&draining("shape=1x1", "shape=1x2"));
-    assert!(listed.contains(&"artifact_fetch at b: other_shape".to_owned()), "{listed:?}");
+    assert!(listed.contains(&"artifact_fetch at b: parallelism_mismatch".to_owned()), "{listed:?}");
     // 8 heads cannot be split over 3 ranks, but that is unknown without the model.
     check(&draining("shape=1x1", "shape=3x1"), "colocated_prefill at b 0+1600, move (owner_draining)");
     check(&draining("shape=1x1", "shape=3x1").replacen("of=llama-3.1-8b", "", 1), fetched);
@@ -189,7 +189,7 @@ fn remote_prefill_uses_the_best_worker_of_a_compatible_shape() {
          worker q prefill holds=900 shape=4x1
          worker r prefill holds=500
          worker d decode running=8 shape=2x1",
-        "remote_prefill at d 0+0, prefill at r 8000+8000, open",
+        "remote_prefill at d 0+0, prefill at r 8000+8000, claim",
     );
 }
 

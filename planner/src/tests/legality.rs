@@ -49,7 +49,7 @@ fn receive_only_worker_is_not_a_source() {
     };
     assert_eq!(violation_after(FETCH, |scene, _| only(scene, "a")), PlanViolation::SendsNothing(id("a")));
     let mut scene = PlanningScene::read(FETCH);
-    let transfers = |one: &&PlanCandidate| one.sequence.has_handoff() && one.refused.is_none();
+    let transfers = |one: &&PlanCandidate| one.sequence.has_handoff() && one.rejection.is_none();
     let with = scene.plan().candidates.iter().filter(transfers).count();
     only(&mut scene, "a");
     let without = scene.plan().candidates.iter().filter(transfers).count();
@@ -176,8 +176,8 @@ fn sequence_is_read_from_json_as_it_was_written() {
 fn request_may_forbid_every_handoff() {
     let bar = TransferObstacle::SeveralChoices;
     for scene in [FETCH, REMOTE] {
-        let refused = violation_after(scene, |scene, _| scene.ask.transfers = TransferPermission::Forbidden(bar));
-        assert_eq!(refused, PlanViolation::TransferForbidden(bar));
+        let rejection = violation_after(scene, |scene, _| scene.ask.transfers = TransferPermission::Forbidden(bar));
+        assert_eq!(rejection, PlanViolation::TransferForbidden(bar));
     }
 }
 
@@ -233,7 +233,7 @@ fn action_label_matches_the_legs() {
     for action in [Action::ColocatedPrefill, Action::TailRecompute, Action::ArtifactFetch, Action::StateMigration] {
         wrong(REMOTE, action);
     }
-    let borrowed = violation_after(FETCH, |_, plan| plan.claim = OwnershipEffect::Borrow);
+    let borrowed = violation_after(FETCH, |_, plan| plan.ownership = OwnershipEffect::ReadReplica);
     assert_eq!(borrowed, PlanViolation::Mislabelled(Action::StateMigration), "a migration moves the ownership");
     let off = violation_after(FETCH, |scene, _| scene.policy.disabled_actions.push(Action::StateMigration));
     assert_eq!(off, PlanViolation::Disabled(Action::StateMigration));
@@ -242,16 +242,16 @@ fn action_label_matches_the_legs() {
 #[test]
 fn ownership_claim_matches_the_session_owner() {
     let owned = "session owner=a sealed=99\n worker a hybrid holds=99";
-    for claim in [OwnershipEffect::Open, OwnershipEffect::Borrow] {
-        assert_eq!(violation_after(owned, |_, plan| plan.claim = claim), PlanViolation::WrongClaim);
+    for ownership in [OwnershipEffect::Claim, OwnershipEffect::ReadReplica] {
+        assert_eq!(violation_after(owned, |_, plan| plan.ownership = ownership), PlanViolation::WrongClaim);
     }
     assert_eq!(violation_after(owned, |s, _| s.session.owner = None), PlanViolation::WrongClaim);
     assert_eq!(
-        violation_after("worker a hybrid", |_, plan| plan.claim = OwnershipEffect::Keep),
+        violation_after("worker a hybrid", |_, plan| plan.ownership = OwnershipEffect::Keep),
         PlanViolation::WrongClaim
     );
     assert_eq!(
-        violation_after("worker a hybrid", |_, plan| plan.claim = OwnershipEffect::Borrow),
+        violation_after("worker a hybrid", |_, plan| plan.ownership = OwnershipEffect::ReadReplica),
         PlanViolation::WrongClaim
     );
     let newer = Epoch { generation: 0, index: 8, position: 0 };

@@ -218,9 +218,9 @@ proptest! {
             let sequence = &candidate.sequence;
             sequence.target() == chosen.to && sequence.handoff(HandoffKind::Replicate).is_some()
         });
-        let PlanCandidate { action, sequence, claim, refused, .. } = *same.unwrap();
-        prop_assert_eq!(refused, None);
-        let as_plan = Plan { action, sequence, claim, because: decision.plan.because };
+        let PlanCandidate { action, sequence, ownership, rejection, .. } = *same.unwrap();
+        prop_assert_eq!(rejection, None);
+        let as_plan = Plan { action, sequence, ownership, rationale: decision.plan.rationale };
         prop_assert_eq!(as_plan.check(&inputs), Ok(()));
     }
 

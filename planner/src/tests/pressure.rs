@@ -174,7 +174,7 @@ fn interference_counts_prompts_that_arrive_during_compute() {
 fn answer_costs_more_under_steady_prefill_load() {
     let mut scene = scene("");
     scene.policy.interference_weight = 1.0;
-    let before = scene.plan().plan.because.terms.interference;
+    let before = scene.plan().plan.rationale.terms.interference;
     // Prefill takes half of the time; an answer loses nine tenths of that, so it takes 1 / 0.55 times as long.
     scene.occupancy.prefill_started(rank_of("a"), Micros(15_000_000), scene.now);
     let candidates = scene.plan().candidates;
@@ -242,7 +242,7 @@ fn recorded_rank_memory_replays_eviction_costs() {
     let mut scene = PlanningScene::read("policy lambda=0 mu=0\n worker a hybrid kv=20000");
     (1..8).for_each(|session| scene.add_resident(session, "a", 2_800, u64::try_from(session).unwrap()));
     let decision = scene.plan();
-    let evicted = |decision: &Decision| decision.plan.because.terms.eviction;
+    let evicted = |decision: &Decision| decision.plan.rationale.terms.eviction;
     assert!(evicted(&decision) > Micros::ZERO);
     let told = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
     // 400 tokens are free; the step needs 1,700 and may grow by 2,500, which reaches the first two of seven victims.

@@ -42,7 +42,7 @@ fn retry_without_its_owner_is_not_a_continuation() {
          ask step=decode_continuation exclude=a
          worker a hybrid holds=99
          worker b hybrid",
-        "colocated_prefill at b 0+1600, move (owner_excluded)",
+        "colocated_prefill at b 0+1600, move (owner_failed_attempt)",
     );
 }
 
@@ -50,7 +50,7 @@ fn retry_without_its_owner_is_not_a_continuation() {
 fn long_tool_output_moves_from_a_busy_decoder_with_its_prefix() {
     check(
         &format!("ask step=long_tool_output prompt=58000 {BUSY_OWNER}"),
-        "artifact_fetch at b 48000+10000, 3000 blocks from a, borrow",
+        "artifact_fetch at b 48000+10000, 3000 blocks from a, read_replica",
     );
 }
 
@@ -66,7 +66,7 @@ fn unsealed_tokens_are_recomputed_at_the_target() {
          ask step=long_tool_output prompt=58000
          worker a hybrid holds=3000 running=16
          worker b hybrid",
-        "tail_recompute at b 32000+26000, 2000 blocks from a, borrow",
+        "tail_recompute at b 32000+26000, 2000 blocks from a, read_replica",
     );
 }
 
@@ -77,7 +77,7 @@ fn short_tail_behind_an_older_replica_is_recomputed() {
          ask prompt=50000
          worker a hybrid holds=3000 running=16
          worker b hybrid holds=2990",
-        "tail_recompute at b 47840+2160, borrow",
+        "tail_recompute at b 47840+2160, read_replica",
     );
 }
 
@@ -89,7 +89,7 @@ fn disabled_tail_recompute_still_serves_with_one_leg() {
          ask prompt=50000
          worker a hybrid holds=3000 running=16
          worker b hybrid holds=2990",
-        "colocated_prefill at b 47840+2160, borrow",
+        "colocated_prefill at b 47840+2160, read_replica",
     );
 }
 
@@ -103,8 +103,8 @@ fn tail_recompute_covers_at_most_half_of_the_prefix() {
              worker b hybrid holds={held} fixed=1000000"
         )
     };
-    assert_eq!(decide(&scene(48)), "colocated_prefill at b 768+832, borrow");
-    assert_eq!(decide(&scene(49)), "tail_recompute at b 784+816, borrow");
+    assert_eq!(decide(&scene(48)), "colocated_prefill at b 768+832, read_replica");
+    assert_eq!(decide(&scene(49)), "tail_recompute at b 784+816, read_replica");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn source_holding_the_whole_prefix_sends_it_without_a_tail() {
          worker a hybrid holds=3000 backlog=15000
          worker c decode holds=3000 running=60
          worker b hybrid",
-        "artifact_fetch at b 47984+16, 2999 blocks from c, borrow",
+        "artifact_fetch at b 47984+16, 2999 blocks from c, read_replica",
     );
 }
 
@@ -131,7 +131,7 @@ fn owner_with_full_memory_loses_the_session() {
              worker b hybrid"
         )
     };
-    let fetch = "artifact_fetch at b 48000+10000, 3000 blocks from a, borrow";
+    let fetch = "artifact_fetch at b 48000+10000, 3000 blocks from a, read_replica";
     assert_eq!(decide(&scene("0.94")), fetch);
     let migration = "state_migration at b 48000+10000, 3000 blocks from a, move (owner_overloaded)";
     assert_eq!(decide(&scene("0.95")), migration);
@@ -164,7 +164,7 @@ fn draining_worker_serves_as_a_last_resort() {
 fn disabled_migration_becomes_a_fetch_under_the_same_owner() {
     check(
         &format!("policy off=state_migration {DRAINING_OWNER}\n worker b hybrid"),
-        "artifact_fetch at b 1584+16, 99 blocks from a, borrow",
+        "artifact_fetch at b 1584+16, 99 blocks from a, read_replica",
     );
 }
 
@@ -184,7 +184,7 @@ fn session_is_borrowed_between_two_overloaded_workers() {
         "session owner=a sealed=99
          worker a hybrid holds=99 backlog=60000
          worker b hybrid backlog=30000",
-        "colocated_prefill at b 0+1600, borrow",
+        "colocated_prefill at b 0+1600, read_replica",
     );
 }
 
@@ -216,7 +216,7 @@ fn ownership_moves_to_the_worker_holding_more_of_the_prompt() {
         "session owner=a sealed=99
          worker a hybrid holds=60
          worker b hybrid holds=99",
-        "colocated_prefill at b 1584+16, move (state_is_there)",
+        "colocated_prefill at b 1584+16, move (target_holds_more)",
     );
 }
 
@@ -229,7 +229,7 @@ fn migration_completes_the_prefix_at_the_worker_that_takes_ownership() {
          worker a hybrid holds=1600
          worker b hybrid holds=2000
          worker c decode holds=3000 running=60",
-        "state_migration at b 48000+10000, 3000 blocks from c, move (state_is_there)",
+        "state_migration at b 48000+10000, 3000 blocks from c, move (target_holds_more)",
     );
 }
 
@@ -258,7 +258,7 @@ fn long_new_prompt_is_prefilled_away_from_a_busy_decoder() {
         "ask step=new_long_prefix prompt=16000
          worker p prefill
          worker d decode running=8",
-        "remote_prefill at d 0+0, prefill at p 0+16000, open",
+        "remote_prefill at d 0+0, prefill at p 0+16000, claim",
     );
 }
 
@@ -268,7 +268,7 @@ fn idle_decoder_prefills_instead_of_waiting_for_a_transfer() {
         "ask step=new_long_prefix prompt=16000
          worker p prefill
          worker d decode",
-        "colocated_prefill at d 0+16000, open",
+        "colocated_prefill at d 0+16000, claim",
     );
 }
 
@@ -290,7 +290,7 @@ fn remote_prefill_prefers_the_worker_with_the_prefix() {
          worker p prefill
          worker q prefill holds=1000
          worker d decode running=8",
-        "remote_prefill at d 0+0, prefill at q 16000+16000, open",
+        "remote_prefill at d 0+0, prefill at q 16000+16000, claim",
     );
 }
 
@@ -304,18 +304,18 @@ fn hybrid_worker_may_prefill_for_others_and_a_decode_worker_may_not() {
         )
     };
     // a is too small for the answer, so it is never a target; only the prefill role needs no room for the answer.
-    assert_eq!(decide(&with("prefill")), "remote_prefill at d 0+0, prefill at a 0+16000, open");
-    assert_eq!(decide(&with("decode")), "colocated_prefill at d 0+16000, open");
+    assert_eq!(decide(&with("prefill")), "remote_prefill at d 0+0, prefill at a 0+16000, claim");
+    assert_eq!(decide(&with("decode")), "colocated_prefill at d 0+16000, claim");
     let hybrid = list("worker a hybrid\n worker d decode");
-    assert!(hybrid.contains(&"remote_prefill at d 0+0, prefill at a 0+1600, open".to_owned()), "{hybrid:#?}");
-    assert!(!hybrid.iter().any(|line| line.contains("prefill at d 0+1600, open") && line.contains("remote")));
+    assert!(hybrid.contains(&"remote_prefill at d 0+0, prefill at a 0+1600, claim".to_owned()), "{hybrid:#?}");
+    assert!(!hybrid.iter().any(|line| line.contains("prefill at d 0+1600, claim") && line.contains("remote")));
 }
 
 #[test]
 fn request_that_forbids_transfers_gets_only_local_candidates() {
     assert_eq!(
         list(&format!("ask prompt=58000 transfers=no {BUSY_OWNER}")),
-        ["colocated_prefill at a 48000+10000, keep", "colocated_prefill at b 0+58000, borrow"]
+        ["colocated_prefill at a 48000+10000, keep", "colocated_prefill at b 0+58000, read_replica"]
     );
 }
 
@@ -326,14 +326,14 @@ fn disabled_actions_are_listed_but_never_chosen() {
         list(&scene),
         [
             "colocated_prefill at a 48000+10000, keep",
-            "remote_prefill at a: disabled",
-            "colocated_prefill at b 0+58000, borrow",
-            "artifact_fetch at b: disabled",
-            "remote_prefill at b: disabled",
+            "remote_prefill at a: action_disabled",
+            "colocated_prefill at b 0+58000, read_replica",
+            "artifact_fetch at b: action_disabled",
+            "remote_prefill at b: action_disabled",
         ]
     );
     // A second of compute at the owner is a noticeable stall for its answers.
-    assert_eq!(decide(&scene), "colocated_prefill at b 0+58000, borrow");
+    assert_eq!(decide(&scene), "colocated_prefill at b 0+58000, read_replica");
 }
 
 #[test]
@@ -353,15 +353,15 @@ fn next_best_source_sends_around_a_barred_link() {
     check(&scene("barred=c>b"), &from("a"));
     let both = scene("barred=a>b barred=c>b");
     check(&both, "colocated_prefill at b 0+15900, move (owner_draining)");
-    assert!(list(&both).contains(&"artifact_fetch at b: barred_link".to_owned()), "{:#?}", list(&both));
+    assert!(list(&both).contains(&"artifact_fetch at b: link_disabled".to_owned()), "{:#?}", list(&both));
     let prefill =
         "policy barred=p>d\n ask step=new_long_prefix prompt=32000\n worker p prefill\n worker d decode running=8";
-    assert_eq!(list(prefill)[1..], ["colocated_prefill at d 0+32000, open", "remote_prefill at d: barred_link"]);
+    assert_eq!(list(prefill)[1..], ["colocated_prefill at d 0+32000, claim", "remote_prefill at d: link_disabled"]);
 }
 
 #[test]
 fn workers_without_a_shared_fabric_recompute() {
-    for (fabric, why) in [("mooncake", "other_fabric"), ("none", "no_link")] {
+    for (fabric, why) in [("mooncake", "fabric_mismatch"), ("none", "no_link")] {
         let scene = format!("{DRAINING_OWNER}\n worker b hybrid fabric={fabric}");
         assert_eq!(decide(&scene), "colocated_prefill at b 0+1600, move (owner_draining)");
         assert!(list(&scene).contains(&format!("artifact_fetch at b: {why}")), "{:#?}", list(&scene));
@@ -384,9 +384,9 @@ fn replicate_ends_at_a_block_boundary_of_both_engines() {
 
 #[test]
 fn last_prompt_token_is_always_computed() {
-    check("worker a hybrid holds=100", "colocated_prefill at a 1584+16, open");
-    check("worker a hybrid holds=100 block=64", "colocated_prefill at a 1536+64, open");
-    check("ask prompt=1601\n worker a hybrid holds=100", "colocated_prefill at a 1600+1, open");
+    check("worker a hybrid holds=100", "colocated_prefill at a 1584+16, claim");
+    check("worker a hybrid holds=100 block=64", "colocated_prefill at a 1536+64, claim");
+    check("ask prompt=1601\n worker a hybrid holds=100", "colocated_prefill at a 1600+1, claim");
 }
 
 #[test]
@@ -404,12 +404,12 @@ fn source_with_the_shorter_queue_sends() {
 #[test]
 fn guessed_prefix_counts_for_less_than_an_observed_one() {
     check("session owner=a sealed=99\n worker a hybrid knows=approximate", "colocated_prefill at a 1264+336, keep");
-    check("worker a hybrid holds=99 knows=degraded", "colocated_prefill at a 1424+176, open");
+    check("worker a hybrid holds=99 knows=degraded", "colocated_prefill at a 1424+176, claim");
     check(
         "session owner=a sealed=99
          worker a hybrid knows=approximate
          worker b hybrid holds=99",
-        "colocated_prefill at b 1584+16, borrow",
+        "colocated_prefill at b 1584+16, read_replica",
     );
 }
 
@@ -427,22 +427,22 @@ fn intent_of_another_router_draws_the_session_to_the_same_worker() {
     for name in ["a", "b"] {
         check(
             &format!("session promise={name}:99\n worker a hybrid\n worker b hybrid"),
-            &format!("colocated_prefill at {name} 1264+336, open"),
+            &format!("colocated_prefill at {name} 1264+336, claim"),
         );
     }
 }
 
 #[test]
 fn host_memory_blocks_rank_between_device_memory_and_none() {
-    check("worker a hybrid host=99\n worker b hybrid", "colocated_prefill at a 1584+16, open");
-    check("worker a hybrid host=99\n worker b hybrid holds=99", "colocated_prefill at b 1584+16, open");
+    check("worker a hybrid host=99\n worker b hybrid", "colocated_prefill at a 1584+16, claim");
+    check("worker a hybrid host=99\n worker b hybrid holds=99", "colocated_prefill at b 1584+16, claim");
 }
 
 #[test]
 fn rank_with_the_longest_prefix_serves() {
-    check("worker a hybrid ranks=2 holds=10 holds1=50", "colocated_prefill at a/1 800+800, open");
-    check("worker a hybrid ranks=2 holds=50 holds1=10", "colocated_prefill at a 800+800, open");
-    check("worker a hybrid ranks=1 holds=10 holds1=50", "colocated_prefill at a 160+1440, open");
+    check("worker a hybrid ranks=2 holds=10 holds1=50", "colocated_prefill at a/1 800+800, claim");
+    check("worker a hybrid ranks=2 holds=50 holds1=10", "colocated_prefill at a 800+800, claim");
+    check("worker a hybrid ranks=1 holds=10 holds1=50", "colocated_prefill at a 160+1440, claim");
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn owners_rank_wins_ties_and_another_rank_is_another_owner() {
         format!("session owner=a owner_rank=1 sealed=50\n worker a hybrid ranks=2 holds={one} holds1={two}")
     };
     assert_eq!(decide(&scene(50, 50)), "colocated_prefill at a/1 800+800, keep");
-    assert_eq!(decide(&scene(50, 10)), "colocated_prefill at a 800+800, move (state_is_there)");
+    assert_eq!(decide(&scene(50, 10)), "colocated_prefill at a 800+800, move (target_holds_more)");
 }
 
 #[test]
@@ -505,7 +505,7 @@ fn worker_without_the_adapter_is_skipped() {
         "ask adapter=lora
          worker a hybrid holds=99
          worker b hybrid models=m,lora",
-        "colocated_prefill at b 0+1600, open",
+        "colocated_prefill at b 0+1600, claim",
     );
 }
 
@@ -513,8 +513,11 @@ fn worker_without_the_adapter_is_skipped() {
 fn worker_that_is_too_small_is_skipped() {
     let scene =
         "worker a hybrid holds=99 context=1699\n worker b hybrid kv=1699\n worker c hybrid context=1700 kv=1700";
-    check(scene, "colocated_prefill at c 0+1600, open");
-    assert_eq!(list(scene)[..2], ["colocated_prefill at a: too_long", "colocated_prefill at b: does_not_fit"]);
+    check(scene, "colocated_prefill at c 0+1600, claim");
+    assert_eq!(
+        list(scene)[..2],
+        ["colocated_prefill at a: exceeds_context", "colocated_prefill at b: exceeds_kv_capacity"]
+    );
 }
 
 #[test]
@@ -543,19 +546,19 @@ fn every_ineligible_worker_is_listed_with_its_reason() {
              worker f hybrid models=other"
         ),
         [
-            "colocated_prefill at a 0+1600, open",
+            "colocated_prefill at a 0+1600, claim",
             "colocated_prefill at b: prefill_only",
             "colocated_prefill at c: not_ready",
             "colocated_prefill at d: draining",
-            "colocated_prefill at e: excluded",
-            "colocated_prefill at f: wrong_model",
+            "colocated_prefill at e: failed_earlier_attempt",
+            "colocated_prefill at f: model_not_served",
         ]
     );
 }
 
 #[test]
 fn empty_prompt_or_unknown_block_size_is_served_without_reuse() {
-    check("ask prompt=0\n worker a hybrid holds=5", "colocated_prefill at a 0+0, open");
+    check("ask prompt=0\n worker a hybrid holds=5", "colocated_prefill at a 0+0, claim");
     check(
         "ask block=0\n session owner=a sealed=9\n worker a hybrid holds=5 block=0",
         "colocated_prefill at a 0+1600, keep",
@@ -565,14 +568,14 @@ fn empty_prompt_or_unknown_block_size_is_served_without_reuse() {
 #[test]
 fn workers_with_invalid_numbers_lose_to_valid_ones() {
     for broken in ["rate=0", "rate=NaN", "rate=-5", "rate=inf", "usage=NaN running=1", "rate=1e-310"] {
-        check(&format!("worker a hybrid {broken}\n worker b hybrid"), "colocated_prefill at b 0+1600, open");
+        check(&format!("worker a hybrid {broken}\n worker b hybrid"), "colocated_prefill at b 0+1600, claim");
     }
 }
 
 #[test]
 fn single_worker_with_unknown_speed_still_serves() {
-    check("worker a hybrid rate=0", "colocated_prefill at a 0+1600, open");
-    check("worker a hybrid rate=1e-310 backlog=5", "colocated_prefill at a 0+1600, open");
+    check("worker a hybrid rate=0", "colocated_prefill at a 0+1600, claim");
+    check("worker a hybrid rate=1e-310 backlog=5", "colocated_prefill at a 0+1600, claim");
 }
 
 #[test]
@@ -596,8 +599,8 @@ fn round_robin_rotates_over_decode_workers_only() {
         three,
         [
             "colocated_prefill at a 1584+16, keep",
-            "colocated_prefill at b 0+1600, borrow",
-            "colocated_prefill at d 0+1600, borrow",
+            "colocated_prefill at b 0+1600, read_replica",
+            "colocated_prefill at d 0+1600, read_replica",
         ]
     );
 }
@@ -626,10 +629,10 @@ fn match_rate_minus_load_weighs_hits_against_relative_load() {
              worker b hybrid running=10"
         ))
     };
-    assert_eq!(with(90, 5), "colocated_prefill at a 1440+160, open");
-    assert_eq!(with(0, 5), "colocated_prefill at a 0+1600, open", "less loaded");
-    assert_eq!(with(40, 20), "colocated_prefill at b 0+1600, open", "0.4 - 1 is less than 0 - 0.5");
-    assert_eq!(with(60, 20), "colocated_prefill at a 960+640, open");
+    assert_eq!(with(90, 5), "colocated_prefill at a 1440+160, claim");
+    assert_eq!(with(0, 5), "colocated_prefill at a 0+1600, claim", "less loaded");
+    assert_eq!(with(40, 20), "colocated_prefill at b 0+1600, claim", "0.4 - 1 is less than 0 - 0.5");
+    assert_eq!(with(60, 20), "colocated_prefill at a 960+640, claim");
 }
 
 #[test]
@@ -657,7 +660,7 @@ const PAIR: &str = "
 
 #[test]
 fn decoder_without_prefill_capability_always_uses_remote_prefill() {
-    let words = "remote_prefill at d 96+0, prefill at p 0+100, open";
+    let words = "remote_prefill at d 96+0, prefill at p 0+100, claim";
     check(&format!("ask prompt=100 {PAIR}"), words);
     // Such decode workers do not exchange KV before a request either.
     check(
@@ -678,6 +681,6 @@ fn decoder_without_prefill_capability_needs_a_prefill_worker() {
         assert_eq!(decide(&alone), none, "{alone}");
     }
     let beside = format!("ask exclude=p {PAIR}\n worker h hybrid fabric=other");
-    assert_eq!(list(&beside)[0], "colocated_prefill at d: needs_prefiller");
-    check(&beside, "colocated_prefill at h 0+1600, open");
+    assert_eq!(list(&beside)[0], "colocated_prefill at d: requires_prefill_worker");
+    check(&beside, "colocated_prefill at h 0+1600, claim");
 }

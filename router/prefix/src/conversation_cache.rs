@@ -29,7 +29,7 @@ pub enum LookupTier {
     /// By a token checkpoint that holds the beginning of its rendered prompt.
     Checkpoint,
     /// Not recognized: everything was computed.
-    Cold,
+    Miss,
 }
 
 /// A cached checkpoint whose messages a body shares up to a boundary.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use serde_json::Value as Json;
+use serde_json::{Number, Value as Json};
 use toml::{Table, Value};
 use vocabulary::{ByteCount, TimeSpan};
 
@@ -26,7 +26,7 @@ enum OldUnit {
 
 /// A renamed value of the setting at `new`, which was at `old`; equal paths if the key is unchanged.
 #[derive(Clone, Copy, Debug)]
-struct RenamedValue {
+pub(crate) struct RenamedValue {
     old: &'static str,
     new: &'static str,
     old_value: &'static str,
@@ -41,7 +41,7 @@ pub(crate) struct RenamedKeys {
     sections: &'static [RenamedKey],
 }
 
-const fn key(old: &'static str, new: &'static str) -> RenamedKey {
+pub(crate) const fn key(old: &'static str, new: &'static str) -> RenamedKey {
     RenamedKey { old, new, unit: OldUnit::None }
 }
 
@@ -49,7 +49,7 @@ const fn seconds(old: &'static str, new: &'static str) -> RenamedKey {
     RenamedKey { old, new, unit: OldUnit::Seconds }
 }
 
-const fn micros(old: &'static str, new: &'static str) -> RenamedKey {
+pub(crate) const fn micros(old: &'static str, new: &'static str) -> RenamedKey {
     RenamedKey { old, new, unit: OldUnit::Micros }
 }
 
@@ -57,7 +57,7 @@ const fn bytes(old: &'static str, new: &'static str) -> RenamedKey {
     RenamedKey { old, new, unit: OldUnit::Bytes }
 }
 
-const fn value([old, new]: [&'static str; 2], [old_value, new_value]: [&'static str; 2]) -> RenamedValue {
+pub(crate) const fn value([old, new]: [&'static str; 2], [old_value, new_value]: [&'static str; 2]) -> RenamedValue {
     RenamedValue { old, new, old_value, new_value }
 }
 
@@ -221,6 +221,11 @@ pub(crate) const ATTENTION_FILE: RenamedKeys = RenamedKeys {
 };
 
 impl RenamedKeys {
+    /// A table of keys and values for JSON.
+    pub(crate) const fn of(keys: &'static [RenamedKey], values: &'static [RenamedValue]) -> Self {
+        Self { keys, values, sections: &[] }
+    }
+
     /// Returns a line for each old key and value in the file, with its new name. Values are shown only where they are
     /// words of this table or numbers that got a unit: any other may be a secret.
     pub(crate) fn find(&self, file: &Table) -> Vec<String> {
@@ -253,8 +258,7 @@ impl RenamedKeys {
         lines
     }
 
-    /// Returns a section with the new keys and values; `path` is the section's old path, empty for a whole file. The
-    /// decision log has such sections as JSON.
+    /// Returns JSON with the new keys and values. `path` is its old path, empty for a whole file; `*` matches nothing.
     pub(crate) fn renamed(&self, path: &str, section: Json) -> Json {
         match section {
             Json::Object(entries) => {
@@ -268,7 +272,7 @@ impl RenamedKeys {
             Json::Array(list) => list.into_iter().map(|inner| self.renamed(path, inner)).collect(),
             Json::Number(number) => {
                 let key = self.keys.iter().find(|key| key.old == path);
-                let text = key.zip(number.as_f64()).and_then(|(key, number)| key.unit.text(number));
+                let text = key.and_then(|key| key.unit.json_text(&number));
                 text.map_or(Json::Number(number), Json::String)
             }
             Json::String(word) => {
@@ -314,6 +318,14 @@ impl OldUnit {
             _ => return None,
         };
         Some((value.to_string(), self.text(number)?))
+    }
+
+    /// Returns a number of JSON with its unit; whole microseconds exactly.
+    fn json_text(self, number: &Number) -> Option<String> {
+        match (self, number.as_u64()) {
+            (Self::Micros, Some(micros)) => Some(TimeSpan::micros(micros).to_string()),
+            _ => self.text(number.as_f64()?),
+        }
     }
 
     /// Returns the number with its unit; `None` without a unit, and for a number that is no amount.

@@ -302,7 +302,10 @@ mod tests {
         );
         let body = r#"{"model":"tiny","messages":[{"role":"user","content":"otter"}]}"#;
         assert_eq!(post(front.proxy_address(), "/v1/chat/completions", body).await.status, 200);
-        assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true)[0].known.fallback, Some("template_error"));
+        assert_eq!(
+            front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.token_ids_unavailable,
+            Some("template_error")
+        );
     }
 
     #[tokio::test]

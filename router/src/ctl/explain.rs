@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vocabulary::RequestId;
+use vocabulary::{RequestId, TimeSpan};
 
 use super::client::OperatorClient;
 use super::error::CtlError;
@@ -58,43 +58,46 @@ fn render(receipt: &Value, names: &WorkerUrls) -> String {
 }
 
 fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
-    let known = &receipt["known"];
+    let lookup = &receipt["lookup"];
     let tokens = format!(
         "{} tokens, {} of them sealed; the most that a worker holds is {}",
-        cell_text(known.get("prompt")),
-        cell_text(known.get("sealed")),
-        cell_text(known.get("deepest_overlap")),
+        cell_text(lookup.get("prompt_tokens")),
+        cell_text(lookup.get("sealed_tokens")),
+        cell_text(lookup.get("max_overlap_tokens")),
     );
-    let by = match (&known["fallback"], &known["rung"]) {
+    let by = match (&lookup["token_ids_unavailable"], &lookup["tier"]) {
         (Value::String(why), _) => format!("by its bytes only: {why}"),
-        (_, Value::String(rung)) if rung == "cold" => "by token ids, and nothing of it recognised".to_owned(),
-        (_, Value::String(rung)) => format!("by token ids, recognised by {rung}"),
+        (_, Value::String(tier)) if tier == "miss" => "by token ids, and nothing of it recognised".to_owned(),
+        (_, Value::String(tier)) => format!("by token ids, recognised by {tier}"),
         _ => "by token ids".into(),
     };
     let attempts = receipt["attempts"].as_array().map_or(&[][..], Vec::as_slice);
-    let is_guess = known["fallback"].is_null() && attempts.iter().any(|tried| tried["knowledge"] == "approximate");
+    let is_guess = lookup["token_ids_unavailable"].is_null()
+        && attempts.iter().any(|tried| tried["kv_index_state"] == "approximate");
     let guess = "; what its worker holds is an estimate: REASON in `ctl worker list` says why";
     let by = if is_guess { by + guess } else { by };
-    let owner = match &known["owner"] {
+    let owner = match &lookup["owner"] {
         Value::Null => "nobody".to_owned(),
         owner => names.worker(&owner["worker"]),
     };
-    let grounds = &known["grounds"];
-    let mut view = vec![format!("{} view of the ledger", cell_text(grounds.get("view")))];
-    view.extend(grounds["unapplied"].as_bool().filter(|own| *own).map(|_| "a newer step of our own".to_owned()));
+    let evidence = &lookup["evidence"];
+    let mut view = vec![format!("{} view of the ledger", cell_text(evidence.get("ledger_view")))];
+    view.extend(evidence["pending_commit"].as_bool().filter(|own| *own).map(|_| "a newer step of our own".to_owned()));
     view.extend(
-        grounds["promises"].as_u64().filter(|n| *n > 0).map(|n| format!("{n} steps under way at other routers")),
+        evidence["peer_intents"].as_u64().filter(|n| *n > 0).map(|n| format!("{n} steps under way at other routers")),
     );
     view.extend(
-        grounds["unread"].as_str().map(|why| format!("nothing that workers hold: {why} has all of it computed")),
+        evidence["cache_not_readable"]
+            .as_str()
+            .map(|why| format!("nothing that workers hold: {why} has all of it computed")),
     );
-    let step = match receipt["decision"]["step"].as_str() {
+    let step = match receipt["decision"]["step_kind"].as_str() {
         Some(step) => format!("{step}, mode {}", cell_text(receipt.get("mode"))),
         None => format!("not planned, mode {}", cell_text(receipt.get("mode"))),
     };
     vec![
-        ("request", cell_text(receipt.get("request"))),
-        ("session", cell_text(known.get("session"))),
+        ("request", cell_text(receipt.get("request_id"))),
+        ("session", cell_text(lookup.get("session_id"))),
         ("asked by", format!("{}, for {}", cell_text(receipt.get("tenant")), cell_text(receipt.get("model")))),
         ("step", step),
         ("prompt", tokens),
@@ -104,18 +107,23 @@ fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String
     ]
 }
 
-/// Formats a number of microseconds as a duration.
-fn micros_text(micros: &Value) -> String {
-    micros.as_u64().map_or_else(|| "-".into(), |micros| duration_text(Duration::from_micros(micros)))
+/// Reads a duration; `None` where there is none.
+fn span(value: &Value) -> Option<Duration> {
+    value.as_str()?.parse().ok().map(|TimeSpan(span)| span)
+}
+
+/// Formats a duration for people, shortened.
+fn span_text(value: &Value) -> String {
+    span(value).map_or_else(|| "-".into(), duration_text)
 }
 
 /// Formats all candidates, cheapest first, disallowed ones last. A `*` marks the choice.
 fn candidates(decision: &Value, names: &WorkerUrls) -> String {
     let mut all: Vec<&Value> = decision["candidates"].as_array().into_iter().flatten().collect();
-    all.sort_by_key(|one| (one["refused"].is_string(), one["total"].as_u64()));
+    all.sort_by_key(|one| (one["rejection"].is_string(), span(&one["total_cost"])));
     // The columns are the cost terms of this release.
     let terms: Vec<&String> =
-        all.first().and_then(|one| one["terms"].as_object()).into_iter().flat_map(|t| t.keys()).collect();
+        all.first().and_then(|one| one["cost_terms"].as_object()).into_iter().flat_map(|t| t.keys()).collect();
     let mut title = row(["", "ACTION", "WORKER", "SOURCE", "CACHED", "COMPUTED"]);
     title.extend(terms.iter().map(|term| term.to_uppercase()));
     title.extend(row(["TOTAL COST", "REJECTION"]));
@@ -134,11 +142,11 @@ fn candidates(decision: &Value, names: &WorkerUrls) -> String {
             &cell_text(last.and_then(|leg| leg.get("cached_tokens"))),
             &cell_text(first.and_then(|leg| leg.get("computed_tokens"))),
         ]);
-        let is_refused = one["refused"].is_string();
-        let price = |price: &Value| if is_refused { "-".to_owned() } else { micros_text(price) };
-        cells.extend(terms.iter().map(|term| price(&one["terms"][term.as_str()])));
-        cells.push(price(&one["total"]));
-        cells.push(if is_refused { cell_text(one.get("refused")) } else { String::new() });
+        let is_rejected = one["rejection"].is_string();
+        let price = |price: &Value| if is_rejected { "-".to_owned() } else { span_text(price) };
+        cells.extend(terms.iter().map(|term| price(&one["cost_terms"][term.as_str()])));
+        cells.push(price(&one["total_cost"]));
+        cells.push(if is_rejected { cell_text(one.get("rejection")) } else { String::new() });
         rows.push(cells);
     }
     aligned(&rows)
@@ -151,59 +159,61 @@ fn parts<'a>(plan: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Va
 
 fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
-    let because = &receipt["decision"]["plan"]["because"];
-    if because.is_object() {
-        let next = match &because["runner_up"] {
+    let rationale = &receipt["decision"]["plan"]["rationale"];
+    if rationale.is_object() {
+        let next = match &rationale["runner_up"] {
             Value::Null => "nothing else was allowed".to_owned(),
             next => {
-                let cost = |candidate: &Value| candidate["total"].as_u64().unwrap_or_default();
-                let more = duration_text(Duration::from_micros(cost(next).saturating_sub(cost(because))));
+                let cost = |candidate: &Value| span(&candidate["total_cost"]).unwrap_or_default();
+                let more = duration_text(cost(next).saturating_sub(cost(rationale)));
                 let (action, worker) = (cell_text(next.get("action")), names.worker(&next["worker"]));
                 format!("next {action} at {worker}, {more} more")
             }
         };
-        let (rule, price) = (cell_text(because.get("rule")), micros_text(&because["total"]));
+        let (policy, price) = (cell_text(rationale.get("policy")), span_text(&rationale["total_cost"]));
         if receipt["mode"] == "shadow" {
             let plan = &receipt["decision"]["plan"];
             let at = parts(plan, "leg").last().map(|leg| names.leg(leg)).unwrap_or_default();
             let what = format!("{} at {at} for {price}; {next}", cell_text(plan.get("action")));
-            let why = match receipt["control"] == true {
+            let why = match receipt["control_group"] == true {
                 true => "Its session is of the guardrail's control group, so that the bypass served it:",
                 false => "In mode shadow the bypass served it:",
             };
             rows.push(("would be", format!("{what}. {why}")));
         } else {
-            rows.push(("chosen", format!("by {rule} for {price}; {next}")));
+            rows.push(("chosen", format!("by {policy} for {price}; {next}")));
             let is_sent = receipt["attempts"].as_array().is_some_and(|attempts| !attempts.is_empty());
-            let claim = match is_sent {
-                true => ownership_text(&receipt["decision"]["plan"]["claim"]),
+            let ownership = match is_sent {
+                true => ownership_text(&receipt["decision"]["plan"]["ownership"]),
                 false => "as it was: the step was never sent".to_owned(),
             };
-            rows.push(("ownership", claim));
+            rows.push(("ownership", ownership));
         }
     }
-    if receipt["waited"].is_object() {
-        rows.push(("waited", wait_text(&receipt["waited"])));
+    if receipt["admission_wait"].is_object() {
+        rows.push(("waited", wait_text(&receipt["admission_wait"])));
     }
     rows.extend(attempts(receipt, names));
-    let seen = &receipt["seen"];
-    if seen.is_object() {
+    let observed = &receipt["observed"];
+    if observed.is_object() {
         let beside = |what: &str, expected: &str| format!("{what} (expected {expected})");
         let optional = |value: &Value| if value.is_null() { "not known".to_owned() } else { cell_text(Some(value)) };
-        let first = if seen["first_token"].is_null() { "not known".into() } else { micros_text(&seen["first_token"]) };
-        rows.push(("ended", format!("{}, status {}", cell_text(seen.get("ending")), cell_text(seen.get("status")))));
-        let first = match &seen["predicted"] {
-            Value::Null => first,
-            predicted => beside(&first, &micros_text(predicted)),
+        let ttft = if observed["ttft"].is_null() { "not known".into() } else { span_text(&observed["ttft"]) };
+        let (outcome, status) = (cell_text(observed.get("outcome")), cell_text(observed.get("http_status")));
+        rows.push(("ended", format!("{outcome}, status {status}")));
+        let ttft = match &observed["predicted_ttft"] {
+            Value::Null => ttft,
+            predicted => beside(&ttft, &span_text(predicted)),
         };
-        rows.push(("TTFT", first));
-        rows.push(("cached", beside(&optional(&seen["cached"]), &cell_text(seen.get("predicted_cached")))));
-        rows.extend(disagreement_rows(seen));
+        rows.push(("TTFT", ttft));
+        let expected = cell_text(observed.get("predicted_cached_tokens"));
+        rows.push(("cached", beside(&optional(&observed["cached_tokens"]), &expected)));
+        rows.extend(disagreement_rows(observed));
         rows.push((
             "answer",
-            format!("{} tokens, {} in all", optional(&seen["answered"]), micros_text(&seen["total"])),
+            format!("{} tokens, {} in all", optional(&observed["output_tokens"]), span_text(&observed["duration"])),
         ));
-        rows.push(("moved", format!("{} bytes", cell_text(seen.get("moved")))));
+        rows.push(("moved", format!("{} bytes", cell_text(observed.get("transferred_bytes")))));
     }
     rows
 }
@@ -215,56 +225,54 @@ fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> 
         let legs: Vec<_> =
             attempt["legs"].as_array().into_iter().flatten().map(|leg| names.worker(&leg["worker"])).collect();
         let at = legs.join(" and ");
-        let remarks = match attempt["remarks"].as_array().map(Vec::as_slice) {
+        let events = match attempt["events"].as_array().map(Vec::as_slice) {
             None | Some([]) => String::new(),
-            Some(_) => format!("; {}", cell_text(attempt.get("remarks"))),
+            Some(_) => format!("; {}", cell_text(attempt.get("events"))),
         };
-        let resumed = match &attempt["resumed"] {
+        let resumed = match &attempt["resume"] {
             Value::Null => String::new(),
-            resumed => {
-                format!(
-                    "; resumed after {} tokens, in {}",
-                    cell_text(resumed.get("after")),
-                    micros_text(&resumed["took"])
-                )
+            resume => {
+                let kept = cell_text(resume.get("kept_tokens"));
+                format!("; resumed after {kept} tokens, in {}", span_text(&resume["duration"]))
             }
         };
-        let (action, knowledge) = (cell_text(attempt.get("action")), cell_text(attempt.get("knowledge")));
-        let ejected: Vec<_> = attempt["ejected"].as_array().into_iter().flatten().map(|id| names.worker(id)).collect();
+        let (action, state) = (cell_text(attempt.get("action")), cell_text(attempt.get("kv_index_state")));
+        let ejected: Vec<_> =
+            attempt["ejected_workers"].as_array().into_iter().flatten().map(|id| names.worker(id)).collect();
         let ejected = if ejected.is_empty() { String::new() } else { format!("; ejected was {}", ejected.join(", ")) };
-        let broken = match &attempt["unresumable"] {
+        let broken = match &attempt["not_resumable_reason"] {
             Value::Null => String::new(),
             why => format!("; nobody could go on with it because {}", cell_text(Some(why))),
         };
-        let how = format!("{action} at {at}, {knowledge} knowledge{ejected}{resumed}{remarks}{broken}");
+        let how = format!("{action} at {at}, KV index {state}{ejected}{resumed}{events}{broken}");
         rows.push(("tried", how));
     }
     rows
 }
 
-fn wait_text(waited: &Value) -> String {
-    let until = match waited["until"].as_str() {
-        Some("room") => "until there was room",
-        Some("longest") => "until planner.admission.max_wait was over",
-        Some("no_place") => "as planner.admission.max_queue waited already",
-        Some("left") => "until its client left or it could not be served",
+fn wait_text(wait: &Value) -> String {
+    let until = match wait["outcome"].as_str() {
+        Some("admitted") => "until there was room",
+        Some("max_wait_reached") => "until planner.admission.max_wait was over",
+        Some("queue_full") => "as planner.admission.max_queue waited already",
+        Some("abandoned") => "until its client left or it could not be served",
         _ => "",
     };
-    let (time, cost) = (micros_text(&waited["time"]), micros_text(&waited["costs_others"]));
+    let (time, cost) = (span_text(&wait["duration"]), span_text(&wait["displaced_compute"]));
     format!("{time}, {until}; starting at once would have cost others {cost}")
 }
 
 /// Rows for signs that the engine saw another prompt.
-fn disagreement_rows(seen: &Value) -> Vec<(&'static str, String)> {
+fn disagreement_rows(observed: &Value) -> Vec<(&'static str, String)> {
     let advice = "see that models.NAME.tokenizer_dir has the tokenizer and the template that the engine uses";
-    let (counts, finds) = (&seen["engine_disagrees"], &seen["cache_disagrees"]);
+    let (counts, finds) = (&observed["token_count_mismatch"], &observed["cache_hit_mismatch"]);
     let mut said = Vec::new();
     if counts.is_object() {
-        let (counted, computed) = (cell_text(counts.get("counted")), cell_text(counts.get("computed")));
+        let (counted, computed) = (cell_text(counts.get("engine")), cell_text(counts.get("router")));
         said.push(format!("the engine counts {counted} prompt tokens where {computed} were computed here: {advice}"));
     }
     if finds.is_object() {
-        let (found, told) = (cell_text(finds.get("found")), cell_text(finds.get("told")));
+        let (found, told) = (cell_text(finds.get("cached_tokens")), cell_text(finds.get("reported")));
         said.push(format!(
             "the engine found {found} prompt tokens in its cache where its events had told of {told} by then: they may be late; if \
              `ctl alarms list` shows `prefix_cache_cache_hit_mismatch`, {advice}"
@@ -273,13 +281,13 @@ fn disagreement_rows(seen: &Value) -> Vec<(&'static str, String)> {
     said.into_iter().map(|what| ("disagrees", what)).collect()
 }
 
-fn ownership_text(claim: &Value) -> String {
-    match claim["kind"].as_str() {
+fn ownership_text(ownership: &Value) -> String {
+    match ownership["kind"].as_str() {
         Some("keep") => "stays where it is".into(),
-        Some("open") => "nobody owned it: the target claims it".into(),
-        Some("borrow") => "stays; the target is a reader".into(),
-        Some("move") => format!("moves to the target: {}", cell_text(claim.get("why"))),
-        _ => cell_text(Some(&json!(claim))),
+        Some("claim") => "nobody owned it: the target claims it".into(),
+        Some("read_replica") => "stays; the target is a reader".into(),
+        Some("move") => format!("moves to the target: {}", cell_text(ownership.get("reason"))),
+        _ => cell_text(Some(&json!(ownership))),
     }
 }
 

@@ -51,9 +51,9 @@ pub(crate) struct DecisionListArgs {
     limit: u16,
 }
 
-const DECISION_COLUMNS: ColumnSpec = "REQUEST /request, SESSION /known/session, STEP KIND /decision/step, MODE /mode, ACTION /last/action, \
-        WORKER /last/decode, PROMPT /known/prompt, CACHED /seen/cached, PREDICTED TTFT /seen/predicted us, \
-        TTFT /seen/first_token us, DURATION /seen/total us";
+const DECISION_COLUMNS: ColumnSpec = "REQUEST /request_id, SESSION /lookup/session_id, STEP KIND /decision/step_kind, \
+        MODE /mode, ACTION /last/action, WORKER /worker, PROMPT /lookup/prompt_tokens, CACHED /observed/cached_tokens, \
+        PREDICTED TTFT /observed/predicted_ttft, TTFT /observed/ttft, DURATION /observed/duration";
 
 impl DecisionCommand {
     pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
@@ -88,7 +88,9 @@ async fn list_decisions(
     output.print(&got.json, || {
         let mut shown = lines(&got.json["decisions"]).to_vec();
         for line in &mut shown {
-            line["last"] = lines(&line["attempts"]).last().cloned().unwrap_or_default();
+            let last = lines(&line["attempts"]).last().cloned().unwrap_or_default();
+            line["worker"] = lines(&last["legs"]).last().map(|leg| leg["worker"].clone()).unwrap_or_default();
+            line["last"] = last;
         }
         table(DECISION_COLUMNS, &shown)
     });

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
 use super::reader::{ReplayAttempt, ReplayPrompt};
-use crate::pipeline::receipt::{self, Attempt, Receipt, RequestOutcome};
+use crate::pipeline::receipt::{self, Attempt, Receipt, RequestOutcome, rfc3339};
 use crate::pipeline::routing::RoutingMode;
 
 /// Conditions on a decision; `None` matches anything.
@@ -34,33 +34,36 @@ pub(crate) struct DecisionFilter {
 /// Receipt fields that filters look at, in memory or on disk.
 #[derive(Deserialize, Debug)]
 pub(crate) struct ReceiptFields {
-    pub(crate) request: RequestId,
-    pub(crate) at_unix_ms: u64,
+    pub(crate) request_id: RequestId,
+    #[serde(with = "rfc3339")]
+    pub(crate) arrived_at: u64,
     tenant: TenantId,
     model: ModelId,
-    known: ReplayPrompt,
+    lookup: ReplayPrompt,
     mode: RoutingMode,
     decision: Option<DecisionFields>,
     attempts: Vec<ReplayAttempt>,
-    seen: Option<ObservationFields>,
+    observed: Option<ObservationFields>,
 }
 
 #[derive(Deserialize, Debug)]
 struct DecisionFields {
-    step: StepKind,
+    step_kind: StepKind,
 }
 
 #[derive(Deserialize, Debug)]
 struct ObservationFields {
-    ending: RequestOutcome,
-    first_token: Option<Micros>,
-    total: Micros,
+    outcome: RequestOutcome,
+    #[serde(with = "vocabulary::optional_micros_with_unit")]
+    ttft: Option<Micros>,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    duration: Micros,
 }
 
 impl ObservationFields {
     /// Time until the client had something to read.
     fn perceived_latency(&self) -> Micros {
-        self.first_token.unwrap_or(self.total)
+        self.ttft.unwrap_or(self.duration)
     }
 }
 
@@ -68,18 +71,16 @@ impl From<&Receipt> for ReceiptFields {
     fn from(receipt: &Receipt) -> Self {
         let tried = |attempt: &Attempt| ReplayAttempt { action: attempt.action, legs: attempt.legs.clone() };
         Self {
-            request: receipt.request,
-            at_unix_ms: receipt.at_unix_ms,
+            request_id: receipt.request_id,
+            arrived_at: receipt.arrived_at,
             tenant: receipt.tenant.clone(),
             model: receipt.model.clone(),
-            known: ReplayPrompt { session: receipt.known.session },
+            lookup: ReplayPrompt { session_id: receipt.lookup.session_id },
             mode: receipt.mode,
-            decision: receipt.decision.as_ref().map(|decision| DecisionFields { step: decision.step }),
+            decision: receipt.decision.as_ref().map(|decision| DecisionFields { step_kind: decision.step }),
             attempts: receipt.attempts.last().map(tried).into_iter().collect(),
-            seen: receipt.seen.map(|receipt::StepObservation { ending, first_token, total, .. }| ObservationFields {
-                ending,
-                first_token,
-                total,
+            observed: receipt.observed.map(|receipt::StepObservation { outcome, ttft, duration, .. }| {
+                ObservationFields { outcome, ttft, duration }
             }),
         }
     }
@@ -97,17 +98,17 @@ impl DecisionFilter {
 
     /// Returns whether a decision matches.
     pub(crate) fn matches(&self, facts: &ReceiptFields) -> bool {
-        let (served, seen) = (facts.attempts.last(), facts.seen.as_ref());
-        is(self.request.as_ref(), Some(&facts.request))
-            && is(self.session.as_ref(), Some(&facts.known.session))
+        let (served, seen) = (facts.attempts.last(), facts.observed.as_ref());
+        is(self.request.as_ref(), Some(&facts.request_id))
+            && is(self.session.as_ref(), Some(&facts.lookup.session_id))
             && is(self.tenant.as_ref(), Some(&facts.tenant))
             && is(self.model.as_ref(), Some(&facts.model))
             && is(self.mode.as_ref(), Some(&facts.mode))
-            && is(self.step.as_ref(), facts.decision.as_ref().map(|kind| &kind.step))
+            && is(self.step.as_ref(), facts.decision.as_ref().map(|decision| &decision.step_kind))
             && is(self.action.as_ref(), served.map(|served| &served.action))
             && self.worker.is_none_or(|worker| served.is_some_and(|by| by.legs.iter().any(|leg| leg.worker == worker)))
-            && is(self.outcome.as_ref(), seen.map(|seen| &seen.ending))
-            && self.may_match(facts.at_unix_ms, facts.at_unix_ms)
+            && is(self.outcome.as_ref(), seen.map(|seen| &seen.outcome))
+            && self.may_match(facts.arrived_at, facts.arrived_at)
             && self.slower_than.is_none_or(|span| seen.is_some_and(|seen| seen.perceived_latency() > span))
     }
 }
@@ -122,7 +123,7 @@ mod tests {
     /// Fields of a receipt with this observation, as read from disk.
     fn fields_with_observation(seen: serde_json::Value) -> ReceiptFields {
         let mut line = serde_json::to_value(receipt(1)).unwrap();
-        line["seen"] = seen;
+        line["observed"] = seen;
         serde_json::from_value(line).unwrap()
     }
 
@@ -131,11 +132,11 @@ mod tests {
         let slower = |facts: &ReceiptFields, span| {
             DecisionFilter { slower_than: Some(Micros(span)), ..DecisionFilter::default() }.matches(facts)
         };
-        let streamed = fields_with_observation(json!({"ending": "complete", "first_token": 100, "total": 900}));
+        let streamed = fields_with_observation(json!({"outcome": "complete", "ttft": "100us", "duration": "900us"}));
         assert_eq!([99, 100, 500].map(|span| slower(&streamed, span)), [true, false, false]);
-        let whole = fields_with_observation(json!({"ending": "complete", "first_token": null, "total": 900}));
+        let whole = fields_with_observation(json!({"outcome": "complete", "ttft": null, "duration": "900us"}));
         assert_eq!([100, 899, 900].map(|span| slower(&whole, span)), [true, true, false]);
-        let failed = fields_with_observation(json!({"ending": "failed", "first_token": null, "total": 900}));
+        let failed = fields_with_observation(json!({"outcome": "failed", "ttft": null, "duration": "900us"}));
         assert_eq!([899, 900].map(|span| slower(&failed, span)), [true, false]);
         assert!(!slower(&fields_with_observation(json!(null)), 0));
     }

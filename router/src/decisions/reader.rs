@@ -16,7 +16,7 @@ use vocabulary::{Micros, RequestId, SessionId};
 use super::files::{self, CURRENT_FILE, LogSegment};
 use super::filter::{DecisionFilter, ReceiptFields};
 use super::{DecisionLogHeader, FORMAT_VERSION, version_1};
-use crate::pipeline::receipt::{AttemptLeg, RequestOutcome};
+use crate::pipeline::receipt::{AttemptLeg, RequestOutcome, rfc3339};
 use crate::pipeline::routing::RoutingMode;
 
 /// Maximum duration of a search on disk.
@@ -27,15 +27,22 @@ struct ReceiptLine<T> {
     receipt: T,
 }
 
-/// Receipt field that every version has.
+/// When a record's request arrived.
 #[derive(Deserialize)]
 struct ArrivalTime {
-    at_unix_ms: u64,
+    #[serde(with = "rfc3339")]
+    arrived_at: u64,
 }
 
 #[derive(Deserialize)]
 struct FormatVersion {
     version: u32,
+}
+
+/// Returns the version in the first line of a file; the current one where it cannot be read.
+fn version_of(text: &str) -> u32 {
+    let head = text.lines().next().and_then(|line| serde_json::from_str(line).ok());
+    head.map_or(FORMAT_VERSION, |FormatVersion { version }| version)
 }
 
 /// Parses a line in the format of `version`.
@@ -82,14 +89,13 @@ impl DecisionSearch {
     fn search_text(&mut self, text: &str, (wanted, limit): (&DecisionFilter, usize)) -> bool {
         // A text search rejects most lines faster than parsing them would.
         let words = [wanted.request.map(|id| id.to_string()), wanted.session.map(|id| id.to_string())];
-        let head = text.lines().next().and_then(|line| serde_json::from_str(line).ok());
-        let version = head.map_or(FORMAT_VERSION, |FormatVersion { version }| version);
+        let version = version_of(text);
         let has = |line: &str| words.iter().flatten().all(|word| line.contains(word.as_str()));
         for line in text.lines().rev().filter(|line| has(line)) {
             let Ok(ReceiptLine::<ReceiptFields> { receipt: facts }) = parse_line(line, version) else { continue };
-            if wanted.matches(&facts) && !self.requests.contains(&facts.request) {
+            if wanted.matches(&facts) && !self.requests.contains(&facts.request_id) {
                 let Ok(ReceiptLine::<Box<RawValue>> { receipt }) = parse_line(line, version) else { continue };
-                self.requests.insert(facts.request);
+                self.requests.insert(facts.request_id);
                 self.receipts.push(receipt);
             }
             if self.receipts.len() >= limit {
@@ -114,8 +120,9 @@ fn read_segment(segment: &LogSegment) -> Option<String> {
 /// Returns the arrival of a file's first and last record; `None` without records.
 pub(super) fn arrival_range(path: &Path) -> Option<(u64, u64)> {
     let text = String::from_utf8_lossy(&files::read_text(path).ok()?).into_owned();
+    let version = version_of(&text);
     let at =
-        |line: &str| serde_json::from_str::<ReceiptLine<ArrivalTime>>(line).ok().map(|line| line.receipt.at_unix_ms);
+        |line: &str| parse_line::<ReceiptLine<ArrivalTime>>(line, version).ok().map(|line| line.receipt.arrived_at);
     text.lines().filter_map(at).fold(None, |times, at| {
         let (first, last) = times.unwrap_or((at, at));
         Some((at.min(first), at.max(last)))
@@ -136,23 +143,24 @@ pub(crate) struct ReplayRecord {
 /// Part of a receipt that is compared.
 #[derive(Deserialize, Debug)]
 pub(crate) struct ReplayReceipt {
-    pub(crate) known: ReplayPrompt,
+    pub(crate) lookup: ReplayPrompt,
     pub(crate) mode: RoutingMode,
     pub(crate) decision: Option<Decision>,
-    pub(crate) waited: Option<ReplayWait>,
+    pub(crate) admission_wait: Option<ReplayWait>,
     pub(crate) attempts: Vec<ReplayAttempt>,
-    pub(crate) seen: Option<ReplayObservation>,
+    pub(crate) observed: Option<ReplayObservation>,
 }
 
 /// Time the step waited in the admission queue.
 #[derive(Clone, Copy, Deserialize, Debug)]
 pub(crate) struct ReplayWait {
-    pub(crate) time: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub(crate) duration: Micros,
 }
 
 #[derive(Deserialize, Debug)]
 pub(crate) struct ReplayPrompt {
-    pub(crate) session: SessionId,
+    pub(crate) session_id: SessionId,
 }
 
 #[derive(Clone, Deserialize, Debug)]
@@ -163,13 +171,15 @@ pub(crate) struct ReplayAttempt {
 
 #[derive(Clone, Copy, Deserialize, Debug)]
 pub(crate) struct ReplayObservation {
-    pub(crate) ending: RequestOutcome,
-    pub(crate) first_token: Option<Micros>,
+    pub(crate) outcome: RequestOutcome,
+    #[serde(with = "vocabulary::optional_micros_with_unit")]
+    pub(crate) ttft: Option<Micros>,
 }
 
 #[derive(Deserialize)]
 struct ReplayRecordLine {
     receipt: ReplayReceipt,
+    #[serde(rename = "planning_inputs")]
     case: Option<PlanningCase>,
 }
 

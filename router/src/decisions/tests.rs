@@ -47,7 +47,7 @@ impl DecisionLogFixture {
 
 /// A receipt that arrived at millisecond `n`; sessions alternate.
 fn receipt_at(n: u64) -> Receipt {
-    Receipt { at_unix_ms: n, ..receipt(u128::from(n)) }
+    Receipt { arrived_at: n, ..receipt(u128::from(n)) }
 }
 
 fn case_at(tokens: u64) -> PlanningCase {
@@ -79,7 +79,7 @@ fn case_at(tokens: u64) -> PlanningCase {
 }
 
 fn request_ids(found: &DecisionSearchResult) -> Vec<u128> {
-    let id = |raw: &RawValue| serde_json::from_str::<filter::ReceiptFields>(raw.get()).unwrap().request.0;
+    let id = |raw: &RawValue| serde_json::from_str::<filter::ReceiptFields>(raw.get()).unwrap().request_id.0;
     found.receipts.iter().map(|raw| id(raw)).collect()
 }
 
@@ -252,7 +252,7 @@ fn opening_a_path_without_a_log_names_what_is_accepted() {
     assert!(told(&folder.path().join("x")).contains("cannot read"));
     let file = folder.path().join("other.jsonl");
     for (text, problem) in
-        [("{}\n", "missing field"), ("{\"version\":3,\"release\":\"9\",\"policy\":{}}\n", "version 3")]
+        [("{}\n", "missing field"), ("{\"version\":3,\"release\":\"9\",\"planner\":{}}\n", "version 3")]
     {
         fs::write(&file, text).unwrap();
         assert!(told(&file).contains(problem), "{}", told(&file));

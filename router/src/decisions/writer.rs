@@ -35,7 +35,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Serialize)]
 struct RecordLine<'a> {
     receipt: &'a Receipt,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "planning_inputs", skip_serializing_if = "Option::is_none")]
     case: Option<&'a planner::PlanningCase>,
 }
 
@@ -184,7 +184,7 @@ impl SegmentedLog {
             self.file = None;
             files::rotate(&self.folder, times)?;
         }
-        let at = record.receipt.at_unix_ms;
+        let at = record.receipt.arrived_at;
         let open = match &mut self.file {
             Some(open) => open,
             None => self.create_segment()?,

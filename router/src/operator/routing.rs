@@ -184,7 +184,7 @@ pub(super) struct DecisionQuery {
     /// With this worker in a leg.
     #[param(value_type = Option<WorkerIdSchema>)]
     worker: Option<WorkerId>,
-    /// With this outcome: `complete`, `refused`, `broken`, `client_left` or `failed`.
+    /// With this outcome: `complete`, `rejected`, `interrupted`, `client_disconnected` or `failed`.
     #[param(value_type = Option<String>)]
     outcome: Option<RequestOutcome>,
     /// That arrived at this time or later.

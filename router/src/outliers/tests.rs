@@ -284,7 +284,7 @@ async fn a_failing_worker_gets_no_requests_until_a_trial_succeeds() {
         assert_eq!(ask(&front, "fail at one").await, 200);
     }
     let receipts = front.gateway.decisions.receipts.newest(10, |_| true);
-    let tells = |attempt: &Attempt| attempt.ejected == [WorkerId::of_endpoint(&one.url())];
+    let tells = |attempt: &Attempt| attempt.ejected_workers == [WorkerId::of_endpoint(&one.url())];
     assert!(receipts.iter().any(|receipt| receipt.attempts.iter().any(tells)), "{receipts:?}");
     let trials = one.requests().len() - asked;
     assert!(trials <= 2, "{trials} of ten, and those only as the second was over");

@@ -141,8 +141,8 @@ impl QueueTicket {
 
     /// Records that the wait is over. Dropping the ticket then removes the step from the queue.
     pub(super) fn finish_wait(&self, until: WaitOutcome) -> AdmissionWait {
-        let time = Micros::of(self.queued_at.elapsed());
-        let waited = AdmissionWait { time, costs_others: self.costs_others, until };
+        let duration = Micros::of(self.queued_at.elapsed());
+        let waited = AdmissionWait { duration, displaced_compute: self.costs_others, outcome: until };
         waited.record(&self.seconds);
         waited
     }
@@ -160,16 +160,18 @@ impl Drop for QueueTicket {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct AdmissionWait {
     /// Time spent waiting.
-    pub time: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub duration: Micros,
     /// Compute time that other sessions would have lost to recomputation if the step had started at once.
-    pub costs_others: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub displaced_compute: Micros,
     /// Why the wait ended.
-    pub until: WaitOutcome,
+    pub outcome: WaitOutcome,
 }
 
 impl AdmissionWait {
     pub(super) fn record(&self, seconds: &HistogramVec) {
-        seconds.with_label_values(&[self.until.as_ref()]).observe(self.time.duration().as_secs_f64());
+        seconds.with_label_values(&[self.outcome.as_ref()]).observe(self.duration.duration().as_secs_f64());
     }
 }
 
@@ -180,21 +182,21 @@ impl AdmissionWait {
 pub enum WaitOutcome {
     /// The step costs others no more than is tolerated, or admission no longer applies: the mode was changed, or the KV
     /// index of its worker is not exact.
-    Room,
+    Admitted,
     /// The maximum wait had passed.
-    Longest,
+    MaxWaitReached,
     /// The queue was full, so the step started at once.
-    NoPlace,
+    QueueFull,
     /// The client left, or no worker can serve the step any more.
-    Left,
+    Abandoned,
 }
 
 impl From<AdmissionReason> for WaitOutcome {
     fn from(why: AdmissionReason) -> Self {
         match why {
-            AdmissionReason::Tolerated => Self::Room,
-            AdmissionReason::Longest => Self::Longest,
-            AdmissionReason::NoPlace => Self::NoPlace,
+            AdmissionReason::Tolerated => Self::Admitted,
+            AdmissionReason::Longest => Self::MaxWaitReached,
+            AdmissionReason::NoPlace => Self::QueueFull,
         }
     }
 }

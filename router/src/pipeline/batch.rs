@@ -74,18 +74,18 @@ mod tests {
         let said = |n: usize| format!("{n} what is in the sea? ").repeat(40 * (n + 1));
         let mut alone = Tokens::ZERO;
         for n in 0..3 {
-            alone += ask(json!(said(n))).await.known.prompt;
+            alone += ask(json!(said(n))).await.lookup.prompt_tokens;
         }
         let whole = ask(json!([said(0), said(1), said(2)])).await;
-        assert_eq!(whole.known.prompt, alone);
-        assert!(whole.known.deepest_overlap + Tokens(3 * 16) > alone, "all but each tail: {:?}", whole.known);
-        let seen = whole.seen.unwrap();
-        assert_eq!((seen.engine_disagrees, whole.attempts[0].knowledge), (None, KvIndexState::Exact));
-        assert!(seen.predicted_cached > alone - Tokens(4 * 16), "{seen:?}");
+        assert_eq!(whole.lookup.prompt_tokens, alone);
+        assert!(whole.lookup.max_overlap_tokens + Tokens(3 * 16) > alone, "all but each tail: {:?}", whole.lookup);
+        let seen = whole.observed.unwrap();
+        assert_eq!((seen.token_count_mismatch, whole.attempts[0].kv_index_state), (None, KvIndexState::Exact));
+        assert!(seen.predicted_cached_tokens > alone - Tokens(4 * 16), "{seen:?}");
         let agreed = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
         assert_eq!(agreed.get(), 4, "the engine counts the sum, too");
         let context = front.gateway.fleet().snapshot()[0].capacity.context;
         let many = vec![said(9); 16];
-        assert!(ask(json!(many)).await.known.prompt > context, "none of them is too long by itself");
+        assert!(ask(json!(many)).await.lookup.prompt_tokens > context, "none of them is too long by itself");
     }
 }

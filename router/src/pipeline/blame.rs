@@ -119,7 +119,7 @@ impl OutlierReporter {
     /// Counts the complete answer of this attempt for the workers of its plan.
     pub(super) fn record_success(&self, step: &ClassifiedStep, plan: &Plan, attempt: &Attempt) {
         let failed = [AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy, AttemptEvent::MemoryBudgetExceeded];
-        let is_whole = !failed.iter().any(|remark| attempt.remarks.contains(remark));
+        let is_whole = !failed.iter().any(|remark| attempt.events.contains(remark));
         let served: Vec<_> = if is_whole { plan.workers().collect() } else { vec![plan.target()] };
         self.outliers.record_success(&step.located.workers, (&served, attempt.asked));
     }
@@ -141,13 +141,13 @@ mod tests {
     }
 
     fn plan(sequence: PlanSequence) -> Plan {
-        let because = PlanRationale {
+        let rationale = PlanRationale {
             rule: SelectionRule::LowestCost,
             terms: CostTerms::default(),
             total: Micros(0),
             runner_up: None,
         };
-        Plan { action: Action::RemotePrefill, sequence, claim: OwnershipEffect::Open, because }
+        Plan { action: Action::RemotePrefill, sequence, ownership: OwnershipEffect::Claim, rationale }
     }
 
     /// Worker 1 computes the prompt, worker 2 answers.

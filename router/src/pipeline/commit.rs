@@ -65,8 +65,8 @@ pub fn commit(ledger: &LedgerAccess, located: &LocatedRequest, plan: &Plan) {
     } else {
         withdraw(ledger, located);
     }
-    if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
-        (plan.sequence.handoff(HandoffKind::Replicate), &plan.claim)
+    if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::ReadReplica | OwnershipEffect::Claim) =
+        (plan.sequence.handoff(HandoffKind::Replicate), &plan.ownership)
     {
         record_replica(ledger, located, (server, *blocks));
     }
@@ -87,7 +87,7 @@ fn finished_step(located: &LocatedRequest, plan: &Plan, server: Owner) -> Uncomm
         chain: PrefixChain { ids: sealed.copied().collect(), ..*chain },
         replaces: located.rewrites,
         owner: server,
-        custody: custody(&plan.claim),
+        custody: custody(&plan.ownership),
         base: located.base,
     }
 }
@@ -153,8 +153,8 @@ fn withdraw_intent(ledger: &LedgerAccess, step: &UncommittedStep) {
 
 fn custody(claim: &OwnershipEffect) -> OwnershipTransition {
     match claim {
-        OwnershipEffect::Keep | OwnershipEffect::Open => OwnershipTransition::Claim,
-        OwnershipEffect::Borrow => OwnershipTransition::Unchanged,
+        OwnershipEffect::Keep | OwnershipEffect::Claim => OwnershipTransition::Claim,
+        OwnershipEffect::ReadReplica => OwnershipTransition::Unchanged,
         OwnershipEffect::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
     }
 }

@@ -55,8 +55,8 @@ impl Dispatched {
         guards.trials.iter().for_each(Trials::record_answer_started);
         history.record(&step, &planned, (sent_at, events));
         if let (Some(partial), Some(attempt)) = (&resumes, history.attempts.last_mut()) {
-            let took = Micros::of(first_byte - partial.broke_at);
-            attempt.resumed = Some(StreamResumption { after: partial.kept_tokens, took });
+            let duration = Micros::of(first_byte - partial.broke_at);
+            attempt.resume = Some(StreamResumption { kept_tokens: partial.kept_tokens, duration });
         }
         let (first_byte, status) = match resumes {
             None => (first_byte, response.status().as_u16()),

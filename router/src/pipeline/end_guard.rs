@@ -65,6 +65,6 @@ impl<S: RequestState> DerefMut for EndGuard<S> {
 
 impl<S: RequestState> Drop for EndGuard<S> {
     fn drop(&mut self) {
-        self.hand_over(RequestOutcome::ClientLeft);
+        self.hand_over(RequestOutcome::ClientDisconnected);
     }
 }

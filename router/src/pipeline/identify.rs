@@ -197,7 +197,7 @@ impl UnidentifiedRequest {
                     };
                 }
             };
-        let rung = if known == Tokens::ZERO { LookupTier::Cold } else { LookupTier::Checkpoint };
+        let rung = if known == Tokens::ZERO { LookupTier::Miss } else { LookupTier::Checkpoint };
         let rung = (prompt.identity == PromptIdentity::Exact).then_some(rung);
         IdentifiedPrompt { prompt, other_chains: Vec::new(), tier: rung, known_tokens: known, next_checkpoint: next }
     }
@@ -249,7 +249,7 @@ impl IdentifyStage {
         self.prefix_cache.record_step(prefixed, known);
         let Some(rung) = prefixed.tier else { return };
         let source =
-            if matches!(rung, LookupTier::Checkpoint | LookupTier::Cold) { "checkpoint" } else { "conversation" };
+            if matches!(rung, LookupTier::Checkpoint | LookupTier::Miss) { "checkpoint" } else { "conversation" };
         let counted = |source: &str, tokens: Tokens| {
             self.identified.with_label_values(&[source]).inc_by(tokens.0);
         };

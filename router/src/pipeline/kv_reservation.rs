@@ -128,9 +128,9 @@ impl OccupancyTracker {
             |found: &&vocabulary::Overlap| (found.worker, found.rank, found.tier) == (at.worker, at.rank, Tier::Hbm);
         let found = located.overlaps.iter().find(is_there).map_or(Blocks::ZERO, |found| found.blocks);
         let tokens = step.ask.prompt + step.ask.answer;
-        let left = match plan.claim {
-            OwnershipEffect::Move { from, .. } => Some(from).filter(|from| *from != at),
-            OwnershipEffect::Keep | OwnershipEffect::Open | OwnershipEffect::Borrow => None,
+        let left = match plan.ownership {
+            OwnershipEffect::Move { previous_owner, .. } => Some(previous_owner).filter(|owner| *owner != at),
+            OwnershipEffect::Keep | OwnershipEffect::Claim | OwnershipEffect::ReadReplica => None,
         };
         let found = found.tokens(step.ask.block);
         // What an owner holds without the model knowing it is the session's own KV, older than this router.
@@ -142,7 +142,7 @@ impl OccupancyTracker {
         if let Some(view) = view_of(prompt_leg.worker) {
             let (worker, rank) = (view.id, prompt_leg.rank);
             let computing = Owner { worker, incarnation: view.incarnation, rank };
-            account.state.occupancy.prefill_started(computing, plan.because.terms.compute, now);
+            account.state.occupancy.prefill_started(computing, plan.rationale.terms.compute, now);
         }
         drop(account);
         Some(KvReservation {

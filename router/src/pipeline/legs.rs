@@ -69,7 +69,7 @@ impl LegError {
         match self {
             LegError::UnknownWorker | LegError::Upstream(UpstreamError::Connect(_)) => AttemptEvent::DecodeUnreachable,
             LegError::Upstream(UpstreamError::Timeout(_)) => AttemptEvent::DecodeTimeout,
-            LegError::Silent => AttemptEvent::DecodeSilent,
+            LegError::Silent => AttemptEvent::DecodeLost,
             LegError::Upstream(_) | LegError::Broken | LegError::Failed(_) | LegError::NoSource => {
                 AttemptEvent::DecodeFailed
             }

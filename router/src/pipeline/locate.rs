@@ -72,16 +72,16 @@ pub struct LookupEvidence {
     #[serde(skip)]
     pub preamble: Blocks,
     /// Freshness of the ledger view.
-    pub view: LedgerFreshness,
+    pub ledger_view: LedgerFreshness,
     /// Whether the lookup includes a step of this session that this router served and the view does not show yet.
-    pub unapplied: bool,
+    pub pending_commit: bool,
     /// Number of intents by other routers for this session.
-    pub promises: usize,
+    pub peer_intents: usize,
     /// Number of other routers whose requests in flight were counted.
-    pub routers: usize,
+    pub peer_routers: usize,
     /// What in the request keeps engines from using their prefix caches, so that overlaps count as zero.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub unread: Option<TransferObstacle>,
+    pub cache_not_readable: Option<TransferObstacle>,
 }
 
 impl LocatedRequest {
@@ -97,7 +97,7 @@ impl LocatedRequest {
 
     /// Returns the leading tokens known from before; zero where the engine does not use its cache.
     pub fn reused_tokens(&self) -> Tokens {
-        if self.evidence.unread.is_some() {
+        if self.evidence.cache_not_readable.is_some() {
             return Tokens::ZERO;
         }
         self.deepest_overlap().max(self.shared_blocks).tokens(self.identified.prompt.chain.block)
@@ -149,7 +149,7 @@ fn locate_fresh(stage: &LocateStage, prefixed: IdentifiedRequest, preamble: Bloc
 pub fn refresh_broken(stage: &LocateStage, located: LocatedRequest) -> LocatedRequest {
     let prefixed = &located.identified;
     let workers = workers_for_step(stage, prefixed);
-    let is_read = located.evidence.unread.is_none();
+    let is_read = located.evidence.cache_not_readable.is_none();
     let overlaps = if is_read { overlaps(stage, prefixed, located.evidence.known) } else { Vec::new() };
     LocatedRequest { workers, overlaps, ..located }
 }
@@ -195,11 +195,11 @@ fn build_located(
     let grounds = LookupEvidence {
         known: found.known_blocks(),
         preamble,
-        view: if view.quorum().stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
-        unapplied: place.pending.is_some(),
-        promises: session.promises.len(),
-        routers: stage.fleet.peer_count(),
-        unread,
+        ledger_view: if view.quorum().stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
+        pending_commit: place.pending.is_some(),
+        peer_intents: session.promises.len(),
+        peer_routers: stage.fleet.peer_count(),
+        cache_not_readable: unread,
     };
     LocatedRequest {
         affinity_key: pin,

@@ -209,7 +209,7 @@ fn transfers(located: &LocatedRequest) -> TransferPermission {
     let bar = located.identified.request.transfer_bar.or(match located.identified.fallback_reason() {
         None => None,
         Some(Multimodal) => Some(TransferObstacle::MultimodalContent),
-        Some(_) => Some(TransferObstacle::UnknownTokens),
+        Some(_) => Some(TransferObstacle::TokenIdsUnavailable),
     });
     bar.map_or(TransferPermission::Allowed, TransferPermission::Forbidden)
 }

@@ -194,13 +194,13 @@ impl Planning {
     fn finished_wait(&self, stage: &PlanStage, planned: &PlannedStep) -> Option<AdmissionWait> {
         let until = match planned.admission {
             Some((asking, Some(AdmissionDecision::Start { why: AdmissionReason::NoPlace }))) => {
-                let (time, until) = (Micros::ZERO, WaitOutcome::NoPlace);
-                let waited = AdmissionWait { time, costs_others: asking.displaced_compute, until };
+                let (duration, outcome) = (Micros::ZERO, WaitOutcome::QueueFull);
+                let waited = AdmissionWait { duration, displaced_compute: asking.displaced_compute, outcome };
                 waited.record(&stage.admission_wait);
                 return Some(waited);
             }
             Some((_, Some(AdmissionDecision::Start { why }))) => why.into(),
-            _ => WaitOutcome::Room,
+            _ => WaitOutcome::Admitted,
         };
         match &self.origin {
             PlanningOrigin::Held(_, Some(ticket)) => Some(ticket.finish_wait(until)),
@@ -239,7 +239,7 @@ impl Planning {
         let (planned, partial) = match origin {
             PlanningOrigin::First => return None,
             PlanningOrigin::Held(planned, ticket) => {
-                let waited = ticket.map(|ticket| ticket.finish_wait(WaitOutcome::Left));
+                let waited = ticket.map(|ticket| ticket.finish_wait(WaitOutcome::Abandoned));
                 history.admission_wait = waited.or(history.admission_wait);
                 (planned, None)
             }
@@ -270,7 +270,7 @@ pub(super) struct UnansweredStep {
 impl UnansweredStep {
     /// Ends the step, whose client has left.
     pub(super) fn abandoned(self) -> RequestEnd {
-        self.ended(RequestOutcome::ClientLeft, CLIENT_LEFT)
+        self.ended(RequestOutcome::ClientDisconnected, CLIENT_LEFT)
     }
 
     /// Ends the step. Where its answer had begun, that is what the client got, and more than a failure.
@@ -278,13 +278,13 @@ impl UnansweredStep {
         let Self { step, planned, guards, history, blame, partial } = self;
         let failures = match outcome {
             // No other worker was asked, so whose fault the failures were is unknown.
-            RequestOutcome::ClientLeft => Vec::new(),
+            RequestOutcome::ClientDisconnected => Vec::new(),
             _ => blame.into_failures(),
         };
         let (outcome, answer) = match partial {
             None => (outcome, AnswerRecord { first_byte: None, status, delivered: Tokens::ZERO, usage: None }),
-            Some(partial) if outcome == RequestOutcome::ClientLeft => (outcome, partial.record()),
-            Some(partial) => (RequestOutcome::Broken, partial.record()),
+            Some(partial) if outcome == RequestOutcome::ClientDisconnected => (outcome, partial.record()),
+            Some(partial) => (RequestOutcome::Interrupted, partial.record()),
         };
         let AttemptLog { first_action, attempts, admission_wait, .. } = history;
         RequestEnd {
@@ -327,11 +327,11 @@ impl AttemptLog {
             asked,
             action: plan.action,
             legs,
-            knowledge,
-            ejected,
-            resumed: None,
-            unresumable: None,
-            remarks,
+            kv_index_state: knowledge,
+            ejected_workers: ejected,
+            resume: None,
+            not_resumable_reason: None,
+            events: remarks,
         });
     }
 }

@@ -25,72 +25,103 @@ pub(crate) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
+/// For `#[serde(with = "rfc3339")]` on a time in milliseconds since 1970: `"2026-11-26T04:05:25.123Z"`.
+pub(crate) mod rfc3339 {
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// The last millisecond of the year 9999, the latest time that RFC 3339 can write.
+    const MAX_UNIX_MS: u64 = 253_402_300_799_999;
+
+    /// Returns a time as text.
+    pub(crate) fn text(unix_ms: u64) -> String {
+        let at = UNIX_EPOCH + Duration::from_millis(unix_ms.min(MAX_UNIX_MS));
+        humantime::format_rfc3339_millis(at).to_string()
+    }
+
+    /// Writes a time as text.
+    pub(crate) fn serialize<S: Serializer>(unix_ms: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&text(*unix_ms))
+    }
+
+    /// Reads a time from text; a part of a millisecond is cut off.
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let at: SystemTime = humantime::parse_rfc3339(&text).map_err(D::Error::custom)?;
+        let since = at.duration_since(UNIX_EPOCH).map_err(D::Error::custom)?;
+        Ok(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
 /// One served step, from decision to outcome.
 #[derive(Clone, Serialize, Debug)]
 pub struct Receipt {
     /// The request's id; the client sees it in `x-request-id`.
-    pub request: RequestId,
-    /// Wall clock at arrival in milliseconds since 1970. For display.
-    pub at_unix_ms: u64,
+    pub request_id: RequestId,
+    /// Wall clock at arrival in milliseconds since 1970, written as RFC 3339. For display.
+    #[serde(with = "rfc3339")]
+    pub arrived_at: u64,
     /// The tenant that sent it.
     pub tenant: TenantId,
     /// The requested model.
     pub model: ModelId,
     /// What was known before the decision.
-    pub known: PromptSummary,
+    pub lookup: PromptSummary,
     /// Routing mode for this step.
     pub mode: RoutingMode,
     /// Whether its session belongs to the guardrail's control group: planned, but served by the bypass policy in mode
     /// `active`, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub control: bool,
+    pub control_group: bool,
     /// State of Redis where it was not healthy; `None` when it was.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub soft_state: Option<SharedCacheHealth>,
+    pub shared_cache_state: Option<SharedCacheHealth>,
     /// The decision with all candidates; `None` in mode `bypass`, where nothing is priced.
     pub decision: Option<Decision>,
     /// How the step waited rather than evict others' KV; with zero time if the queue was full.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub waited: Option<AdmissionWait>,
+    pub admission_wait: Option<AdmissionWait>,
     /// Every attempt of this request, of which the last one served it; empty if the client left while it was queued.
     pub attempts: Vec<Attempt>,
     /// The outcome; `None` while the request runs.
-    pub seen: Option<StepObservation>,
+    pub observed: Option<StepObservation>,
 }
 
 /// What was known of the prompt and its session.
 #[derive(Clone, Serialize, Debug)]
 pub struct PromptSummary {
     /// The session.
-    pub session: SessionId,
+    pub session_id: SessionId,
     /// Where the session's name came from; `None` when the prompt's chain decided.
-    pub named_by: Option<KeySource>,
+    pub session_key_source: Option<KeySource>,
     /// Why the prompt is identified by its bytes only; `None` when by token ids. `stored_response` where most of it is
     /// stored at the worker that served the previous response: then its tokens are the engine's count, where it reports
     /// one.
-    pub fallback: Option<&'static str>,
-    /// How a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `cold`; `None` where it is
+    pub token_ids_unavailable: Option<&'static str>,
+    /// How a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `miss`; `None` where it is
     /// identified by its bytes only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rung: Option<&'static str>,
+    pub tier: Option<&'static str>,
     /// Whether prompts of its model are computed as a whole because a spot check found a difference.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub distrusted: bool,
+    pub disabled_by_spot_check: bool,
     /// The session's effective owner.
     pub owner: Option<Owner>,
     /// Epoch of the ownership.
     pub epoch: Epoch,
     /// Prompt tokens, summed over a batch.
-    pub prompt: Tokens,
+    pub prompt_tokens: Tokens,
     /// Whether that number and those below are estimates from the prompt's bytes, at four bytes per token.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub estimated: bool,
+    pub prompt_tokens_estimated: bool,
     /// Prompt tokens that are sealed.
-    pub sealed: Tokens,
+    pub sealed_tokens: Tokens,
     /// Largest overlap that any worker has.
-    pub deepest_overlap: Tokens,
+    pub max_overlap_tokens: Tokens,
     /// Further evidence that the lookup used.
-    pub grounds: LookupEvidence,
+    pub evidence: LookupEvidence,
 }
 
 /// One leg of an attempt.
@@ -121,18 +152,18 @@ pub struct Attempt {
     /// How reliably the blocks of the legs' workers were known to this step, the least of them: `fallback` where they
     /// are guessed from what was routed there, where the prompt is identified by its bytes only or was converted as
     /// only vLLM is known to do it, and where the engine's prompt token counts disagree with ours.
-    pub knowledge: KvIndexState,
+    pub kv_index_state: KvIndexState,
     /// Workers that were ejected at that time because requests failed there, and so are no candidates.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub ejected: Vec<WorkerId>,
+    pub ejected_workers: Vec<WorkerId>,
     /// How this attempt resumed an answer that had broken off at the attempt before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub resumed: Option<StreamResumption>,
+    pub resume: Option<StreamResumption>,
     /// Why no other worker could resume its answer, which broke off.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub unresumable: Option<Arc<str>>,
+    pub not_resumable_reason: Option<Arc<str>>,
     /// Errors and deviations from the plan, in the order in which they happened. Empty for a plain success.
-    pub remarks: Vec<AttemptEvent>,
+    pub events: Vec<AttemptEvent>,
 }
 
 impl Attempt {
@@ -146,9 +177,10 @@ impl Attempt {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct StreamResumption {
     /// Answer tokens that were kept; those after them were generated again.
-    pub after: Tokens,
+    pub kept_tokens: Tokens,
     /// Time from the break to the first byte that followed.
-    pub took: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub duration: Micros,
 }
 
 /// A deviation from the plan. Each is also counted in a metric.
@@ -165,27 +197,27 @@ pub enum AttemptEvent {
     /// The decode leg did not answer in time.
     DecodeTimeout,
     /// The decode leg's worker became unreachable, and its answer made no progress.
-    DecodeSilent,
+    DecodeLost,
     /// The memory budget had no room for the body of a leg, which was not sent.
     MemoryBudgetExceeded,
     /// The answer broke off after its first byte.
-    BrokeOff,
+    StreamInterrupted,
     /// The worker became unreachable, and the answer made no more progress after its first byte.
-    FellSilent,
+    StreamLost,
     /// The engine reported an error after the answer's first byte.
-    EngineFailed,
+    EngineError,
     /// The prefill leg failed; the prompt was computed at the target.
     PrefillFailed,
     /// The prefill leg's worker refused for lack of capacity, or left; the prompt was computed at the target.
     PrefillBusy,
     /// The prefill leg answered without transfer parameters; the prompt was computed at the target.
-    NoTransferParameters,
+    MissingKvTransferParams,
     /// The source or the target of the replication failed; the step was served without it.
     ReplicateFailed,
     /// Too many prompts waited to be encoded again for the replication; the step was served without it.
-    NoRoomToEncode,
+    EncodeQueueFull,
     /// The prefill leg could not fetch what the previous step's target had handed back, and computed it instead.
-    ReadbackFailed,
+    ReversePullFailed,
     /// The source had to recompute what it was believed to hold.
     SourceRecomputed,
 }
@@ -197,9 +229,9 @@ impl AttemptEvent {
             self,
             Self::PrefillFailed
                 | Self::PrefillBusy
-                | Self::NoTransferParameters
+                | Self::MissingKvTransferParams
                 | Self::ReplicateFailed
-                | Self::NoRoomToEncode
+                | Self::EncodeQueueFull
                 | Self::MemoryBudgetExceeded
         )
     }
@@ -212,11 +244,11 @@ pub enum RequestOutcome {
     /// The whole answer was delivered.
     Complete,
     /// The worker rejected the request as the client's error.
-    Refused,
+    Rejected,
     /// The worker failed in the middle of the answer; the client got an error event.
-    Broken,
+    Interrupted,
     /// The client left.
-    ClientLeft,
+    ClientDisconnected,
     /// No worker could serve it.
     Failed,
 }
@@ -225,34 +257,37 @@ pub enum RequestOutcome {
 #[derive(Clone, Copy, Serialize, Debug)]
 pub struct StepObservation {
     /// How the step ended.
-    pub ending: RequestOutcome,
+    pub outcome: RequestOutcome,
     /// HTTP status of the answer.
-    pub status: u16,
+    pub http_status: u16,
     /// Predicted time to first token: the price of the plan.
-    pub predicted: Option<Micros>,
+    #[serde(with = "vocabulary::optional_micros_with_unit")]
+    pub predicted_ttft: Option<Micros>,
     /// Time from arrival to the first byte of the answer; `None` for an answer that came whole.
-    pub first_token: Option<Micros>,
+    #[serde(with = "vocabulary::optional_micros_with_unit")]
+    pub ttft: Option<Micros>,
     /// Time from arrival to the last byte.
-    pub total: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub duration: Micros,
     /// Prompt tokens that the plan expected to be cached at the target.
-    pub predicted_cached: Tokens,
+    pub predicted_cached_tokens: Tokens,
     /// Prompt tokens that the engine reports as cached (usage); `None` when it does not report them.
-    pub cached: Option<Tokens>,
+    pub cached_tokens: Option<Tokens>,
     /// Answer tokens.
-    pub answered: Option<Tokens>,
+    pub output_tokens: Option<Tokens>,
     /// Bytes that were moved between workers for it, as planned.
-    pub moved: Bytes,
+    pub transferred_bytes: Bytes,
     /// Whether it had been sent before under its `Idempotency-Key` without completing, and so counts once.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub repeated: bool,
+    pub idempotent_retry: bool,
     /// Our and the engine's prompt token count, where they differ: the tokenizer or template here is not the engine's.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub engine_disagrees: Option<PromptTokenCount>,
+    pub token_count_mismatch: Option<PromptTokenCount>,
     /// The engine's cache hit and what its events had reported of the prompt when the answer was over, where the hit is
     /// smaller: its events are late, or its prompts differ from ours, which `/readyz` reports if it persists. Prompts
     /// that the worker computed meanwhile for others are reported by events, but do not count as a difference.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache_disagrees: Option<CacheHitCheck>,
+    pub cache_hit_mismatch: Option<CacheHitCheck>,
 }
 
 /// The newest receipts, bounded in number and in the candidates that they list: with many workers a receipt is large.
@@ -301,7 +336,7 @@ impl ReceiptBuffer {
 
     /// Returns the receipt of this request.
     pub fn find_request(&self, request: RequestId) -> Option<Arc<Receipt>> {
-        self.ring.lock().receipts.iter().rev().find(|receipt| receipt.request == request).cloned()
+        self.ring.lock().receipts.iter().rev().find(|receipt| receipt.request_id == request).cloned()
     }
 }
 
@@ -313,39 +348,39 @@ pub(crate) mod testing {
     /// A receipt of session 0 or 1 whose step was not planned.
     pub(crate) fn receipt(n: u128) -> Receipt {
         Receipt {
-            request: RequestId(n),
-            at_unix_ms: 0,
+            request_id: RequestId(n),
+            arrived_at: 0,
             tenant: TenantId::default(),
             model: "m".into(),
-            known: PromptSummary {
-                session: SessionId(n % 2),
-                named_by: None,
-                fallback: None,
-                rung: None,
-                distrusted: false,
+            lookup: PromptSummary {
+                session_id: SessionId(n % 2),
+                session_key_source: None,
+                token_ids_unavailable: None,
+                tier: None,
+                disabled_by_spot_check: false,
                 owner: None,
                 epoch: Epoch::default(),
-                prompt: Tokens(1),
-                estimated: false,
-                sealed: Tokens(0),
-                deepest_overlap: Tokens(0),
-                grounds: LookupEvidence {
+                prompt_tokens: Tokens(1),
+                prompt_tokens_estimated: false,
+                sealed_tokens: Tokens(0),
+                max_overlap_tokens: Tokens(0),
+                evidence: LookupEvidence {
                     known: Default::default(),
                     preamble: Default::default(),
-                    view: LedgerFreshness::Current,
-                    unapplied: false,
-                    promises: 0,
-                    routers: 0,
-                    unread: None,
+                    ledger_view: LedgerFreshness::Current,
+                    pending_commit: false,
+                    peer_intents: 0,
+                    peer_routers: 0,
+                    cache_not_readable: None,
                 },
             },
             mode: RoutingMode::Bypass,
-            control: false,
-            soft_state: None,
+            control_group: false,
+            shared_cache_state: None,
             decision: None,
-            waited: None,
+            admission_wait: None,
             attempts: Vec::new(),
-            seen: None,
+            observed: None,
         }
     }
 }
@@ -361,11 +396,11 @@ mod tests {
     fn the_oldest_receipt_is_evicted() {
         let receipts = ReceiptBuffer::new(3);
         (0..5).for_each(|n| receipts.push(receipt(n).into()));
-        let newest = |limit| receipts.newest(limit, |_| true).iter().map(|r| r.request.0).collect::<Vec<_>>();
+        let newest = |limit| receipts.newest(limit, |_| true).iter().map(|r| r.request_id.0).collect::<Vec<_>>();
         assert_eq!(newest(10), [4, 3, 2]);
         assert_eq!(newest(1), [4]);
-        assert_eq!(receipts.find_request(RequestId(1)).map(|r| r.request), None);
-        assert_eq!(receipts.find_request(RequestId(3)).map(|r| r.request), Some(RequestId(3)));
+        assert_eq!(receipts.find_request(RequestId(1)).map(|r| r.request_id), None);
+        assert_eq!(receipts.find_request(RequestId(3)).map(|r| r.request_id), Some(RequestId(3)));
     }
 
     #[test]
@@ -377,19 +412,23 @@ mod tests {
             let candidate = planner::PlanCandidate {
                 action: Action::ColocatedPrefill,
                 sequence,
-                claim: planner::OwnershipEffect::Open,
+                ownership: planner::OwnershipEffect::Claim,
                 terms: Default::default(),
                 total: Micros(0),
-                refused: None,
+                rejection: None,
             };
-            let because = PlanRationale {
+            let rationale = PlanRationale {
                 rule: planner::SelectionRule::LowestCost,
                 terms: Default::default(),
                 total: Micros(0),
                 runner_up: None,
             };
-            let plan =
-                Plan { action: Action::ColocatedPrefill, sequence, claim: planner::OwnershipEffect::Open, because };
+            let plan = Plan {
+                action: Action::ColocatedPrefill,
+                sequence,
+                ownership: planner::OwnershipEffect::Claim,
+                rationale,
+            };
             let candidates = vec![candidate; 2 * MAX_CANDIDATES_PER_RECEIPT];
             Receipt {
                 decision: Some(Decision { step: planner::StepKind::SmallIncrement, plan, candidates }),
@@ -399,14 +438,14 @@ mod tests {
         (0..4).for_each(|n| receipts.push(receipt(n).into()));
         (4..7).for_each(|n| receipts.push(long(n).into()));
         let newest = receipts.newest(10, |_| true);
-        assert_eq!(newest.iter().map(|r| r.request.0).collect::<Vec<_>>(), [6, 5], "two fill the place of four");
+        assert_eq!(newest.iter().map(|r| r.request_id.0).collect::<Vec<_>>(), [6, 5], "two fill the place of four");
     }
 
     #[test]
     fn receipts_are_found_by_filter() {
         let receipts = ReceiptBuffer::new(8);
         (0..5).for_each(|n| receipts.push(receipt(n).into()));
-        let odd = receipts.newest(8, |receipt| receipt.known.session == SessionId(1));
-        assert_eq!(odd.iter().map(|r| r.request.0).collect::<Vec<_>>(), [3, 1]);
+        let odd = receipts.newest(8, |receipt| receipt.lookup.session_id == SessionId(1));
+        assert_eq!(odd.iter().map(|r| r.request_id.0).collect::<Vec<_>>(), [3, 1]);
     }
 }

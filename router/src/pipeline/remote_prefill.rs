@@ -47,7 +47,7 @@ async fn run(
 ) {
     let Some(transfer) = legs.transfer(&pair.prefill, &pair.decode) else {
         let opened = serve_without_transfer(&legs, &pair).await;
-        let _ = client.send((opened, vec![AttemptEvent::NoTransferParameters]));
+        let _ = client.send((opened, vec![AttemptEvent::MissingKvTransferParams]));
         return;
     };
     if transfer.leg_order() == Some(LegOrder::Concurrent) {
@@ -103,7 +103,7 @@ async fn prefill(
             Ok(answer) => Ok(answer),
             Err(error) => {
                 tracing::warn!(worker = %pair.prefill.worker, %error, "a prefill leg could not fetch what was handed back, and computes it");
-                remarks.push(AttemptEvent::ReadbackFailed);
+                remarks.push(AttemptEvent::ReversePullFailed);
                 run_source_leg(legs, pair, (transfer, None)).await
             }
         },
@@ -174,7 +174,7 @@ async fn serve_without_transfer(legs: &Legs, pair: &LegPair) -> Result<LegRespon
 
 /// Returns what the producer did differently than expected, if anything.
 fn unexpected_event(pair: &LegPair, handoff: Option<&HandoffParams>) -> Option<AttemptEvent> {
-    let Some(handoff) = handoff else { return Some(AttemptEvent::NoTransferParameters) };
+    let Some(handoff) = handoff else { return Some(AttemptEvent::MissingKvTransferParams) };
     let believed = pair.prefill.cached_tokens.0;
     let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < believed * 9);
     recomputed.then_some(AttemptEvent::SourceRecomputed)

@@ -86,12 +86,12 @@ impl RequestEnd {
 
     /// Whether more than one worker gave the answer.
     fn is_resumed(&self) -> bool {
-        self.attempts.iter().any(|attempt| attempt.resumed.is_some())
+        self.attempts.iter().any(|attempt| attempt.resume.is_some())
     }
 
     /// Returns how long the step waited before it started.
     fn admission_time(&self) -> Micros {
-        self.admission_wait.map_or(Micros::ZERO, |waited| waited.time)
+        self.admission_wait.map_or(Micros::ZERO, |waited| waited.duration)
     }
 
     /// Whether the engine that served the request may have converted it differently than this router did.
@@ -101,7 +101,7 @@ impl RequestEnd {
 
     /// Bytes that the executed plan was to move between workers; zero if the transfer failed.
     fn planned_transfer_bytes(&self) -> Bytes {
-        let served = self.attempts.last().map_or(&[][..], |attempt| &attempt.remarks);
+        let served = self.attempts.last().map_or(&[][..], |attempt| &attempt.events);
         match served.iter().any(|remark| remark.prevented_transfer()) {
             false => self.planned.plan.moved_bytes(),
             true => Bytes::ZERO,

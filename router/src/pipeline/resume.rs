@@ -42,8 +42,8 @@ pub(super) async fn resume(
     match try_resume(&stage, planning, so_far).await {
         Ok(resumed) => {
             requests.broken_streams.with_label_values(&["resumed"]).inc();
-            if let Some(resumed) = resumed.streaming.attempt().and_then(|attempt| attempt.resumed) {
-                requests.resume.observe(resumed.took.duration().as_secs_f64());
+            if let Some(resumed) = resumed.streaming.attempt().and_then(|attempt| attempt.resume) {
+                requests.resume.observe(resumed.duration.duration().as_secs_f64());
             }
             Ok(resumed)
         }

@@ -177,11 +177,11 @@ impl AnsweringWorker {
                 self.liveness.record_activity();
                 StreamItem::Chunk(frame.into_data().unwrap_or_default())
             }
-            Poll::Ready(Some(Err(error))) => StreamItem::End(AttemptEvent::BrokeOff, Some(error)),
-            Poll::Ready(None) => StreamItem::End(AttemptEvent::BrokeOff, None),
+            Poll::Ready(Some(Err(error))) => StreamItem::End(AttemptEvent::StreamInterrupted, Some(error)),
+            Poll::Ready(None) => StreamItem::End(AttemptEvent::StreamInterrupted, None),
             Poll::Pending => {
                 ready!(self.liveness.poll_given_up(cx));
-                StreamItem::End(AttemptEvent::FellSilent, None)
+                StreamItem::End(AttemptEvent::StreamLost, None)
             }
         })
     }
@@ -240,7 +240,7 @@ impl RequestState for AnsweringWorker {
     /// Of a stream that the client has left, the worker's events say how it ended.
     fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd> {
         let state = match outcome {
-            RequestOutcome::ClientLeft => AnswerState::of(self.scanner.facts()),
+            RequestOutcome::ClientDisconnected => AnswerState::of(self.scanner.facts()),
             _ => AnswerState::Interrupted,
         };
         let usage = self.usage();
@@ -282,7 +282,7 @@ impl WorkerEventStream {
         }
         self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));
         if is_abandoned {
-            self.on_end(AttemptEvent::EngineFailed, None);
+            self.on_end(AttemptEvent::EngineError, None);
         }
     }
 
@@ -370,7 +370,7 @@ impl WorkerEventStream {
         self.count("not_resumable");
         answering.streaming.record_unresumable(remark, why);
         self.count_interrupted();
-        answering.end(RequestOutcome::Broken);
+        answering.end(RequestOutcome::Interrupted);
     }
 
     fn count(&self, outcome: &str) {
@@ -395,7 +395,7 @@ impl WorkerEventStream {
             let (request, number) = (self.client.request, self.sequence_number());
             tracing::error!(%request, "a panic inside an answer; please report it");
             if let StreamState::Answering(answering) = mem::replace(&mut self.state, StreamState::Over) {
-                answering.end(RequestOutcome::Broken);
+                answering.end(RequestOutcome::Interrupted);
             }
             self.ready.clear();
             Poll::Ready(Some(Ok(ApiError::Internal { request: request.to_string() }.stream_event(self.client, number))))

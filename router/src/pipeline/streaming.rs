@@ -73,10 +73,10 @@ impl AnswerState {
     pub fn outcome(self) -> RequestOutcome {
         match self {
             Self::Whole(status) if status.is_success() => RequestOutcome::Complete,
-            Self::Whole(_) => RequestOutcome::Refused,
+            Self::Whole(_) => RequestOutcome::Rejected,
             Self::Complete => RequestOutcome::Complete,
-            Self::Interrupted => RequestOutcome::Broken,
-            Self::Running => RequestOutcome::ClientLeft,
+            Self::Interrupted => RequestOutcome::Interrupted,
+            Self::Running => RequestOutcome::ClientDisconnected,
         }
     }
 }
@@ -94,7 +94,7 @@ impl Streaming {
 
     /// Number of times that the answer was resumed.
     pub fn resume_count(&self) -> usize {
-        self.history.attempts.iter().filter(|attempt| attempt.resumed.is_some()).count()
+        self.history.attempts.iter().filter(|attempt| attempt.resume.is_some()).count()
     }
 
     /// Records that the first token of this worker has arrived.
@@ -113,8 +113,8 @@ impl Streaming {
     /// Records how the running attempt broke off, and why its answer cannot resume.
     pub fn record_unresumable(&mut self, event: AttemptEvent, why: &str) {
         if let Some(attempt) = self.history.attempts.last_mut() {
-            attempt.remarks.push(event);
-            attempt.unresumable = Some(why.into());
+            attempt.events.push(event);
+            attempt.not_resumable_reason = Some(why.into());
         }
     }
 
@@ -123,7 +123,7 @@ impl Streaming {
         let (first_byte, status) = (Some(self.first_byte), self.status);
         let nothing = AnswerRecord { first_byte, status, delivered: Tokens::ZERO, usage: None };
         let answer = self.resumes.map_or(nothing, PartialAnswer::record);
-        self.into_request_end(RequestOutcome::Broken, answer)
+        self.into_request_end(RequestOutcome::Interrupted, answer)
     }
 
     /// The answer has ended.
@@ -142,7 +142,7 @@ impl Streaming {
     pub fn broke_off(self, broken: BrokenAnswer, refresh: impl FnOnce(LocatedRequest) -> LocatedRequest) -> Planning {
         let Self { mut step, planned, guards, mut history, failures, first_byte, status, .. } = self;
         let BrokenAnswer { event, error, kept_tokens, usage, delivered } = broken;
-        history.attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(event));
+        history.attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.events.push(event));
         if let Some(reservation) = guards.reservation {
             reservation.mark_failed();
         }
@@ -182,11 +182,11 @@ mod tests {
     fn the_state_of_an_answer_decides_how_its_request_ended() {
         let of_stream = |facts: StreamFacts| AnswerState::of(&facts).outcome();
         let failed = || StreamFacts { error: Some("no memory".into()), ..StreamFacts::default() };
-        assert_eq!(of_stream(StreamFacts::default()), RequestOutcome::ClientLeft);
+        assert_eq!(of_stream(StreamFacts::default()), RequestOutcome::ClientDisconnected);
         assert_eq!(of_stream(StreamFacts { done: true, ..StreamFacts::default() }), RequestOutcome::Complete);
-        assert_eq!(of_stream(failed()), RequestOutcome::Broken);
-        assert_eq!(of_stream(StreamFacts { done: true, ..failed() }), RequestOutcome::Broken);
+        assert_eq!(of_stream(failed()), RequestOutcome::Interrupted);
+        assert_eq!(of_stream(StreamFacts { done: true, ..failed() }), RequestOutcome::Interrupted);
         assert_eq!(AnswerState::Whole(StatusCode::OK).outcome(), RequestOutcome::Complete);
-        assert_eq!(AnswerState::Whole(StatusCode::UNPROCESSABLE_ENTITY).outcome(), RequestOutcome::Refused);
+        assert_eq!(AnswerState::Whole(StatusCode::UNPROCESSABLE_ENTITY).outcome(), RequestOutcome::Rejected);
     }
 }

@@ -2,6 +2,7 @@
 
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
+use vocabulary::TimeSpan;
 
 use super::streaming::Streaming;
 
@@ -18,19 +19,19 @@ pub fn summary(streaming: &Streaming) -> Option<HeaderValue> {
     let (plan, attempt) = (&streaming.planned.plan, streaming.attempt()?);
     // In shadow mode the planner's price belongs to another plan than the executed one.
     let price = streaming.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
-    let price = price.map(|decision| decision.plan.because.total);
+    let price = price.map(|decision| decision.plan.rationale.total);
     let known = located.identified.fallback_reason().map_or("token_ids", Into::into);
     let words = [
-        ("step", streaming.step.kind.as_str().to_owned()),
+        ("step_kind", streaming.step.kind.as_str().to_owned()),
         ("mode", streaming.step.mode.as_ref().to_owned()),
         ("action", plan.action.as_str().to_owned()),
-        ("prefill", plan.prompt_leg().worker.to_string()),
-        ("decode", plan.target().to_string()),
-        ("prompt", streaming.step.ask.prompt.to_string()),
-        ("cached", plan.answer_leg().cached_tokens.to_string()),
-        ("known_by", known.to_owned()),
-        ("knowledge", attempt.knowledge.as_str().to_owned()),
-        ("price_us", price.map_or_else(|| "none".to_owned(), |price| price.to_string())),
+        ("prefill_worker", plan.prompt_leg().worker.to_string()),
+        ("decode_worker", plan.target().to_string()),
+        ("prompt_tokens", streaming.step.ask.prompt.to_string()),
+        ("cached_tokens", plan.answer_leg().cached_tokens.to_string()),
+        ("identified_by", known.to_owned()),
+        ("kv_index_state", attempt.kv_index_state.as_str().to_owned()),
+        ("predicted_cost", price.map_or_else(|| "none".to_owned(), |price| TimeSpan(price.duration()).to_string())),
     ];
     HeaderValue::try_from(words.map(|(name, word)| format!("{name}={word}")).join("; ")).ok()
 }

@@ -100,7 +100,7 @@ async fn conversations_that_share_a_system_prompt_are_not_forks() {
         for said in &said {
             let (path, body) = &bodies_by_endpoint(&system, said)[at];
             assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200, "{path}");
-            let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.session;
+            let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.session_id;
             let known = || front.gateway.directory().view().session(session).map(|session| session.parent);
             wait_until("the session is known", || known().is_some()).await;
             assert_eq!(known().flatten(), None, "{path}");
@@ -118,7 +118,7 @@ async fn every_fork_of_a_conversation_is_in_its_tree() {
     for said in ["what was first", "another way", "a third way", "a fourth way"] {
         let body = json!({"model": "tiny", "prompt": format!("{history}{}", said.repeat(100))});
         assert_eq!(post(front.proxy_address(), PATH, body.to_string()).await.status, 200);
-        let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.session;
+        let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.session_id;
         wait_until("the session is known", || front.gateway.directory().view().session(session).is_some()).await;
         family.push(session.to_string());
     }
@@ -186,8 +186,8 @@ async fn sessions_stay_at_their_worker_without_a_ledger() {
             assert_eq!(got.status, 200);
             served.push(got.json()["served_by"].clone());
             let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
-            assert_eq!(receipt.known.grounds.unapplied, step > 0, "step {step} of {session}");
-            assert_eq!(receipt.known.owner.is_some(), step > 0, "step {step} of {session}");
+            assert_eq!(receipt.lookup.evidence.pending_commit, step > 0, "step {step} of {session}");
+            assert_eq!(receipt.lookup.owner.is_some(), step > 0, "step {step} of {session}");
         }
         assert!(served.iter().all(|by| *by == served[0]), "{session} was served by {served:?}");
     }
@@ -250,23 +250,25 @@ async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
     let owner = cold.attempts[0].target();
     let view = || front.gateway.directory().view().session(session("one")).and_then(|one| one.owner);
     wait_until("it is owned", || view().is_some_and(|at| Some(at.worker) == owner)).await;
-    let most = cold.known.prompt - Tokens(16);
+    let most = cold.lookup.prompt_tokens - Tokens(16);
     let is_told = || front.gateway.index().read().blocks() as u64 >= most.0 / 16;
     wait_until("its blocks are told", is_told).await;
     let warm = ask(json!({})).await;
-    assert!(warm.seen.unwrap().predicted_cached >= most && warm.known.grounds.unread.is_none());
+    assert!(
+        warm.observed.unwrap().predicted_cached_tokens >= most && warm.lookup.evidence.cache_not_readable.is_none()
+    );
     for fields in [json!({"prompt_logprobs": 1}), json!({"echo": true, "logprobs": 1})] {
         let whole = ask(fields.clone()).await;
-        let seen = whole.seen.unwrap();
-        assert_eq!((seen.predicted_cached, seen.cached), (Tokens::ZERO, Some(Tokens::ZERO)), "{fields}");
+        let seen = whole.observed.unwrap();
+        assert_eq!((seen.predicted_cached_tokens, seen.cached_tokens), (Tokens::ZERO, Some(Tokens::ZERO)), "{fields}");
         let candidates = &whole.decision.as_ref().unwrap().candidates;
         assert!(candidates.iter().all(|one| one.sequence.answer_leg().cached_tokens == Tokens::ZERO), "{candidates:?}");
-        assert_eq!((whole.known.sealed, whole.known.deepest_overlap), (Tokens::ZERO, Tokens::ZERO));
+        assert_eq!((whole.lookup.sealed_tokens, whole.lookup.max_overlap_tokens), (Tokens::ZERO, Tokens::ZERO));
         let written = serde_json::to_value(&*whole).unwrap();
-        assert_eq!(written["known"]["grounds"]["unread"], "prompt_logprobs");
+        assert_eq!(written["lookup"]["evidence"]["cache_not_readable"], "prompt_logprobs");
     }
     assert_eq!(view().map(|at| at.worker), owner, "who owns it goes on owning it");
     let again = ask(json!({})).await;
-    assert!(again.seen.unwrap().cached >= Some(most), "{:?}", again.seen);
+    assert!(again.observed.unwrap().cached_tokens >= Some(most), "{:?}", again.observed);
     assert_eq!(again.attempts[0].target(), owner);
 }

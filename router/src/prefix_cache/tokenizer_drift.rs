@@ -35,9 +35,9 @@ const WARN_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct PromptTokenCount {
     /// The count computed here.
-    pub computed: Tokens,
+    pub router: Tokens,
     /// The count in the engine's usage.
-    pub counted: Tokens,
+    pub engine: Tokens,
 }
 
 /// Two reports by an engine about how many tokens of one prompt were in its cache.
@@ -45,11 +45,11 @@ pub struct PromptTokenCount {
 pub struct CacheHitCheck {
     /// What its events had reported of the prompt as computed here: before the step, until its answer was over, or
     /// `EVENT_GRACE_PERIOD` after that.
-    pub told: Tokens,
+    pub reported: Tokens,
     /// What its usage reports.
-    pub found: Tokens,
+    pub cached_tokens: Tokens,
     /// Size of one engine block: a difference up to this may be due to rounding.
-    pub block: Tokens,
+    pub block_size: Tokens,
 }
 
 /// The sign by which an engine shows that its prompts differ from those computed here.
@@ -338,7 +338,7 @@ impl DriftSignal {
 
 impl PromptTokenCount {
     fn agree(self) -> bool {
-        self.computed == self.counted
+        self.router == self.engine
     }
 }
 
@@ -346,13 +346,13 @@ impl CacheHitCheck {
     /// Returns `None` where the check could only agree, and so shows nothing: a prompt that is new to the engine
     /// neither raises nor clears a suspicion.
     pub fn conclusive(self) -> Option<Self> {
-        (self.found > self.block).then_some(self)
+        (self.cached_tokens > self.block_size).then_some(self)
     }
 
     /// Whether the cache hit is what the engine reported, or less because of evictions. A larger hit belongs to another
     /// prompt.
     pub fn agree(self) -> bool {
-        self.found <= self.told + self.block
+        self.cached_tokens <= self.reported + self.block_size
     }
 }
 
@@ -376,28 +376,28 @@ impl DriftTransition {
     fn log(self, (model, worker): (&ModelId, WorkerId), said: DriftObservation) {
         let advice = advice(model);
         match (self, said) {
-            (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCount { computed, counted })) => {
+            (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCount { router, engine })) => {
                 tracing::warn!(
-                    %model, %worker, router_tokens = computed.0, engine_tokens = counted.0,
+                    %model, %worker, router_tokens = router.0, engine_tokens = engine.0,
                     "a worker counts other prompt tokens than were computed here; {advice}"
                 )
             }
-            (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCount { computed, counted })) => {
+            (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCount { router, engine })) => {
                 tracing::warn!(
-                    %model, %worker, router_tokens = computed.0, engine_tokens = counted.0,
+                    %model, %worker, router_tokens = router.0, engine_tokens = engine.0,
                     "a worker has counted other prompt tokens than were computed here several times: steps are known as approximate \
                      there until {AGREEMENTS_TO_CLEAR} answers in a row agree; {advice}"
                 )
             }
-            (DriftTransition::Disagrees, DriftObservation::CacheHit(CacheHitCheck { told, found, .. })) => {
+            (DriftTransition::Disagrees, DriftObservation::CacheHit(CacheHitCheck { reported, cached_tokens, .. })) => {
                 tracing::warn!(
-                    %model, %worker, reported_tokens = told.0, cached_tokens = found.0,
+                    %model, %worker, reported_tokens = reported.0, cached_tokens = cached_tokens.0,
                     "a worker finds more of a prompt in its cache than its events had told of it {EVENT_GRACE_PERIOD:?} later; if that goes on, {advice}"
                 )
             }
-            (DriftTransition::Suspected, DriftObservation::CacheHit(CacheHitCheck { told, found, .. })) => {
+            (DriftTransition::Suspected, DriftObservation::CacheHit(CacheHitCheck { reported, cached_tokens, .. })) => {
                 tracing::warn!(
-                    %model, %worker, reported_tokens = told.0, cached_tokens = found.0,
+                    %model, %worker, reported_tokens = reported.0, cached_tokens = cached_tokens.0,
                     "a worker has found more of most prompts in its cache than its events told of them: it makes other prompts of \
                      requests than are computed here, and steps are known as approximate there until {AGREEMENTS_TO_CLEAR} answers in a row agree; \
                      {advice}"

@@ -26,7 +26,7 @@ use crate::upstream::WorkerRequest;
 use crate::worker_pool::WorkerEntry;
 
 /// Marks answers to requests into which the router put the history: the engine got the whole conversation as its input.
-const RESOLVED_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-resolved");
+const RESOLVED_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-history-source");
 /// Timeout for asking workers whether they know a response.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum part of a worker's answer that is read for that.

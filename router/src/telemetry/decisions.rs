@@ -15,7 +15,7 @@ families! {
             "Receipts for the decision log on disk: written, left out because the queue was full, or refused by the disk.";
         waiting: IntGauge = "admission_queue_depth", "Steps that wait rather than push out others' KV.";
         admission_wait: HistogramVec = "admission_wait_seconds" {outcome = label_values::<WaitOutcome>()} [SECONDS],
-            "How long steps waited rather than push out others' KV, by what ended it: room, longest, no_place or left.";
+            "How long steps waited rather than push out others' KV, by what ended it: admitted, max_wait_reached, queue_full or abandoned.";
         ttft_prediction_ratio: HistogramVec = "ttft_prediction_ratio" {action}
             [&[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0]],
             "First-token time by what its price foretold, of steps that one worker served alone.";

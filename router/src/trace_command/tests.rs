@@ -60,10 +60,10 @@ fn data_directory_resolves_to_its_decision_log() {
     std::fs::create_dir(&log).unwrap();
     let said = files::load(folder.path()).unwrap_err().to_string();
     assert!(said.contains("decisions holds no trace"), "{said}");
-    let line = r#"{"receipt":{"at_unix_ms":1,"known":{"session":"s-1","prompt":100,"deepest_overlap":0},"seen":{"ending":"complete","total":9,"answered":5}}}"#;
+    let line = r#"{"receipt":{"arrived_at":"2026-11-26T04:05:25Z","lookup":{"session_id":"s-1","prompt_tokens":100,"max_overlap_tokens":0},"observed":{"outcome":"complete","duration":"9us","output_tokens":5}}}"#;
     std::fs::write(
         log.join("decisions.jsonl"),
-        format!("{{\"version\":1,\"release\":\"x\",\"policy\":{{}}}}\n{line}\n"),
+        format!("{{\"version\":2,\"release\":\"x\",\"planner\":{{}}}}\n{line}\n"),
     )
     .unwrap();
     assert_eq!(files::load(folder.path()).unwrap().steps().count(), 1);
@@ -72,11 +72,12 @@ fn data_directory_resolves_to_its_decision_log() {
 #[test]
 fn truncated_log_is_read_with_a_note_even_inside_a_character() {
     let folder = tempfile::tempdir().unwrap();
-    let head = "{\"version\":1,\"release\":\"x\",\"policy\":{}}";
+    let head = "{\"version\":2,\"release\":\"x\",\"planner\":{}}";
     let receipt = |tenant| {
-        let known = r#""known":{"session":"s-1","prompt":100,"deepest_overlap":0}"#;
-        let seen = r#""seen":{"ending":"complete","total":9,"answered":5}"#;
-        format!("{{\"receipt\":{{\"at_unix_ms\":1,{known},{seen},\"tenant\":\"{tenant}\"}}}}")
+        let at = r#""arrived_at":"2026-11-26T04:05:25Z""#;
+        let lookup = r#""lookup":{"session_id":"s-1","prompt_tokens":100,"max_overlap_tokens":0}"#;
+        let observed = r#""observed":{"outcome":"complete","duration":"9us","output_tokens":5}"#;
+        format!("{{\"receipt\":{{{at},{lookup},{observed},\"tenant\":\"{tenant}\"}}}}")
     };
     let whole = format!("{head}\n{}\n{}", receipt("a"), receipt("\u{e9}"));
     let file = folder.path().join("decisions.jsonl");

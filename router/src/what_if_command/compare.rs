@@ -187,11 +187,11 @@ impl ComparisonBuilder {
             self.workers.entry(worker.id).or_insert_with(|| worker.endpoint.clone());
         }
         let Some(served) = served_candidate(&recorded, tried) else { return };
-        if let Some(saw) = told.seen.filter(|saw| saw.ending == RequestOutcome::Complete)
-            && let Some(Micros(seen)) = saw.first_token
+        if let Some(saw) = told.observed.filter(|saw| saw.outcome == RequestOutcome::Complete)
+            && let Some(Micros(seen)) = saw.ttft
         {
             // No price is of the time that a step waits before it starts.
-            let waited = told.waited.map_or(0, |waited| waited.time.0);
+            let waited = told.admission_wait.map_or(0, |waited| waited.duration.0);
             let pair = (ttft_ms(&served.terms), seen.saturating_sub(waited) as f64 / 1e3);
             self.predictions.entry(served.action).or_default().push(pair);
         }
@@ -207,7 +207,7 @@ impl ComparisonBuilder {
             return;
         };
         if let Some(planned) = chosen_candidate(&decision) {
-            self.compare(told.known.session, served, planned);
+            self.compare(told.lookup.session_id, served, planned);
         }
     }
 

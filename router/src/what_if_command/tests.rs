@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use planner::{ActionSet, PlanningCase, RequestProfile, SessionView, StepFacts, TransferPermission};
 use serde_json::json;
-use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, Tokens, WorkerId, WorkerView};
+use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, TimeSpan, Tokens, WorkerId, WorkerView};
 
 use super::*;
 use crate::decisions::{DecisionLogHeader, ReplayRecord, StaticPlanningInputs};
@@ -50,9 +50,9 @@ fn entry(case: PlanningCase, (mode, served): (&str, u64), seen: Micros) -> Repla
     let policy = Policy::default();
     let decision = case.plan(&policy, (None, &[])).unwrap();
     let told = json!({
-        "known": {"session": case.session.id}, "mode": mode, "decision": decision,
+        "lookup": {"session_id": case.session.id}, "mode": mode, "decision": decision,
         "attempts": [{"action": "colocated_prefill", "legs": [{"role": "serve", "worker": WorkerId(served)}]}],
-        "seen": {"ending": "complete", "first_token": seen},
+        "observed": {"outcome": "complete", "ttft": TimeSpan(seen.duration())},
     });
     let head =
         DecisionLogHeader { version: 2, release: "x".into(), policy, configured: StaticPlanningInputs::default() };

@@ -1,6 +1,7 @@
 """Conversations: the same ones at the cluster and at a lone worker, step by step."""
 
 import json
+import re
 import threading
 import urllib.parse
 import urllib.request
@@ -93,6 +94,12 @@ def owner_of(cluster, key: str) -> SimWorker:
 
 def decisions(serve, limit: int = 20) -> list[dict]:
     return get_json(f"{serve.operator}/ownerserve/v1/decisions?limit={limit}")["decisions"]
+
+
+def seconds(span: str) -> float:
+    """A duration of a receipt, as `"1.5ms"`."""
+    number, unit = re.fullmatch(r"([0-9.]+)(ns|us|ms|s|m|h)", span).groups()
+    return float(number) * {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}[unit]
 
 
 def legs(plan: dict) -> list[dict]:

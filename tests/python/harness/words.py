@@ -139,7 +139,7 @@ def receipted(serve, path: str, body: dict) -> tuple[dict, dict]:
 
     def receipt():
         receipt = get_json(f"{serve.operator}/ownerserve/v1/decisions/{name}")
-        return receipt if receipt["seen"] else None
+        return receipt if receipt["observed"] else None
 
     return answer, until("its receipt", receipt)
 
@@ -147,10 +147,10 @@ def receipted(serve, path: str, body: dict) -> tuple[dict, dict]:
 def agrees(talk: Chat, answer: dict, receipt: dict, block: int) -> str | None:
     """Checks that what was predicted is what the engine counted, with blocks of so many tokens; by what the prompt was recognised."""
     prompt, cached = talk.counted(answer)
-    known, seen = receipt["known"], receipt["seen"]
-    assert known["fallback"] is None, known
-    assert known["prompt"] == prompt, f"{talk.path}: the engine counted {prompt} tokens: {known}"
+    known, seen = receipt["lookup"], receipt["observed"]
+    assert known["token_ids_unavailable"] is None, known
+    assert known["prompt_tokens"] == prompt, f"{talk.path}: the engine counted {prompt} tokens: {known}"
     # vLLM takes whole blocks, and never the last token, whose logits it needs.
-    usable = min(known["deepest_overlap"], prompt - 1) // block * block
-    assert cached == usable == seen["predicted_cached"] == (seen["cached"] or 0), f"{talk.path}: the engine found {cached}: {receipt}"
-    return known["rung"]
+    usable = min(known["max_overlap_tokens"], prompt - 1) // block * block
+    assert cached == usable == seen["predicted_cached_tokens"] == (seen["cached_tokens"] or 0), f"{talk.path}: the engine found {cached}: {receipt}"
+    return known["tier"]

@@ -188,7 +188,7 @@ impl OwnerServe {
         let now = micros(fleet.now.0);
         self.idle_agents.remove(ask.at.session, ask.step.agent);
         let before = located.session.owner.filter(|before| worker_index(before.worker) != server);
-        if let (Some(before), OwnershipEffect::Move { .. } | OwnershipEffect::Open) = (before, plan.claim) {
+        if let (Some(before), OwnershipEffect::Move { .. } | OwnershipEffect::Claim) = (before, plan.ownership) {
             self.occupancy.session_moved(before, id);
         }
         let stay = Footprint {
@@ -197,7 +197,11 @@ impl OwnerServe {
             capacity: fleet.spec.sizes.device,
         };
         self.occupancy.step_started(owner(server), id, stay, now);
-        self.occupancy.prefill_started(owner(worker_index(plan.prompt_leg().worker)), plan.because.terms.compute, now);
+        self.occupancy.prefill_started(
+            owner(worker_index(plan.prompt_leg().worker)),
+            plan.rationale.terms.compute,
+            now,
+        );
         self.ledger.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
         self.in_flight.insert(ask.at, InFlightStep { prompt_match: located, plan });
     }
@@ -234,7 +238,7 @@ impl RoutingPolicy for OwnerServe {
             let until = handoff.blocks?.tokens(fleet.block);
             Some(PrefixFetch { from: worker_index(handoff.source.worker), until })
         });
-        let ttft = Seconds(chosen.because.terms.time_to_first_token().0 as f64 / 1e6);
+        let ttft = Seconds(chosen.rationale.terms.time_to_first_token().0 as f64 / 1e6);
         let prediction = Some(StepPrediction { action: chosen.action, ttft });
         Dispatch { prefill, decode, fetch, prediction, ..Dispatch::at(decode) }
     }

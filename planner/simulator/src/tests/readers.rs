@@ -381,12 +381,14 @@ fn shuffling_recorded_requests_permutes_the_gaps_between_them() {
 
 /// Returns a decision log of steps: session, arrival in milliseconds, prompt, reused tokens, answer.
 pub(crate) fn log(steps: &[(&str, u64, u64, u64, u64)]) -> String {
-    let mut text = "{\"version\":1,\"release\":\"0.1.0\",\"policy\":{}}\n".to_owned();
+    let mut text = "{\"version\":2,\"release\":\"0.1.0\",\"planner\":{}}\n".to_owned();
     for (session, at, prompt, reused, answer) in steps {
-        let known = format!(r#"{{"session":"{session}","prompt":{prompt},"deepest_overlap":{reused}}}"#);
-        let seen = format!(r#"{{"ending":"complete","total":2000000,"answered":{answer}}}"#);
-        let receipt = format!(r#"{{"request":"req-1","at_unix_ms":{at},"known":{known},"seen":{seen}}}"#);
-        text += &format!(r#"{{"receipt":{receipt},"case":{{"facts":{{"reused":{reused}}}}}}}"#);
+        let at = format!("1970-01-01T00:{:02}:{:02}.{:03}Z", at / 60_000, at / 1_000 % 60, at % 1_000);
+        let lookup = format!(r#"{{"session_id":"{session}","prompt_tokens":{prompt},"max_overlap_tokens":{reused}}}"#);
+        let observed = format!(r#"{{"outcome":"complete","duration":"2s","output_tokens":{answer}}}"#);
+        let receipt =
+            format!(r#"{{"request_id":"req-1","arrived_at":"{at}","lookup":{lookup},"observed":{observed}}}"#);
+        text += &format!(r#"{{"receipt":{receipt},"planning_inputs":{{"step":{{"reused_tokens":{reused}}}}}}}"#);
         text.push('\n');
     }
     text
@@ -443,16 +445,30 @@ fn decision_log_tolerates_only_a_truncated_last_line() {
     let second = whole.lines().nth(1).unwrap();
     let said = try_read(&whole.replacen(second, &second[..60], 1)).unwrap_err().to_string();
     assert!(said.starts_with("t:2: the text is cut off: "), "{said}");
-    let other = whole.replacen("\"prompt\":1280", "\"prompt\":\"x\"", 1);
+    let other = whole.replacen("\"prompt_tokens\":1280", "\"prompt_tokens\":\"x\"", 1);
     let said = try_read(&other).unwrap_err().to_string();
     assert!(
         said.starts_with("t:3: ") && said.contains("accepted: "),
         "a last line that is whole is no torn one: {said}"
     );
-    let said = try_read(&whole.replacen("\"prompt\":640", "\"prompt\":0", 1)).unwrap_err().to_string();
-    assert_eq!(said, "t:2: `known.prompt` is 0; accepted: 1 to 16777216 tokens");
-    let said = try_read(&whole.replacen("\"version\":1", "\"version\":2", 1)).unwrap_err().to_string();
-    assert_eq!(said, "t:1: `version` is 2; accepted: 1");
-    let broken = whole.replacen("complete", "broken", 1);
+    let said = try_read(&whole.replacen("\"prompt_tokens\":640", "\"prompt_tokens\":0", 1)).unwrap_err().to_string();
+    assert_eq!(said, "t:2: `lookup.prompt_tokens` is 0; accepted: 1 to 16777216 tokens");
+    let said = try_read(&whole.replacen("\"version\":2", "\"version\":3", 1)).unwrap_err().to_string();
+    assert_eq!(said, "t:1: `version` is 3; accepted: 1 or 2");
+    let broken = whole.replacen("complete", "interrupted", 1);
     assert_eq!(read(&broken).sessions[0].steps.len(), 1, "a step that broke off is not replayed");
+}
+
+#[test]
+fn decision_log_of_version_1_is_read_like_one_of_version_2() {
+    let old = |at: u64, prompt: u64, reused: u64| {
+        let known = format!(r#"{{"session":"s-1","prompt":{prompt},"deepest_overlap":{reused}}}"#);
+        let seen = r#"{"ending":"complete","total":2000000,"answered":64}"#;
+        let receipt = format!(r#"{{"at_unix_ms":{at},"known":{known},"seen":{seen}}}"#);
+        format!(r#"{{"receipt":{receipt},"case":{{"facts":{{"reused":{reused}}}}}}}"#)
+    };
+    let head = r#"{"version":1,"release":"0.1.0","policy":{}}"#;
+    let old = read(&[head.to_owned(), old(1_000, 640, 0), old(9_000, 1_280, 704)].join("\n"));
+    let new = read(&log(&[("s-1", 1_000, 640, 0, 64), ("s-1", 9_000, 1_280, 704, 64)]));
+    assert_eq!(old.sessions[0].steps, new.sessions[0].steps);
 }

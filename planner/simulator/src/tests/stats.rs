@@ -140,8 +140,8 @@ fn tokens_cached_before_the_log_count_as_new_and_are_reported() {
 fn engine_cache_hits_beyond_the_routers_knowledge_count() {
     let text = log(&[("s-1", 1_000, 640, 0, 64), ("s-1", 9_000, 1_280, 320, 64)]);
     let counted = text.replacen(
-        "\"total\":2000000,\"answered\":64}},\"case\":{\"facts\":{\"reused\":320",
-        "\"total\":2000000,\"cached\":640,\"answered\":64}},\"case\":{\"facts\":{\"reused\":320",
+        "\"output_tokens\":64}},\"planning_inputs\":{\"step\":{\"reused_tokens\":320",
+        "\"cached_tokens\":640,\"output_tokens\":64}},\"planning_inputs\":{\"step\":{\"reused_tokens\":320",
         1,
     );
     assert_ne!(text, counted);
@@ -154,8 +154,8 @@ fn unfinished_log_steps_are_reported_with_their_sessions() {
     let steps = [("s-1", 1_000, 640, 0, 64), ("s-1", 2_000, 704, 640, 64), ("s-2", 3_000, 640, 0, 64)];
     let text = log(&steps);
     let lines: Vec<&str> = text.lines().collect();
-    let broken = text.replacen(lines[2], &lines[2].replace("complete", "broken"), 1);
-    let stats = of(&broken.replacen(lines[3], &lines[3].replace("complete", "client_left"), 1));
+    let broken = text.replacen(lines[2], &lines[2].replace("complete", "interrupted"), 1);
+    let stats = of(&broken.replacen(lines[3], &lines[3].replace("complete", "client_disconnected"), 1));
     assert_eq!((stats.requests, stats.conversations), (1, 1));
     assert_eq!(
         stats.notes[0],

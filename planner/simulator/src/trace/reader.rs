@@ -41,7 +41,7 @@ impl TraceFormat {
             b'T' if opening.starts_with("TIMESTAMP") => Some(Self::Azure),
             b'[' if has("task_id") => Some(Self::TauBench),
             b'{' if transcripts::is_transcript(has) => Some(Self::Transcript),
-            b'{' if has("version") && has("policy") => Some(Self::DecisionLog),
+            b'{' if has("version") && (has("planner") || has("policy")) => Some(Self::DecisionLog),
             b'{' if has("reqs") => Some(Self::AgentLines),
             b'{' if has("requests") => Some(Self::AgentDocument),
             b'{' if has("input_length") => Some(Self::Mooncake),

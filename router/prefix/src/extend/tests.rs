@@ -86,13 +86,13 @@ fn resolve_and_verify_as(
             assert_eq!((prompt.identity, &prompt.detail), (whole.identity, &whole.detail), "{body}");
             assert_eq!(prompt.chain, whole.chain, "{body}");
             assert_eq!(prompt.tail(), whole.tail(), "{body}");
-            assert!(known <= whole.chain.tokens && rung != LookupTier::Cold);
+            assert!(known <= whole.chain.tokens && rung != LookupTier::Miss);
             rung
         }
         None => {
             let begun = layout.map(|layout| identifier.resolve_and_cache(layout, asked, None, memory).prompt);
             assert!(begun.is_none_or(|begun| begun == whole));
-            LookupTier::Cold
+            LookupTier::Miss
         }
     }
 }
@@ -268,10 +268,10 @@ fn converted_conversations_resume_like_chat_conversations() {
     for form in [ChatEndpoint::Messages, ChatEndpoint::Responses] {
         assert_eq!(
             of(form, "tiny", &[2, 4, 6, 8, 10]),
-            ["cold", "session", "session", "session", "session"],
+            ["miss", "session", "session", "session", "session"],
             "{form:?}"
         );
-        let rewriting = ["cold", "session", "session", "segment", "session"];
+        let rewriting = ["miss", "session", "session", "segment", "session"];
         assert_eq!(of(form, "qwen_like", &[2, 4, 6, 8, 10]), rewriting, "{form:?}");
     }
 }
@@ -283,9 +283,9 @@ fn same_conversation_through_two_endpoints_is_cached_twice() {
         let body = convert_body(form, &talk()[..end]).to_string();
         resolve_and_verify_as(form, tiny, (&body, WallTime::default()), memory(&trails))
     };
-    assert_eq!(known(ChatEndpoint::Responses, 4), LookupTier::Cold);
-    assert_eq!(known(ChatEndpoint::Messages, 4), LookupTier::Cold, "their calls are shown in another order");
-    assert_eq!(known(ChatEndpoint::Chat, 4), LookupTier::Cold);
+    assert_eq!(known(ChatEndpoint::Responses, 4), LookupTier::Miss);
+    assert_eq!(known(ChatEndpoint::Messages, 4), LookupTier::Miss, "their calls are shown in another order");
+    assert_eq!(known(ChatEndpoint::Chat, 4), LookupTier::Miss);
 }
 
 #[test]
@@ -317,12 +317,12 @@ fn new_question_resumes_before_the_turn_it_rewrites() {
     let rungs = [2, 4, 6, 8, 10].map(|end| step(model("qwen_like"), &body(&talk[..end]), memory(&trails)));
     assert_eq!(
         rungs,
-        [LookupTier::Cold, LookupTier::Session, LookupTier::Session, LookupTier::Segment, LookupTier::Session]
+        [LookupTier::Miss, LookupTier::Session, LookupTier::Session, LookupTier::Segment, LookupTier::Session]
     );
     let rungs = [2, 4, 6, 8, 10].map(|end| step(model("tiny"), &body(&talk[..end]), memory(&trails)));
     assert_eq!(
         rungs,
-        [LookupTier::Cold, LookupTier::Session, LookupTier::Session, LookupTier::Session, LookupTier::Session]
+        [LookupTier::Miss, LookupTier::Session, LookupTier::Session, LookupTier::Session, LookupTier::Session]
     );
 }
 
@@ -334,7 +334,7 @@ fn diverged_conversation_resumes_at_the_last_common_point() {
     let long = "You are kind. ".repeat(60);
     let mut messages = talk;
     messages[0] = json!({"role": "system", "content": long});
-    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Cold);
+    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Miss);
     assert_eq!(step(tiny, &body(&messages[..4]), unnamed), LookupTier::Leading);
     assert_eq!(step(tiny, &body(&messages[..8]), unnamed), LookupTier::Leading);
     assert_eq!(step(tiny, &body(&messages[..8]), unnamed), LookupTier::Leading, "asked again");
@@ -344,7 +344,7 @@ fn diverged_conversation_resumes_at_the_last_common_point() {
     messages[1] = user("another question");
     assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Segment, "begins alike");
     messages[0] = json!({"role": "system", "content": long.replacen("kind", "rude", 1)});
-    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Cold, "begins otherwise");
+    assert_eq!(step(tiny, &body(&messages[..2]), unnamed), LookupTier::Miss, "begins otherwise");
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn equally_long_conversations_diverging_before_a_lead_stay_distinct() {
 fn conversations_are_not_shared_across_tenants_salts_or_models() {
     let (trails, tiny) = (trails(), model("tiny"));
     let text = body(&talk()[..4]).to_string();
-    assert_eq!(resolve_and_verify(tiny, &text, memory(&trails), WallTime::default()), LookupTier::Cold);
+    assert_eq!(resolve_and_verify(tiny, &text, memory(&trails), WallTime::default()), LookupTier::Miss);
     let layout = ChatLayout::read(text.as_bytes()).unwrap();
     let other = ConversationLookup { tenant: "u", ..memory(&trails) };
     assert!(tiny.extend(layout, PromptInputs::default(), other).is_none());
@@ -388,14 +388,14 @@ fn only_prompt_relevant_settings_invalidate_a_cached_conversation() {
     };
     let tools = tools();
     let (first, last) = (format!(r#""tools":{tools},"#), format!(r#","tools":{tools}"#));
-    assert_eq!(ask("", ""), LookupTier::Cold);
+    assert_eq!(ask("", ""), LookupTier::Miss);
     assert_eq!(ask(r#""max_tokens":7,"model":"m","#, r#","stream":true"#), LookupTier::Segment);
-    assert_eq!(ask("", &last), LookupTier::Cold);
+    assert_eq!(ask("", &last), LookupTier::Miss);
     assert_eq!(ask(&first, r#","n":1"#), LookupTier::Segment, "at another place");
-    assert_eq!(ask(&first, r#","add_generation_prompt":false"#), LookupTier::Cold);
-    assert_eq!(ask(&first, &last), LookupTier::Cold, "twice: refused as a whole");
-    assert_eq!(ask(&first, r#","messages":[]"#), LookupTier::Cold, "twice: refused as a whole");
-    assert_eq!(ask("", r#","chat_template_kwargs":null"#), LookupTier::Cold);
+    assert_eq!(ask(&first, r#","add_generation_prompt":false"#), LookupTier::Miss);
+    assert_eq!(ask(&first, &last), LookupTier::Miss, "twice: refused as a whole");
+    assert_eq!(ask(&first, r#","messages":[]"#), LookupTier::Miss, "twice: refused as a whole");
+    assert_eq!(ask("", r#","chat_template_kwargs":null"#), LookupTier::Miss);
     assert_eq!(ask("", ""), LookupTier::Segment, "still known");
 }
 
@@ -404,9 +404,9 @@ fn very_long_new_messages_are_computed_in_full() {
     let (trails, tiny) = (trails(), model("tiny"));
     let long = |kilobytes: usize| user(&"hello there ".repeat(kilobytes * 1024 / 12));
     let said = json!({"role": "assistant", "content": "ho"});
-    assert_eq!(step(tiny, &body(&[user("hi")]), memory(&trails)), LookupTier::Cold);
+    assert_eq!(step(tiny, &body(&[user("hi")]), memory(&trails)), LookupTier::Miss);
     assert_eq!(step(tiny, &body(&[user("hi"), said.clone(), long(100)]), memory(&trails)), LookupTier::Session);
-    assert_eq!(step(tiny, &body(&[user("hi"), said, long(100), long(300)]), memory(&trails)), LookupTier::Cold);
+    assert_eq!(step(tiny, &body(&[user("hi"), said, long(100), long(300)]), memory(&trails)), LookupTier::Miss);
 }
 
 #[test]
@@ -416,7 +416,7 @@ fn dated_prompt_is_reused_only_on_the_same_day() {
     let talk = talk();
     let ask =
         |end: usize, hours| resolve_and_verify(llama, &body(&talk[..end]).to_string(), memory(&trails), at(hours));
-    assert_eq!([ask(2, 1), ask(4, 23), ask(6, 24)], [LookupTier::Cold, LookupTier::Session, LookupTier::Cold]);
+    assert_eq!([ask(2, 1), ask(4, 23), ask(6, 24)], [LookupTier::Miss, LookupTier::Session, LookupTier::Miss]);
 }
 
 #[test]
@@ -424,14 +424,14 @@ fn prompt_with_a_time_requested_by_the_client_is_not_cached() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let list = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}";
     let asked = load(&folder, Some(&format!("{{{{ strftime_now(format or '%d') }}}}{list}")));
-    for (format, expected) in [("%d", LookupTier::Session), ("%H", LookupTier::Cold), ("%M", LookupTier::Cold)] {
+    for (format, expected) in [("%d", LookupTier::Session), ("%H", LookupTier::Miss), ("%M", LookupTier::Miss)] {
         let trails = trails();
         let ask = |end: usize, minutes: i64| {
             let mut body = body(&talk()[..end]);
             body["chat_template_kwargs"] = json!({"format": format});
             resolve_and_verify(&asked, &body.to_string(), memory(&trails), WallTime { unix_seconds: 60 * minutes })
         };
-        assert_eq!((ask(2, 1), ask(4, 75)), (LookupTier::Cold, expected), "{format}");
+        assert_eq!((ask(2, 1), ask(4, 75)), (LookupTier::Miss, expected), "{format}");
     }
 }
 
@@ -505,10 +505,10 @@ fn forgotten_conversation_is_computed_in_full_and_cached_again() {
     let (trails, tiny) = (trails(), model("tiny"));
     let text = |end: usize| body(&talk()[..end]).to_string();
     let at = |end: usize| resolve_and_verify(tiny, &text(end), memory(&trails), WallTime::default());
-    assert_eq!((at(2), at(4)), (LookupTier::Cold, LookupTier::Session));
+    assert_eq!((at(2), at(4)), (LookupTier::Miss, LookupTier::Session));
     tiny.forget(ChatLayout::read(text(4).as_bytes()).unwrap(), PromptInputs::default(), memory(&trails));
     assert!(trails.is_empty());
-    assert_eq!((at(6), at(8)), (LookupTier::Cold, LookupTier::Session));
+    assert_eq!((at(6), at(8)), (LookupTier::Miss, LookupTier::Session));
 }
 
 #[test]
@@ -520,12 +520,12 @@ fn least_recently_used_conversations_are_evicted_at_the_byte_limit() {
         step(tiny, &text, ConversationLookup { cache: &trails, tenant: "t", session: Some(n) })
     };
     for n in 0..40 {
-        assert_eq!(ask(n), LookupTier::Cold);
+        assert_eq!(ask(n), LookupTier::Miss);
         assert_eq!(ask(0), LookupTier::Session, "used all the time");
         assert!(trails.memory_bytes() <= Bytes(40_000));
     }
     assert!((2..30).contains(&trails.len()), "{}", trails.len());
-    assert_eq!(ask(1), LookupTier::Cold);
+    assert_eq!(ask(1), LookupTier::Miss);
     trails.clear();
     assert!(trails.is_empty() && trails.memory_bytes() == Bytes(0));
 }
@@ -537,7 +537,7 @@ fn long_conversation_needs_little_memory_beyond_its_blocks() {
     for n in 0..150 {
         messages.extend([json!({"role": "assistant", "content": format!("answer {n}")}), user(&format!("again {n}"))]);
         let rung = step(tiny, &body(&messages), memory(&trails));
-        assert_eq!(rung, if n == 0 { LookupTier::Cold } else { LookupTier::Session });
+        assert_eq!(rung, if n == 0 { LookupTier::Miss } else { LookupTier::Session });
     }
     let whole = tiny.resolve_chat(body(&messages).to_string().as_bytes(), PromptInputs::default());
     assert_eq!(trails.len(), 1);

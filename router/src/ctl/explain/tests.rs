@@ -2,38 +2,39 @@ use serde_json::json;
 
 use super::*;
 
-fn candidate(action: &str, worker: &str, price: u64, refused: Option<&str>) -> Value {
+fn candidate(action: &str, worker: &str, cost: &str, rejection: Option<&str>) -> Value {
     let leg = json!({"role": "serve", "worker": worker, "rank": 0, "cached_tokens": 512, "computed_tokens": 88});
     json!({
-        "action": action, "sequence": [{"leg": leg}], "claim": {"kind": "keep"},
-        "terms": {"queue": 0, "compute": price}, "total": price, "refused": refused,
+        "action": action, "sequence": [{"leg": leg}], "ownership": {"kind": "keep"},
+        "cost_terms": {"queue": "0s", "compute": cost}, "total_cost": cost, "rejection": rejection,
     })
 }
 
 fn receipt() -> Value {
-    let chosen = candidate("colocated_prefill", "w-1", 1_500, None);
+    let chosen = candidate("colocated_prefill", "w-1", "1.5ms", None);
     let mut plan = chosen.clone();
-    plan["because"] = json!({
-        "rule": "lowest_cost", "terms": {}, "total": 1_500, "runner_up": {"action": "colocated_prefill", "worker": "w-2", "total": 9_750},
-    });
+    let runner_up = json!({"action": "colocated_prefill", "worker": "w-2", "total_cost": "9.75ms"});
+    plan["rationale"] =
+        json!({"policy": "lowest_cost", "cost_terms": {}, "total_cost": "1.5ms", "runner_up": runner_up});
     json!({
-        "request": "req-7", "tenant": "a", "model": "m", "mode": "active",
-        "known": {
-            "session": "s-1", "fallback": null, "rung": "leading", "owner": {"worker": "w-1"}, "prompt": 600, "sealed": 512,
-            "deepest_overlap": 512, "grounds": {"view": "current", "unapplied": true, "promises": 0},
+        "request_id": "req-7", "tenant": "a", "model": "m", "mode": "active",
+        "lookup": {
+            "session_id": "s-1", "token_ids_unavailable": null, "tier": "leading", "owner": {"worker": "w-1"},
+            "prompt_tokens": 600, "sealed_tokens": 512, "max_overlap_tokens": 512,
+            "evidence": {"ledger_view": "current", "pending_commit": true, "peer_intents": 0},
         },
         "decision": {
-            "step": "small_increment", "plan": plan,
+            "step_kind": "small_increment", "plan": plan,
             "candidates": [
-                candidate("colocated_prefill", "w-3", 0, Some("draining")),
-                candidate("colocated_prefill", "w-2", 9_750, None),
+                candidate("colocated_prefill", "w-3", "0s", Some("draining")),
+                candidate("colocated_prefill", "w-2", "9.75ms", None),
                 chosen,
             ],
         },
-        "attempts": [{"action": "colocated_prefill", "legs": [{"role": "serve", "worker": "w-1"}], "knowledge": "exact", "remarks": ["decode_busy"]}],
-        "seen": {
-            "ending": "complete", "status": 200, "predicted": 1_500, "first_token": 1_800, "total": 20_000,
-            "predicted_cached": 512, "cached": 512, "answered": 32, "moved": 0,
+        "attempts": [{"action": "colocated_prefill", "legs": [{"role": "serve", "worker": "w-1"}], "kv_index_state": "exact", "events": ["decode_busy"]}],
+        "observed": {
+            "outcome": "complete", "http_status": 200, "predicted_ttft": "1.5ms", "ttft": "1.8ms", "duration": "20ms",
+            "predicted_cached_tokens": 512, "cached_tokens": 512, "output_tokens": 32, "transferred_bytes": 0,
         },
     })
 }
@@ -59,9 +60,9 @@ decided on  current view of the ledger, a newer step of our own
    colocated_prefill  http://b:1  -       512     88        9.8ms    0s     9.8ms
    colocated_prefill  w-3         -       512     88        -        -      -           draining
 
-chosen     by own for 1.5ms; next colocated_prefill at http://b:1, 8.2ms more
+chosen     by lowest_cost for 1.5ms; next colocated_prefill at http://b:1, 8.2ms more
 ownership  stays where it is
-tried      colocated_prefill at http://a:1, exact knowledge; decode_busy
+tried      colocated_prefill at http://a:1, KV index exact; decode_busy
 ended      complete, status 200
 TTFT       1.8ms (expected 1.5ms)
 cached     512 (expected 512)
@@ -78,7 +79,7 @@ fn candidates_show_where_kv_comes_from() {
     let leg = |role: &str, worker: &str, cached: u64, computed: u64| json!({"leg": {"role": role, "worker": worker, "rank": 0, "cached_tokens": cached, "computed_tokens": computed}});
     let handoff = |kind: &str, source: Value, target: &str| json!({"handoff": {"kind": kind, "source": source, "target": at(target, 0), "blocks": null, "bytes": 1}});
     let mut candidates =
-        [candidate("remote_prefill", "w-2", 1_500, None), candidate("artifact_fetch", "w-3", 9_000, None)];
+        [candidate("remote_prefill", "w-2", "1.5ms", None), candidate("artifact_fetch", "w-3", "9ms", None)];
     candidates[0]["sequence"] = json!([
         leg("prefill", "w-1", 0, 600),
         handoff("remote_prefill", at("w-1", 0), "w-2"),
@@ -97,13 +98,13 @@ fn candidates_show_where_kv_comes_from() {
     };
     assert!(columns("* ").starts_with("* remote_prefill w-2 w-1 512 600 "), "{shown}");
     assert!(columns("artifact_fetch").starts_with("artifact_fetch w-3 w-2 rank 1 512 88 "), "{shown}");
-    assert!(shown.contains("tried        colocated_prefill at w-1 and w-2, exact"), "{shown}");
+    assert!(shown.contains("tried      colocated_prefill at w-1 and w-2, KV index exact"), "{shown}");
 }
 
 #[test]
 fn unplanned_step_shows_no_candidates() {
     let mut sticky = receipt();
-    (sticky["decision"], sticky["mode"], sticky["seen"]) = (Value::Null, json!("bypass"), Value::Null);
+    (sticky["decision"], sticky["mode"], sticky["observed"]) = (Value::Null, json!("bypass"), Value::Null);
     let shown = render(&sticky, &WorkerUrls::default());
     assert!(
         shown.contains("not planned, mode bypass") && shown.contains("tried") && !shown.contains("TOTAL COST"),
@@ -114,14 +115,14 @@ fn unplanned_step_shows_no_candidates() {
 #[test]
 fn engine_disagreement_is_shown_with_a_remedy() {
     let mut wrong = receipt();
-    wrong["seen"]["engine_disagrees"] = json!({"computed": 600, "counted": 612});
+    wrong["observed"]["token_count_mismatch"] = json!({"router": 600, "engine": 612});
     let shown = render(&wrong, &WorkerUrls::default());
     assert!(
         shown.contains("the engine counts 612 prompt tokens where 600 were computed here: see that models."),
         "{shown}"
     );
-    wrong["seen"] = receipt()["seen"].clone();
-    wrong["seen"]["cache_disagrees"] = json!({"told": 16, "found": 512, "block": 16});
+    wrong["observed"] = receipt()["observed"].clone();
+    wrong["observed"]["cache_hit_mismatch"] = json!({"reported": 16, "cached_tokens": 512, "block_size": 16});
     let shown = render(&wrong, &WorkerUrls::default());
     let wanted =
         "the engine found 512 prompt tokens in its cache where its events had told of 16 by then: they may be late;";
@@ -132,7 +133,7 @@ fn engine_disagreement_is_shown_with_a_remedy() {
 #[test]
 fn step_that_skips_the_engine_cache_is_explained() {
     let mut whole = receipt();
-    whole["known"]["grounds"]["unread"] = json!("prompt_logprobs");
+    whole["lookup"]["evidence"]["cache_not_readable"] = json!("prompt_logprobs");
     let shown = render(&whole, &WorkerUrls::default());
     assert!(shown.contains("nothing that workers hold: prompt_logprobs has all of it computed"), "{shown}");
 }
@@ -148,11 +149,11 @@ fn shadow_mode_shows_the_plan_that_was_not_executed() {
 }
 
 #[test]
-fn fallback_and_cold_prompts_are_explained() {
+fn unrecognised_prompts_and_estimated_blocks_are_explained() {
     let mut told = receipt();
-    told["known"]["rung"] = json!("cold");
+    told["lookup"]["tier"] = json!("miss");
     assert!(render(&told, &WorkerUrls::default()).contains("known       by token ids, and nothing of it recognised\n"));
-    told["attempts"][0]["knowledge"] = json!("approximate");
+    told["attempts"][0]["kv_index_state"] = json!("approximate");
     let shown = render(&told, &WorkerUrls::default());
     assert!(
         shown.contains("nothing of it recognised; what its worker holds is an estimate: REASON in `ctl worker list`"),
@@ -163,7 +164,7 @@ fn fallback_and_cold_prompts_are_explained() {
 #[test]
 fn unsent_step_shows_no_ownership_claim() {
     let mut left = receipt();
-    left["decision"]["plan"]["claim"] = json!({"kind": "open"});
+    left["decision"]["plan"]["ownership"] = json!({"kind": "claim"});
     assert!(render(&left, &WorkerUrls::default()).contains("the target claims it"));
     left["attempts"] = json!([]);
     let shown = render(&left, &WorkerUrls::default());

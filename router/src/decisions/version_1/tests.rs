@@ -62,7 +62,7 @@ fn upgraded_receipt(receipt: &Value) -> Value {
 fn plans_and_attempts_get_the_fields_of_the_current_version() {
     let leg =
         |worker: &str, cached: u64| json!({"worker": worker, "rank": 1, "tokens_cached": cached, "tokens_computed": 5});
-    let plan = |prefill: &Value, decode: &Value, handoff: Value| json!({"action": "a", "prefill": prefill, "decode": decode, "handoff": handoff, "claim": {}});
+    let plan = |prefill: &Value, decode: &Value, handoff: Value| json!({"action": "a", "prefill": prefill, "decode": decode, "handoff": handoff, "claim": {"kind": "borrow"}, "total": 9});
     let (p, d) = (leg("p", 0), leg("d", 16));
     let old = json!({
         "decision": {
@@ -78,10 +78,10 @@ fn plans_and_attempts_get_the_fields_of_the_current_version() {
     let new_leg = |role: &str, worker: &str, cached: u64| json!({"leg": {"role": role, "worker": worker, "rank": 1, "cached_tokens": cached, "computed_tokens": 5}});
     let at = |worker: &str, rank: u64| json!({"worker": worker, "rank": rank});
     let handoff = |kind: &str, source: Value, blocks: Value, bytes: u64| json!({"handoff": {"kind": kind, "source": source, "target": at("d", 1), "blocks": blocks, "bytes": bytes}});
-    let new_plan = |sequence: Value| json!({"action": "a", "sequence": sequence, "claim": {}});
+    let new_plan = |sequence: Value| json!({"action": "a", "sequence": sequence, "ownership": {"kind": "read_replica"}, "total_cost": "9us"});
     let new = json!({
         "decision": {
-            "step": "s",
+            "step_kind": "s",
             "plan": new_plan(json!([new_leg("serve", "d", 16)])),
             "candidates": [
                 new_plan(json!([
@@ -98,6 +98,9 @@ fn plans_and_attempts_get_the_fields_of_the_current_version() {
         ],
     });
     assert_eq!(upgraded_receipt(&old), new);
+    let old = json!({"at_unix_ms": 1_795_662_869_377_u64, "seen": {"ending": "client_left", "total": 1_500, "first_token": null}});
+    let new = json!({"arrived_at": "2026-11-26T03:14:29.377Z", "observed": {"outcome": "client_disconnected", "duration": "1.5ms", "ttft": null}});
+    assert_eq!(upgraded_receipt(&old), new);
     assert_eq!(upgraded(json!({"version": 1, "release": "x"})), json!({"version": FORMAT_VERSION, "release": "x"}));
 }
 
@@ -112,7 +115,7 @@ fn what_version_1_does_not_have_stays_for_the_parser_to_report() {
     ] {
         assert_eq!(upgraded_receipt(&receipt), receipt);
     }
-    for line in [json!(null), json!([1]), json!({"case": {}})] {
+    for line in [json!(null), json!([1]), json!({"cases": {}})] {
         assert_eq!(upgraded(line.clone()), line);
     }
 }

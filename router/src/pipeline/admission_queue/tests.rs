@@ -122,8 +122,8 @@ async fn fill(front: &TestRouter) {
         assert!(number < 30, "never full");
         assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
         let receipt = newest(front);
-        assert_eq!(receipt.waited, None);
-        if receipt.decision.as_ref().unwrap().plan.because.terms.eviction > Micros::ZERO {
+        assert_eq!(receipt.admission_wait, None);
+        if receipt.decision.as_ref().unwrap().plan.rationale.terms.eviction > Micros::ZERO {
             break;
         }
     }
@@ -168,10 +168,15 @@ async fn a_step_waits_at_most_max_wait_and_its_receipt_says_why() {
     fill(&front).await;
     assert_eq!(post(front.proxy_address(), PATH, body("it waits")).await.status, 200);
     let receipt = newest(&front);
-    let Some(AdmissionWait { time, costs_others, until }) = receipt.waited else { panic!("{receipt:?}") };
-    assert!(until == WaitOutcome::Longest && time >= Micros(700_000) && costs_others > Micros::ZERO, "{receipt:?}");
-    assert!(receipt.seen.unwrap().first_token.unwrap_or(receipt.seen.unwrap().total) > time);
-    assert_eq!((waited(&front, WaitOutcome::Longest), front.gateway.policies.occupancy().queue_len()), (1, 0));
+    let Some(AdmissionWait { duration, displaced_compute, outcome }) = receipt.admission_wait else {
+        panic!("{receipt:?}")
+    };
+    assert!(
+        outcome == WaitOutcome::MaxWaitReached && duration >= Micros(700_000) && displaced_compute > Micros::ZERO,
+        "{receipt:?}"
+    );
+    assert!(receipt.observed.unwrap().ttft.unwrap_or(receipt.observed.unwrap().duration) > duration);
+    assert_eq!((waited(&front, WaitOutcome::MaxWaitReached), front.gateway.policies.occupancy().queue_len()), (1, 0));
 }
 
 #[tokio::test]
@@ -186,9 +191,9 @@ async fn a_client_that_leaves_the_queue_leaves_a_receipt() {
     wait_until("it is gone", || account.queue_len() == 0).await;
     wait_until("its receipt is there", || front.gateway.decisions.receipts.newest(100, |_| true).len() > served).await;
     let receipt = newest(&front);
-    assert_eq!((receipt.seen.unwrap().ending, receipt.attempts.len()), (RequestOutcome::ClientLeft, 0));
-    assert_eq!(receipt.waited.map(|waited| waited.until), Some(WaitOutcome::Left));
-    assert_eq!(waited(&front, WaitOutcome::Left), 1);
+    assert_eq!((receipt.observed.unwrap().outcome, receipt.attempts.len()), (RequestOutcome::ClientDisconnected, 0));
+    assert_eq!(receipt.admission_wait.map(|waited| waited.outcome), Some(WaitOutcome::Abandoned));
+    assert_eq!(waited(&front, WaitOutcome::Abandoned), 1);
     drop(worker);
 }
 
@@ -203,8 +208,8 @@ async fn queued_steps_start_when_the_planner_is_bypassed() {
     assert_eq!(answer.await.unwrap(), 200);
     let receipt = newest(&front);
     assert_eq!(
-        (receipt.mode, receipt.waited.map(|waited| waited.until)),
-        (RoutingMode::Bypass, Some(WaitOutcome::Room))
+        (receipt.mode, receipt.admission_wait.map(|waited| waited.outcome)),
+        (RoutingMode::Bypass, Some(WaitOutcome::Admitted))
     );
 }
 
@@ -237,7 +242,12 @@ async fn a_step_that_finds_the_queue_full_starts_and_is_counted() {
         assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
     }
     let receipt = newest(&front);
-    let Some(AdmissionWait { time, costs_others, until }) = receipt.waited else { panic!("{receipt:?}") };
-    assert!((time, until) == (Micros::ZERO, WaitOutcome::NoPlace) && costs_others > Micros::ZERO, "{receipt:?}");
-    assert!(waited(&front, WaitOutcome::NoPlace) > 0);
+    let Some(AdmissionWait { duration, displaced_compute, outcome }) = receipt.admission_wait else {
+        panic!("{receipt:?}")
+    };
+    assert!(
+        (duration, outcome) == (Micros::ZERO, WaitOutcome::QueueFull) && displaced_compute > Micros::ZERO,
+        "{receipt:?}"
+    );
+    assert!(waited(&front, WaitOutcome::QueueFull) > 0);
 }

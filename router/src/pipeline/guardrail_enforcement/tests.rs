@@ -98,11 +98,11 @@ async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alar
     let receipts = || front.gateway.decisions.receipts.newest(100, |_| true);
     wait_until("all receipts are filed", || receipts().len() == 40).await;
     for receipt in receipts() {
-        let arm = routing.arm_of(receipt.known.session);
+        let arm = routing.arm_of(receipt.lookup.session_id);
         let expected = if arm == Some(Arm::Treatment) { RoutingMode::Active } else { RoutingMode::Shadow };
-        assert_eq!((receipt.mode, receipt.control), (expected, arm == Some(Arm::Control)));
+        assert_eq!((receipt.mode, receipt.control_group), (expected, arm == Some(Arm::Control)));
         assert_eq!(receipt.decision.as_ref().map(|decision| decision.plan.action), Some(action));
-        assert_eq!(serde_json::to_value(&*receipt).unwrap()["control"] == true, receipt.control);
+        assert_eq!(serde_json::to_value(&*receipt).unwrap()["control_group"] == true, receipt.control_group);
     }
     let told = guardrail_line(&front, action).await;
     assert_eq!((&told["control_sessions"], &told["treatment_sessions"]), (&json!(20), &json!(20)), "{told}");

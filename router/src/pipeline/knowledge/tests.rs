@@ -43,27 +43,30 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     let known = || front.gateway.fleet().snapshot().iter().map(|worker| worker.knowledge).collect::<Vec<_>>();
     wait_until("their events are followed", || known() == [KvIndexState::Exact; 2]).await;
     let first = ask(&front, PATH, conversation_of(1)).await;
-    assert_eq!((first.known.fallback, first.known.deepest_overlap), (Some("template_error"), Tokens::ZERO));
+    assert_eq!(
+        (first.lookup.token_ids_unavailable, first.lookup.max_overlap_tokens),
+        (Some("template_error"), Tokens::ZERO)
+    );
     let at: WorkerId = first.attempts[0].target().unwrap();
     for turns in 2..5 {
         // Other load there makes the other worker look slightly cheaper.
         let _noise = front.gateway.fleet().dispatch(at, DpRank(0), Tokens(400));
         let next = ask(&front, PATH, conversation_of(turns)).await;
-        assert!(next.known.deepest_overlap > Tokens(1_500), "{:?}", next.known);
+        assert!(next.lookup.max_overlap_tokens > Tokens(1_500), "{:?}", next.lookup);
         let attempt = &next.attempts[0];
-        assert_eq!((attempt.target(), attempt.knowledge), (Some(at), KvIndexState::Approximate));
-        assert_eq!((next.known.estimated, next.known.rung), (true, None));
+        assert_eq!((attempt.target(), attempt.kv_index_state), (Some(at), KvIndexState::Approximate));
+        assert_eq!((next.lookup.prompt_tokens_estimated, next.lookup.tier), (true, None));
         let priced = next.decision.as_ref().unwrap().plan.answer_leg().cached_tokens;
-        assert!(priced < next.known.deepest_overlap, "not all of a guess is taken for granted");
+        assert!(priced < next.lookup.max_overlap_tokens, "not all of a guess is taken for granted");
     }
     assert_eq!(known(), [KvIndexState::Exact; 2], "the workers' own blocks are as well known as before");
     let plain = json!({"model": "tiny", "max_tokens": 2, "prompt": "what is in the sea? ".repeat(40)});
     let exact = ask(&front, "/v1/completions", plain).await;
-    assert_eq!((exact.known.fallback, exact.attempts[0].knowledge), (None, KvIndexState::Exact));
-    assert!(!exact.known.estimated);
+    assert_eq!((exact.lookup.token_ids_unavailable, exact.attempts[0].kv_index_state), (None, KvIndexState::Exact));
+    assert!(!exact.lookup.prompt_tokens_estimated);
     let written = serde_json::to_value(&*first).unwrap();
     assert_eq!(
-        (&written["attempts"][0]["knowledge"], &written["known"]["estimated"]),
+        (&written["attempts"][0]["kv_index_state"], &written["lookup"]["prompt_tokens_estimated"]),
         (&json!("approximate"), &json!(true))
     );
 }

@@ -23,8 +23,8 @@ fn receipts(front: &TestRouter) -> Vec<Arc<Receipt>> {
 }
 
 fn ending(receipt: &Receipt) -> (RequestOutcome, u16) {
-    let seen = receipt.seen.unwrap();
-    (seen.ending, seen.status)
+    let seen = receipt.observed.unwrap();
+    (seen.outcome, seen.http_status)
 }
 
 #[tokio::test]
@@ -37,8 +37,8 @@ async fn an_overloaded_worker_without_alternative_yields_429() {
     let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
     assert_eq!(ending(receipt), (RequestOutcome::Failed, 429));
     assert_eq!(receipt.attempts.len(), 1);
-    assert_eq!(receipt.attempts[0].remarks, [AttemptEvent::DecodeBusy]);
-    assert_eq!(receipt.attempts[0].knowledge, KvIndexState::Approximate, "it tells no events");
+    assert_eq!(receipt.attempts[0].events, [AttemptEvent::DecodeBusy]);
+    assert_eq!(receipt.attempts[0].kv_index_state, KvIndexState::Approximate, "it tells no events");
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(!text.contains("ownerserve_retries_total"), "nothing was tried again");
     assert!(text.contains("ownerserve_plan_fallbacks_total{reason=\"decode_busy\"} 1"), "{text}");
@@ -75,7 +75,7 @@ async fn a_step_that_fails_everywhere_leaves_a_receipt_with_every_attempt() {
         assert_eq!(one.last_request().body, two.last_request().body, "{path}: with the same words");
         let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
         assert_eq!(ending(receipt), (RequestOutcome::Failed, 502));
-        assert!(receipt.attempts.iter().all(|attempt| attempt.remarks == [AttemptEvent::DecodeFailed]));
+        assert!(receipt.attempts.iter().all(|attempt| attempt.events == [AttemptEvent::DecodeFailed]));
         assert_eq!(receipt.attempts.len(), 2);
         let retries = front.gateway.metrics.requests.retries.with_label_values(&["decode_failed"]).get();
         assert_eq!(retries, 1, "{path}: the second try was the only retry");
@@ -104,7 +104,7 @@ async fn a_client_that_leaves_before_the_answer_leaves_a_receipt_and_no_intent()
     drop(client);
     wait_until("the announcement is taken back", || ledger(&|ledger| ledger.intents(session).count() == 0)).await;
     let newest = receipts(&front).remove(0);
-    assert_eq!(ending(&newest), (RequestOutcome::ClientLeft, 499));
+    assert_eq!(ending(&newest), (RequestOutcome::ClientDisconnected, 499));
     assert_eq!(newest.attempts.len(), 1);
 }
 
@@ -156,9 +156,9 @@ async fn steps_of_other_endpoints_are_exact_at_vllm_and_fallback_elsewhere() {
             let got = post(front.proxy_address(), path, body.to_string()).await;
             assert_eq!(got.status, 200, "{path} {:?}", got.body);
             let receipt = receipts(&front).remove(0);
-            assert_eq!(receipt.known.fallback, None, "{path}");
+            assert_eq!(receipt.lookup.token_ids_unavailable, None, "{path}");
             let expected = if is_guessed { KvIndexState::Approximate } else { KvIndexState::Exact };
-            assert_eq!(receipt.attempts[0].knowledge, expected, "{path}");
+            assert_eq!(receipt.attempts[0].kv_index_state, expected, "{path}");
         }
         let guessed = front.gateway.metrics.plans.fallback.with_label_values(&["unverified_conversion"]).get();
         assert_eq!(guessed, if is_vllm { 0 } else { 2 });

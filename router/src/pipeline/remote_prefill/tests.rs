@@ -226,7 +226,7 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
     let (opened, remarks) = remote_prefill(legs_e, pair_e, back).await;
     let Ok(LegResponse::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
     assert_eq!(text(GenerationEndpoint::Completions, &serde_json::from_slice(answer.body()).unwrap()), expected);
-    assert_eq!(remarks, [AttemptEvent::ReadbackFailed]);
+    assert_eq!(remarks, [AttemptEvent::ReversePullFailed]);
     assert_eq!((fate(ReversePullOutcome::Pulled), fate(ReversePullOutcome::Failed)), (1, 1));
 }
 

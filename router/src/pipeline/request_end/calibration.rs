@@ -41,8 +41,8 @@ impl CalibrationSink {
                 self.reporter.settle_failures(&end.step, failures, AnswerStatus::Answered);
             }
             // Unknown how the request would have ended.
-            RequestOutcome::ClientLeft => drop(failures),
-            RequestOutcome::Refused | RequestOutcome::Failed | RequestOutcome::Broken => {
+            RequestOutcome::ClientDisconnected => drop(failures),
+            RequestOutcome::Rejected | RequestOutcome::Failed | RequestOutcome::Interrupted => {
                 self.reporter.settle_failures(&end.step, failures, AnswerStatus::Unanswered);
             }
         }
@@ -56,19 +56,19 @@ impl CalibrationSink {
         let incoming = &end.step.located.identified.request.incoming;
         let (arrived, usage) = (incoming.arrived, end.answer.usage);
         StepObservation {
-            ending: end.outcome,
-            status: end.answer.status,
+            outcome: end.outcome,
+            http_status: end.answer.status,
             // The last plan's price does not predict the first plan's time to first token.
-            predicted: end.planned.decision.as_ref().filter(|_| !end.is_resumed()).map(|_| plan.because.total),
-            first_token: end.answer.first_byte.map(|at| Micros::of(at - arrived)),
-            total: Micros::of(end.ended_at.saturating_duration_since(arrived)),
-            predicted_cached: plan.answer_leg().cached_tokens,
-            cached: usage.map(|usage| usage.cached.unwrap_or_default()),
-            answered: usage.map(|usage| usage.completion),
-            moved: end.planned_transfer_bytes(),
-            repeated: incoming.token_reservation.as_ref().is_some_and(|reserved| reserved.is_repeated()),
-            engine_disagrees: self.token_count_mismatch(end),
-            cache_disagrees: self.cache_hit_mismatch(end),
+            predicted_ttft: end.planned.decision.as_ref().filter(|_| !end.is_resumed()).map(|_| plan.rationale.total),
+            ttft: end.answer.first_byte.map(|at| Micros::of(at - arrived)),
+            duration: Micros::of(end.ended_at.saturating_duration_since(arrived)),
+            predicted_cached_tokens: plan.answer_leg().cached_tokens,
+            cached_tokens: usage.map(|usage| usage.cached.unwrap_or_default()),
+            output_tokens: usage.map(|usage| usage.completion),
+            transferred_bytes: end.planned_transfer_bytes(),
+            idempotent_retry: incoming.token_reservation.as_ref().is_some_and(|reserved| reserved.is_repeated()),
+            token_count_mismatch: self.token_count_mismatch(end),
+            cache_hit_mismatch: self.cache_hit_mismatch(end),
         }
     }
 
@@ -81,7 +81,7 @@ impl CalibrationSink {
         // In shadow mode the executed plan is not the planner's; its price is among the candidates.
         let is_served = |one: &&PlanCandidate| !one.sequence.has_handoff() && one.sequence.workers().eq(plan.workers());
         let served = decision.candidates.iter().find(is_served);
-        let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
+        let (Some(served), Some(first_token)) = (served, seen.ttft) else { return };
         // Time in the admission queue is due to other sessions, not to this worker.
         let first_token = first_token - end.admission_time();
         let is_alone = !plan.sequence.has_handoff() && end.attempts.len() == 1;
@@ -107,7 +107,7 @@ impl CalibrationSink {
         let prefixed = &end.step.located.identified;
         let computed = prefixed.comparable_tokens().filter(|_| !end.is_converted_by_guess(&self.fleet));
         let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
-        let counts = computed.zip(counted).map(|(computed, counted)| PromptTokenCount { computed, counted });
+        let counts = computed.zip(counted).map(|(router, engine)| PromptTokenCount { router, engine });
         let at = (&prefixed.request.model, end.target());
         self.drift.record_token_count(at, counts, Instant::now())
     }
@@ -134,7 +134,7 @@ impl CalibrationSink {
         tokio::spawn(async move {
             tokio::time::sleep(EVENT_GRACE_PERIOD).await;
             let told = reported_overlap(server, chain.block, &index.read().overlaps_of_chain(&chain));
-            let finds = CacheHitCheck { told: finds.told.max(told), ..finds };
+            let finds = CacheHitCheck { reported: finds.reported.max(told), ..finds };
             drift.record_cache_hit((&model, server), Some(finds), Instant::now());
             drop(place);
         });
@@ -155,13 +155,14 @@ impl CalibrationSink {
         let chain = &prefixed.prompt.chain;
         let told = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);
         let before = CacheHitCheck {
-            told: told(&located.overlaps),
-            found: usage.cached?,
-            block: capacity.block.max(chain.block),
+            reported: told(&located.overlaps),
+            cached_tokens: usage.cached?,
+            block_size: capacity.block.max(chain.block),
         };
         // Blocks that other requests had computed there meanwhile have been reported by now.
         let now = || told(&self.index.read().overlaps_of_chain(chain));
-        let finds = if before.agree() { before } else { CacheHitCheck { told: before.told.max(now()), ..before } };
+        let finds =
+            if before.agree() { before } else { CacheHitCheck { reported: before.reported.max(now()), ..before } };
         finds.conclusive()
     }
 }

@@ -25,7 +25,7 @@ impl GuardrailSink {
         }
         let session = end.step.located.affinity_key;
         // No action is to blame for the wait.
-        let latency = seen.first_token.unwrap_or(seen.total) - end.admission_time();
+        let latency = seen.ttft.unwrap_or(seen.duration) - end.admission_time();
         let sample = StepSample { action, session, arm, latency, at_unix_ms: unix_ms() };
         enforce_guardrail(&self.guardrail, &self.routing, &sample);
     }

@@ -29,10 +29,10 @@ impl MetricsSink {
         }
         let (plan, located) = (&end.planned.plan, &end.step.located);
         let kind = end.step.kind.as_str();
-        if let Some(took) = seen.first_token {
+        if let Some(took) = seen.ttft {
             self.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
             // Observed only beside a measured value, so that the two can be compared.
-            if let Some(predicted) = seen.predicted {
+            if let Some(predicted) = seen.predicted_ttft {
                 self.plans.predicted.observe(predicted.duration().as_secs_f64());
             }
         }
@@ -42,7 +42,7 @@ impl MetricsSink {
             self.plans.owner_lookups.inc();
             self.plans.owner_hits.inc_by(u64::from(owner.worker == plan.target()));
         }
-        for remark in end.attempts.iter().flat_map(|attempt| &attempt.remarks) {
+        for remark in end.attempts.iter().flat_map(|attempt| &attempt.events) {
             self.plans.fallback.with_label_values(&[remark.as_ref()]).inc();
         }
         if end.is_converted_by_guess(&self.fleet) {
@@ -60,14 +60,15 @@ impl MetricsSink {
         let plans = &self.plans;
         let prompt = end.step.ask.prompt;
         let transferred = transferred_tokens(end);
-        let cached = (seen.cached.unwrap_or(seen.predicted_cached) - transferred).min(prompt - transferred);
+        let cached =
+            (seen.cached_tokens.unwrap_or(seen.predicted_cached_tokens) - transferred).min(prompt - transferred);
         let computed = prompt - cached - transferred;
         for (source, tokens) in [("cached", cached), ("computed", computed), ("transferred", transferred)] {
             plans.prompt_tokens.with_label_values(&[source]).inc_by(tokens.0);
         }
         plans.overlap.observe(cached.0 as f64);
-        plans.completion_tokens.inc_by(seen.answered.unwrap_or_default().0);
-        plans.moved_bytes.inc_by(seen.moved.0);
+        plans.completion_tokens.inc_by(seen.output_tokens.unwrap_or_default().0);
+        plans.moved_bytes.inc_by(seen.transferred_bytes.0);
     }
 }
 

@@ -19,10 +19,10 @@ impl OccupancySink {
         let Some(reservation) = end.guards.reservation.take() else { return };
         match end.outcome {
             RequestOutcome::Complete => reservation.mark_served(usage),
-            RequestOutcome::Refused => reservation.mark_refused(),
-            RequestOutcome::Failed | RequestOutcome::Broken => reservation.mark_failed(),
+            RequestOutcome::Rejected => reservation.mark_refused(),
+            RequestOutcome::Failed | RequestOutcome::Interrupted => reservation.mark_failed(),
             // What was computed until then stays resident.
-            RequestOutcome::ClientLeft => drop(reservation),
+            RequestOutcome::ClientDisconnected => drop(reservation),
         }
     }
 }

@@ -28,10 +28,10 @@ impl QuotaSink {
 /// the prompt and what was delivered.
 fn charged_tokens(end: &RequestEnd) -> Tokens {
     match (end.outcome, end.answer.usage) {
-        (RequestOutcome::Complete | RequestOutcome::Refused | RequestOutcome::Failed, Some(usage)) => {
+        (RequestOutcome::Complete | RequestOutcome::Rejected | RequestOutcome::Failed, Some(usage)) => {
             usage.prompt + usage.completion
         }
-        (RequestOutcome::Refused | RequestOutcome::Failed, None) => Tokens::ZERO,
+        (RequestOutcome::Rejected | RequestOutcome::Failed, None) => Tokens::ZERO,
         (_, usage) => {
             let TokenUsage { prompt, completion, .. } = usage.unwrap_or_default();
             prompt.max(end.step.ask.prompt) + completion.max(end.answer.delivered)

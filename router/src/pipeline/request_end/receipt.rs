@@ -34,34 +34,34 @@ impl ReceiptSink {
         let facts = step_facts(&located);
         let chain = &located.identified.prompt.chain;
         let tokens = |blocks: Blocks| blocks.tokens(chain.block);
-        let known = PromptSummary {
-            session: located.session.id,
-            named_by: located.identified.request.session_key.as_ref().map(|key| key.source),
-            fallback: located.identified.fallback_reason().map(Into::into),
-            rung: located.identified.tier.map(Into::into),
-            distrusted: located.identified.model.is_disabled_by_spot_check(),
+        let lookup = PromptSummary {
+            session_id: located.session.id,
+            session_key_source: located.identified.request.session_key.as_ref().map(|key| key.source),
+            token_ids_unavailable: located.identified.fallback_reason().map(Into::into),
+            tier: located.identified.tier.map(Into::into),
+            disabled_by_spot_check: located.identified.model.is_disabled_by_spot_check(),
             owner: located.session.owner,
             epoch: located.session.epoch,
-            prompt: located.identified.total_tokens(),
-            estimated: located.identified.fallback_reason().is_some(),
-            sealed: tokens(located.session.sealed),
-            deepest_overlap: tokens(located.deepest_overlap()),
-            grounds: located.evidence,
+            prompt_tokens: located.identified.total_tokens(),
+            prompt_tokens_estimated: located.identified.fallback_reason().is_some(),
+            sealed_tokens: tokens(located.session.sealed),
+            max_overlap_tokens: tokens(located.deepest_overlap()),
+            evidence: located.evidence,
         };
         let incoming = &located.identified.request.incoming;
         let receipt = Receipt {
-            request: incoming.id,
-            at_unix_ms: unix_ms().saturating_sub(seen.total.0 / 1000),
+            request_id: incoming.id,
+            arrived_at: unix_ms().saturating_sub(seen.duration.0 / 1000),
             tenant: incoming.tenant.clone(),
             model: located.identified.request.model.clone(),
-            known,
+            lookup,
             mode: step.mode,
-            control: step.arm == Some(Arm::Control),
-            soft_state: self.shared_cache.degraded_health(),
+            control_group: step.arm == Some(Arm::Control),
+            shared_cache_state: self.shared_cache.degraded_health(),
             decision,
-            waited: admission_wait,
+            admission_wait,
             attempts,
-            seen: Some(seen),
+            observed: Some(seen),
         };
         let case = PlanningCase {
             facts,

@@ -30,7 +30,9 @@ impl VerificationSink {
         }
         let session = end.step.located.session.id;
         let Some(kept) = StoredPrompt::of(&mut end.step).map(Arc::new) else { return };
-        if let Some(transfer) = CompletedTransfer::of(&end.planned.plan).filter(|_| seen.moved > Bytes::ZERO) {
+        if let Some(transfer) =
+            CompletedTransfer::of(&end.planned.plan).filter(|_| seen.transferred_bytes > Bytes::ZERO)
+        {
             self.checker.check_if_due(transfer, &kept);
         }
         let served = (end.target(), end.answer.usage);

@@ -61,11 +61,11 @@ async fn a_broken_chat_resumes_on_another_worker_seamlessly() {
         assert_eq!(usage, if wants_usage { vec![3] } else { vec![] });
         assert!(!told.contains("token_ids\":["), "{told}");
         let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
-        let seen = receipt.seen.unwrap();
-        assert_eq!((seen.ending, seen.status, seen.answered.unwrap().0), (RequestOutcome::Complete, 200, 3));
+        let seen = receipt.observed.unwrap();
+        assert_eq!((seen.outcome, seen.http_status, seen.output_tokens.unwrap().0), (RequestOutcome::Complete, 200, 3));
         let [first, last] = &receipt.attempts[..] else { panic!("two attempts") };
-        assert_eq!((&first.remarks[..], first.resumed), (&[AttemptEvent::BrokeOff][..], None));
-        assert_eq!((last.resumed.unwrap().after.0, first.target() == last.target()), (0, false));
+        assert_eq!((&first.events[..], first.resume), (&[AttemptEvent::StreamInterrupted][..], None));
+        assert_eq!((last.resume.unwrap().kept_tokens.0, first.target() == last.target()), (0, false));
         let asked = [&one, &two].map(|worker| worker.requests()).concat();
         let rest: Value =
             serde_json::from_slice(&asked.iter().find(|seen| seen.path == "/v1/completions").unwrap().body).unwrap();
@@ -182,8 +182,8 @@ async fn a_deterministic_answer_is_replayed_and_continues() {
         assert_eq!(one.requests().len() + two.requests().len(), asked + 2);
         assert_eq!(one.last_request().body, two.last_request().body);
         let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
-        let seen = receipt.seen.unwrap();
-        assert_eq!((seen.ending, seen.answered.unwrap().0), (RequestOutcome::Complete, 7));
+        let seen = receipt.observed.unwrap();
+        assert_eq!((seen.outcome, seen.output_tokens.unwrap().0), (RequestOutcome::Complete, 7));
     }
     assert_eq!((broken_count(&front, "resumed"), broken_count(&front, "not_resumable")), (3, 0));
 }

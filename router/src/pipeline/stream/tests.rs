@@ -54,8 +54,8 @@ async fn an_answer_with_a_panic_ends_as_broken_and_is_recorded() {
     assert!(String::from_utf8(told.to_vec()).unwrap().contains("internal"), "{told:?}");
     let receipts = || front.gateway.decisions.receipts.newest(10, |_| true);
     assert_eq!(
-        receipts().iter().map(|receipt| receipt.seen.unwrap().ending).collect::<Vec<_>>(),
-        [RequestOutcome::Broken]
+        receipts().iter().map(|receipt| receipt.observed.unwrap().outcome).collect::<Vec<_>>(),
+        [RequestOutcome::Interrupted]
     );
     assert!(matches!(
         events.guarded(|events| events.poll_chunk(&mut Context::from_waker(std::task::Waker::noop()))),

@@ -36,9 +36,9 @@ async fn ask(front: &TestRouter, turns: usize, settings: Value) -> Option<&'stat
 async fn ask_at(front: &TestRouter, path: &str, body: String) -> Option<&'static str> {
     let got = post(front.proxy_address(), path, body).await;
     assert_eq!(got.status, 200);
-    let known = &front.gateway.decisions.receipts.newest(1, |_| true)[0].known;
-    assert_eq!(known.fallback, None);
-    known.rung
+    let known = &front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup;
+    assert_eq!(known.token_ids_unavailable, None);
+    known.tier
 }
 
 fn spot_check_count(front: &TestRouter, outcome: &str) -> u64 {
@@ -49,13 +49,13 @@ fn spot_check_count(front: &TestRouter, outcome: &str) -> u64 {
 async fn steps_with_any_options_reuse_the_previous_prompt_and_are_spot_checked() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &SETTINGS).await;
-    assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
+    assert_eq!(ask(&front, 0, json!({})).await, Some("miss"));
     assert_eq!(ask(&front, 1, json!({})).await, Some("leading"));
     assert_eq!(ask(&front, 2, json!({"prompt_cache_key": "s"})).await, Some("leading"), "named only now");
     assert_eq!(ask(&front, 3, json!({"prompt_cache_key": "s"})).await, Some("session"));
     let bound = json!({"prompt_cache_key": "s", "max_tokens": 7, "temperature": 0.5, "user": "u"});
     assert_eq!(ask(&front, 4, bound).await, Some("session"), "what decides no prompt may change");
-    assert_eq!(front.gateway.metrics.prefix_cache.steps.with_label_values(&["cold"]).get(), 1);
+    assert_eq!(front.gateway.metrics.prefix_cache.steps.with_label_values(&["miss"]).get(), 1);
     wait_until("all have been looked at", || {
         spot_check_count(&front, "match") + spot_check_count(&front, "skipped") == 4
     })
@@ -84,14 +84,14 @@ async fn steps_of_other_endpoints_reuse_the_previous_prompt_exactly() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &SETTINGS).await;
     ask(&front, 3, json!({})).await;
-    let prompt = || front.gateway.decisions.receipts.newest(1, |_| true)[0].known.prompt;
+    let prompt = || front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.prompt_tokens;
     let whole = prompt();
     for at in [0, 1] {
         let step = async |turns: usize| {
             let (path, body) = other_endpoint_bodies(turns)[at].clone();
             ask_at(&front, path, body.to_string()).await
         };
-        assert_eq!(step(1).await, Some("cold"));
+        assert_eq!(step(1).await, Some("miss"));
         assert_eq!(step(2).await, Some("leading"));
         assert_eq!(step(3).await, Some("leading"));
         assert_eq!(prompt(), whole, "as many tokens as by the other endpoint");
@@ -114,15 +114,19 @@ async fn a_response_its_worker_forgot_continues_from_its_transcript_exactly() {
     let id = post(front.proxy_address(), path, first.to_string()).await.json()["id"].clone();
     let next = json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": "forgotten"});
     let got = post(front.proxy_address(), path, next.to_string()).await;
-    assert_eq!((got.status, got.headers["x-ownerserve-resolved"].to_str().unwrap()), (200, "transcript"));
+    assert_eq!((got.status, got.headers["x-ownerserve-history-source"].to_str().unwrap()), (200, "transcript"));
     let sent: Value = serde_json::from_slice(&worker.last_request().body).unwrap();
     assert_eq!(
         sent["input"].as_array().unwrap().len(),
         5 + 1 + 1,
         "all that was said before, the answer, and what is new"
     );
-    let known = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.clone();
-    assert_eq!((known.fallback, known.rung), (None, Some("cold")), "without the instructions it begins otherwise");
+    let known = front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.clone();
+    assert_eq!(
+        (known.token_ids_unavailable, known.tier),
+        (None, Some("miss")),
+        "without the instructions it begins otherwise"
+    );
 }
 
 #[tokio::test]
@@ -131,7 +135,7 @@ async fn an_image_prompt_falls_back_as_multimodal() {
     let front = start_router(&[&worker], &SETTINGS).await;
     let ask = async |path: &str, body: Value| {
         assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
-        front.gateway.decisions.receipts.newest(1, |_| true)[0].known.clone()
+        front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.clone()
     };
     let turn = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
     let url = "data:image/png;base64,AAAA";
@@ -143,8 +147,8 @@ async fn an_image_prompt_falls_back_as_multimodal() {
     let responses = json!({"model": "tiny", "input": item});
     for (path, body) in [(PATH, chat), ("/v1/messages", messages), ("/v1/responses", responses)] {
         let known = ask(path, body).await;
-        assert_eq!((known.fallback, known.rung), (Some("multimodal"), None), "{path}");
-        assert_eq!(known.deepest_overlap, Tokens::ZERO, "{path}");
+        assert_eq!((known.token_ids_unavailable, known.tier), (Some("multimodal"), None), "{path}");
+        assert_eq!(known.max_overlap_tokens, Tokens::ZERO, "{path}");
     }
     let counted = front.gateway.metrics.plans.fallback.with_label_values(&["multimodal"]);
     assert_eq!(counted.get(), 3);
@@ -190,13 +194,13 @@ async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
     step.prompt.content = PromptContent::Tail(vec![1]);
     assert_eq!(taken(&step), Some(PromptMismatch::Tokens));
 
-    assert_ne!(ask(&front, 2, json!({})).await, Some("cold"));
+    assert_ne!(ask(&front, 2, json!({})).await, Some("miss"));
     let identity = &front.gateway.caches.prefix_cache;
     identity.spot_checks.enqueue(SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO));
     wait_until("the difference is found", || model.is_disabled_by_spot_check()).await;
     assert_eq!(spot_check_count(&front, "token_mismatch"), 1);
-    assert_eq!(ask(&front, 3, json!({})).await, Some("cold"));
-    assert!(front.gateway.decisions.receipts.newest(1, |_| true)[0].known.distrusted);
+    assert_eq!(ask(&front, 3, json!({})).await, Some("miss"));
+    assert!(front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.disabled_by_spot_check);
     let ready = get(front.operator_address(), "/readyz").await.json();
     assert_eq!(
         (&ready["degraded"][0]["component"], &ready["degraded"][0]["reason"]),
@@ -227,10 +231,10 @@ async fn a_spot_check_that_cannot_render_drops_the_prompt_but_trusts_the_model()
 async fn zero_cache_memory_computes_every_prompt_from_scratch() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &[SETTINGS[0], "prefix_cache.memory_limit=0B"]).await;
-    assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
-    assert_eq!(ask(&front, 1, json!({})).await, Some("cold"));
+    assert_eq!(ask(&front, 0, json!({})).await, Some("miss"));
+    assert_eq!(ask(&front, 1, json!({})).await, Some("miss"));
     for (path, body) in other_endpoint_bodies(1) {
-        assert_eq!(ask_at(&front, path, body.to_string()).await, Some("cold"));
+        assert_eq!(ask_at(&front, path, body.to_string()).await, Some("miss"));
     }
     assert!(front.gateway.caches.prefix_cache.conversations.is_empty());
 }

@@ -9,8 +9,8 @@ use crate::testing::{StubWorker, TestRouter, get, post, start_router, start_rout
 
 const CHAT: &str = "/v1/chat/completions";
 const SETTINGS: [&str; 1] = ["models.tiny.tokenizer_dir=builtin"];
-const AGREES: PromptTokenCount = PromptTokenCount { computed: Tokens(9), counted: Tokens(9) };
-const DISAGREES: PromptTokenCount = PromptTokenCount { computed: Tokens(9), counted: Tokens(8) };
+const AGREES: PromptTokenCount = PromptTokenCount { router: Tokens(9), engine: Tokens(9) };
+const DISAGREES: PromptTokenCount = PromptTokenCount { router: Tokens(9), engine: Tokens(8) };
 
 fn agreement() -> (TokenizerDrift, ModelId) {
     (TokenizerDrift::new(Metrics::default().prefix_cache), ModelId::from("m"))
@@ -24,7 +24,7 @@ fn answer_token_counts(id: u64, agreement: &TokenizerDrift, counts: &[PromptToke
 }
 
 fn cache_hit_check(told: u64, found: u64) -> CacheHitCheck {
-    CacheHitCheck { told: Tokens(told), found: Tokens(found), block: Tokens(16) }
+    CacheHitCheck { reported: Tokens(told), cached_tokens: Tokens(found), block_size: Tokens(16) }
 }
 
 /// Records the worker's answers to prompts of which `told` was reported and `found` was cached.
@@ -203,12 +203,12 @@ fn conversation() -> Value {
 async fn a_token_count_mismatch_shows_in_receipts_readyz_alarms_and_metrics() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &SETTINGS).await;
-    let computed = step(&front, CHAT, 0, conversation()).await.known.prompt;
-    let seen = receipt(&front).seen.unwrap();
-    assert_eq!(seen.engine_disagrees, None, "an engine that says nothing says nothing else");
+    let computed = step(&front, CHAT, 0, conversation()).await.lookup.prompt_tokens;
+    let seen = receipt(&front).observed.unwrap();
+    assert_eq!(seen.token_count_mismatch, None, "an engine that says nothing says nothing else");
     for _ in 0..3 {
-        let told = step(&front, CHAT, computed.0 + 2, conversation()).await.seen.unwrap().engine_disagrees;
-        assert_eq!(told, Some(PromptTokenCount { computed, counted: computed + Tokens(2) }));
+        let told = step(&front, CHAT, computed.0 + 2, conversation()).await.observed.unwrap().token_count_mismatch;
+        assert_eq!(told, Some(PromptTokenCount { router: computed, engine: computed + Tokens(2) }));
     }
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
@@ -238,11 +238,11 @@ async fn only_exact_token_counts_are_compared() {
         ("/v1/completions", json!({"prompt": "a", "truncate_prompt_tokens": 5})),
         ("/v1/messages", json!({"messages": conversation()["messages"], "max_tokens": 3})),
     ] {
-        let seen = step(&front, path, 777, body.clone()).await.seen.unwrap();
-        assert_eq!(seen.engine_disagrees, None, "{path} {body}");
+        let seen = step(&front, path, 777, body.clone()).await.observed.unwrap();
+        assert_eq!(seen.token_count_mismatch, None, "{path} {body}");
     }
-    let seen = step(&front, "/v1/completions", 777, json!({"prompt": "a"})).await.seen.unwrap();
-    assert!(seen.engine_disagrees.is_some());
+    let seen = step(&front, "/v1/completions", 777, json!({"prompt": "a"})).await.observed.unwrap();
+    assert!(seen.token_count_mismatch.is_some());
 }
 
 #[tokio::test]
@@ -258,8 +258,8 @@ async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
     };
     for stream in [false, true] {
         let exact = ask(stream).await;
-        assert_eq!(exact.attempts[0].knowledge, KvIndexState::Exact);
-        assert_eq!(exact.seen.unwrap().engine_disagrees, None);
+        assert_eq!(exact.attempts[0].kv_index_state, KvIndexState::Exact);
+        assert_eq!(exact.observed.unwrap().token_count_mismatch, None);
     }
     let counted = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
     assert_eq!(counted.get(), 2, "whole answers and streams both tell");
@@ -267,7 +267,7 @@ async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
     for _ in 0..3 {
         front.gateway.caches.prefix_cache.tokenizer_drift.record_token_count(at, Some(DISAGREES), Instant::now());
     }
-    assert_eq!(ask(false).await.attempts[0].knowledge, KvIndexState::Approximate);
+    assert_eq!(ask(false).await.attempts[0].kv_index_state, KvIndexState::Approximate);
     assert_eq!(known(), KvIndexState::Exact, "its blocks are as well known as before");
 }
 
@@ -300,24 +300,27 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
         followed_worker(&["--speed-up=50", &format!("--tokenizer-dir={}", theirs.path().display())], &ours).await;
     let mut messages = vec![json!({"role": "user", "content": "what is in the sea? ".repeat(60)})];
     let cold = ask_chat(&front, &messages).await;
-    assert_eq!((cold.attempts[0].knowledge, cold.seen.unwrap().cache_disagrees), (KvIndexState::Exact, None));
+    assert_eq!(
+        (cold.attempts[0].kv_index_state, cold.observed.unwrap().cache_hit_mismatch),
+        (KvIndexState::Exact, None)
+    );
     for _ in 0..6 {
         messages.push(json!({"role": "user", "content": "what else? ".repeat(20)}));
         let step = ask_chat(&front, &messages).await;
-        let seen = step.seen.unwrap();
+        let seen = step.observed.unwrap();
         assert_eq!(
-            (step.attempts[0].knowledge, seen.engine_disagrees),
+            (step.attempts[0].kv_index_state, seen.token_count_mismatch),
             (KvIndexState::Exact, None),
             "they are as many"
         );
-        let finds = seen.cache_disagrees.unwrap();
-        assert_eq!((finds.told, Some(finds.found)), (Tokens(0), seen.cached));
+        let finds = seen.cache_hit_mismatch.unwrap();
+        assert_eq!((finds.reported, Some(finds.cached_tokens)), (Tokens(0), seen.cached_tokens));
     }
     // It counts only after late events had time to arrive.
     let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
     assert_eq!(agreement.suspected_mismatches(), []);
     wait_until("it is doubted", || !agreement.suspected_mismatches().is_empty()).await;
-    assert_eq!(ask_chat(&front, &messages).await.attempts[0].knowledge, KvIndexState::Approximate);
+    assert_eq!(ask_chat(&front, &messages).await.attempts[0].kv_index_state, KvIndexState::Approximate);
     let disagreeing = front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&["mismatch"]);
     wait_until("all are looked at", || disagreeing.get() == 7).await;
     let ready = get(front.operator_address(), "/readyz").await.json();
@@ -347,7 +350,7 @@ async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
         let mut body = json!({"model": "tiny", "max_tokens": 2});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
-        receipt(&front).seen.unwrap()
+        receipt(&front).observed.unwrap()
     };
     let (text, ids) = ("what is in the sea? ".repeat(60), vec![7; 200]);
     let chat = |fields: Value| {
@@ -364,13 +367,13 @@ async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
         ("/v1/completions", json!({"prompt": [text, text]})),
         ("/v1/completions", json!({"prompt": [text, text]})),
     ] {
-        assert_eq!(ask(path, body.clone()).await.cache_disagrees, None, "{path} {body}");
+        assert_eq!(ask(path, body.clone()).await.cache_hit_mismatch, None, "{path} {body}");
     }
     let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
     assert_eq!(["match", "mismatch", "not_comparable"].map(compared), [0, 0, 7]);
-    assert!(ask(CHAT, chat(json!({}))).await.cache_disagrees.is_some(), "the same, plainly");
+    assert!(ask(CHAT, chat(json!({}))).await.cache_hit_mismatch.is_some(), "the same, plainly");
     let plain = ask("/v1/completions", json!({"prompt": text})).await;
-    assert_eq!((plain.cache_disagrees, compared("match")), (None, 1), "no template is in it: {plain:?}");
+    assert_eq!((plain.cache_hit_mismatch, compared("match")), (None, 1), "no template is in it: {plain:?}");
 }
 
 #[tokio::test]
@@ -391,12 +394,12 @@ async fn concurrent_cold_starts_and_evictions_suspect_no_mismatch() {
     }
     let all = front.gateway.decisions.receipts.newest(100, |_| true);
     let is_foretold = |receipt: &&std::sync::Arc<Receipt>| {
-        let seen = receipt.seen.unwrap();
-        seen.cached.unwrap() <= seen.predicted_cached + Tokens(16)
+        let seen = receipt.observed.unwrap();
+        seen.cached_tokens.unwrap() <= seen.predicted_cached_tokens + Tokens(16)
     };
     let foretold = all.iter().filter(is_foretold).count();
     assert!(all.len() == 48 && foretold <= 24, "many were planned before the first of them was computed: {foretold}");
-    assert!(all.iter().all(|receipt| receipt.attempts[0].knowledge == KvIndexState::Exact));
+    assert!(all.iter().all(|receipt| receipt.attempts[0].kv_index_state == KvIndexState::Exact));
     let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
     assert_eq!(agreement.suspected_mismatches(), []);
     let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();

@@ -112,7 +112,10 @@ async fn unstored_or_truncated_responses_do_not_continue_elsewhere() {
     let got = ask(&front, cut).await;
     let text = String::from_utf8(got.body.to_vec()).unwrap();
     assert!(text.starts_with(begun) && text.contains("event: error\ndata: "), "{text}");
-    assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true)[0].seen.unwrap().ending, RequestOutcome::Broken);
+    assert_eq!(
+        front.gateway.decisions.receipts.newest(1, |_| true)[0].observed.unwrap().outcome,
+        RequestOutcome::Interrupted
+    );
     for id in [id.as_str().unwrap(), "resp_cut"] {
         let got = ask(&front, step_after_forgotten(id)).await;
         assert_eq!((got.status, got.headers.contains_key(RESOLVED_HEADER)), (404, false), "{id}");
@@ -215,31 +218,41 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     let got = ask(&front, next("count")).await;
     let receipt = newest_receipt(&front, 3).await;
     assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
-    let known = &receipt["known"];
-    assert_eq!((&known["fallback"], &known["named_by"]), (&json!("stored_response"), &json!("body")));
-    assert_eq!((&known["prompt"], known.get("estimated")), (&json!(400), None));
-    let seen = &receipt["seen"];
-    assert_eq!((&seen["ending"], &seen["status"], &seen["answered"]), (&json!("complete"), &json!(200), &json!(1)));
-    assert_eq!((&receipt["decision"], &seen["first_token"]), (&json!(null), &json!(null)));
+    let lookup = &receipt["lookup"];
+    assert_eq!(
+        (&lookup["token_ids_unavailable"], &lookup["session_key_source"]),
+        (&json!("stored_response"), &json!("body"))
+    );
+    assert_eq!((&lookup["prompt_tokens"], lookup.get("prompt_tokens_estimated")), (&json!(400), None));
+    let seen = &receipt["observed"];
+    assert_eq!(
+        (&seen["outcome"], &seen["http_status"], &seen["output_tokens"]),
+        (&json!("complete"), &json!(200), &json!(1))
+    );
+    assert_eq!((&receipt["decision"], &seen["ttft"]), (&json!(null), &json!(null)));
     let [served, before] = [&receipt, &first].map(|one| one["attempts"][0]["legs"][0]["worker"].clone());
     assert_eq!(served, before, "the worker that stored it");
 
     // The worker reports no usage here, and refuses the next request.
     ask(&front, next("answer")).await;
-    let known = &newest_receipt(&front, 4).await["known"];
-    assert!(known["estimated"] == true && known["prompt"].as_u64().unwrap() > 10, "{known}");
+    let lookup = &newest_receipt(&front, 4).await["lookup"];
+    assert!(lookup["prompt_tokens_estimated"] == true && lookup["prompt_tokens"].as_u64().unwrap() > 10, "{lookup}");
     ask(&front, next("refuse")).await;
-    assert_eq!(newest_receipt(&front, 5).await["seen"]["ending"], "refused");
+    assert_eq!(newest_receipt(&front, 5).await["observed"]["outcome"], "rejected");
     ask(&front, next("die")).await;
-    let seen = &newest_receipt(&front, 6).await["seen"];
-    assert!(seen["ending"] == "broken" && seen["first_token"].as_u64().unwrap() > 0, "{seen}");
+    let seen = &newest_receipt(&front, 6).await["observed"];
+    assert!(seen["outcome"] == "interrupted" && seen["ttft"].as_str().is_some_and(|ttft| ttft != "0s"), "{seen}");
     let whole = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_2\",\
         \"status\":\"completed\",\"output\":[],\"usage\":{\"input_tokens\":77,\"output_tokens\":5,\"total_tokens\":82}}}\n\n";
     let mut streamed = next("die");
     streamed["before"] = whole.into();
     ask(&front, streamed).await;
     let receipt = newest_receipt(&front, 7).await;
-    assert_eq!((&receipt["known"]["prompt"], &receipt["seen"]["answered"]), (&json!(77), &json!(5)), "{receipt}");
+    assert_eq!(
+        (&receipt["lookup"]["prompt_tokens"], &receipt["observed"]["output_tokens"]),
+        (&json!(77), &json!(5)),
+        "{receipt}"
+    );
 }
 
 #[tokio::test]

@@ -143,7 +143,7 @@ impl VirtualLedger {
         let server = Owner { rank: plan.answer_leg().rank, ..owner(super::worker_index(plan.target())) };
         let known =
             self.ledger.deepest_boundary(self.scope, &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
-        let custody = ownership_transition(&plan.claim);
+        let custody = ownership_transition(&plan.ownership);
         let Some(command) = self.command(step, (server, custody), known) else {
             return self.intend(step, None);
         };
@@ -157,8 +157,8 @@ impl VirtualLedger {
         if step.chain.prefix(known) != Some(step.base) && step.base != step.chain.root {
             self.intend(step, None);
         }
-        if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::Borrow | OwnershipEffect::Open) =
-            (plan.sequence.handoff(HandoffKind::Replicate), &plan.claim)
+        if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::ReadReplica | OwnershipEffect::Claim) =
+            (plan.sequence.handoff(HandoffKind::Replicate), &plan.ownership)
         {
             self.record_replica(step, (server, *blocks));
         }
@@ -226,8 +226,8 @@ impl VirtualLedger {
 /// Translates a claim to the ledger's ownership transition.
 fn ownership_transition(claim: &OwnershipEffect) -> OwnershipTransition {
     match claim {
-        OwnershipEffect::Keep | OwnershipEffect::Open => OwnershipTransition::Claim,
-        OwnershipEffect::Borrow => OwnershipTransition::Unchanged,
+        OwnershipEffect::Keep | OwnershipEffect::Claim => OwnershipTransition::Claim,
+        OwnershipEffect::ReadReplica => OwnershipTransition::Unchanged,
         OwnershipEffect::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },
     }
 }

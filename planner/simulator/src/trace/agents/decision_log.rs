@@ -5,73 +5,84 @@
 //! or the shared part of a fork.
 
 mod prompt_tree;
+mod version_1;
 
 use std::collections::{HashMap, HashSet};
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{Error as _, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 use vocabulary::{Micros, Tokens};
 
 use crate::trace::builder::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::is_truncated;
-use crate::trace::record::{MAX_REQUESTS, json, lines};
+use crate::trace::record::{MAX_REQUESTS, json, lines, parse_time};
 use prompt_tree::PromptTree;
 
 /// Tokens per block, the default unit in which routers count reused tokens.
 pub(in crate::trace) const BLOCK: u32 = 16;
 
-const HEAD: &str = r#"{"version": 1, "release", "policy"} on the first line"#;
-const LINE: &str = r#"{"receipt": {"at_unix_ms", "known": {"session", "prompt", "deepest_overlap"}, "seen": {"ending", "total", "answered"}, ...}, "case": {"facts": {"reused"}, ...}} on each line"#;
+/// The version that routers write. Version 1 is read as well.
+const VERSION: u32 = 2;
 
-/// Largest accepted time: about the end of the year 2200, in milliseconds since 1970.
-const MAX_UNIX_MS: u64 = 7_289_568_000_000;
+const HEAD: &str = r#"{"version": 2, "release", "planner"} on the first line"#;
+const LINE: &str = r#"{"receipt": {"arrived_at", "lookup": {"session_id", "prompt_tokens", "max_overlap_tokens"}, "observed": {"outcome", "duration", "output_tokens"}, ...}, "planning_inputs": {"step": {"reused_tokens"}, ...}} on each line"#;
+
+/// Largest accepted time: about the end of the year 2200.
+const MAX_TIME: Micros = Micros(7_289_568_000_000_000);
 
 #[derive(Deserialize)]
 struct LoggedHeader {
     version: u32,
     #[serde(rename = "release")]
     _release: IgnoredAny,
-    #[serde(rename = "policy")]
-    _policy: IgnoredAny,
+    #[serde(rename = "planner", alias = "policy")]
+    _planner: IgnoredAny,
 }
 
 #[derive(Deserialize)]
 struct DecisionLine {
     receipt: LoggedReceipt,
-    case: Option<LoggedCase>,
+    planning_inputs: Option<LoggedInputs>,
 }
 
 #[derive(Deserialize)]
 struct LoggedReceipt {
-    at_unix_ms: u64,
-    known: LoggedPrompt,
-    seen: Option<LoggedOutcome>,
+    #[serde(deserialize_with = "read_time")]
+    arrived_at: Micros,
+    lookup: LoggedPrompt,
+    observed: Option<LoggedOutcome>,
 }
 
 #[derive(Deserialize)]
 struct LoggedPrompt {
-    session: String,
-    prompt: u64,
-    deepest_overlap: u64,
+    session_id: String,
+    prompt_tokens: u64,
+    max_overlap_tokens: u64,
 }
 
 #[derive(Deserialize)]
 struct LoggedOutcome {
-    ending: String,
-    total: u64,
-    cached: Option<u64>,
-    answered: Option<u64>,
+    outcome: String,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    duration: Micros,
+    cached_tokens: Option<u64>,
+    output_tokens: Option<u64>,
 }
 
 #[derive(Deserialize)]
-struct LoggedCase {
-    facts: LoggedFacts,
+struct LoggedInputs {
+    step: LoggedFacts,
 }
 
 #[derive(Deserialize)]
 struct LoggedFacts {
-    reused: u64,
+    reused_tokens: u64,
+}
+
+fn read_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Micros, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_time(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is no time in RFC 3339")))
 }
 
 #[derive(Clone, Copy)]
@@ -100,14 +111,22 @@ pub(crate) struct DecisionLogSessions {
 /// leaves behind.
 pub(crate) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     let mut all = lines(file, text).peekable();
+    let mut version = VERSION;
     if let Some((place, line)) = all.next() {
         let head: LoggedHeader = json(place, line, HEAD)?;
-        if head.version != 1 {
-            return Err(place.out_of_range("version", head.version, "1"));
+        if ![version_1::VERSION, VERSION].contains(&head.version) {
+            return Err(place.out_of_range("version", head.version, "1 or 2"));
         }
+        version = head.version;
     }
     while let Some((place, line)) = all.next() {
-        let read = match json::<DecisionLine>(place, line, LINE) {
+        let parsed = match version {
+            version_1::VERSION => {
+                json::<version_1::OldDecisionLine>(place, line, version_1::LINE).map(DecisionLine::from)
+            }
+            _ => json::<DecisionLine>(place, line, LINE),
+        };
+        let read = match parsed {
             Err(_) if all.peek().is_none() && is_truncated(line) => {
                 builder.truncated.push(format!("{}:{}", place.file, place.line));
                 break;
@@ -115,26 +134,25 @@ pub(crate) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result
             read => read?,
         };
         match parse_step(place, &read)? {
-            Some(served) => builder.decision_logs.add(place, read.receipt.known.session, served)?,
-            None => builder.decision_logs.skip_unfinished(read.receipt.known.session),
+            Some(served) => builder.decision_logs.add(place, read.receipt.lookup.session_id, served)?,
+            None => builder.decision_logs.skip_unfinished(read.receipt.lookup.session_id),
         }
     }
     Ok(())
 }
 
 fn parse_step(place: TraceLocation<'_>, line: &DecisionLine) -> Result<Option<LoggedStep>, TraceError> {
-    let LoggedReceipt { at_unix_ms, known, seen } = &line.receipt;
-    let Some(seen) = seen.as_ref().filter(|seen| seen.ending == "complete") else { return Ok(None) };
-    let prompt = place.check_prompt("known.prompt", known.prompt)?;
-    let answer = place.check_answer("seen.answered", seen.answered.unwrap_or(1))?;
-    if *at_unix_ms > MAX_UNIX_MS {
-        return Err(place.out_of_range("at_unix_ms", at_unix_ms, "milliseconds since 1970, to the year 2200"));
+    let LoggedReceipt { arrived_at: at, lookup, observed } = &line.receipt;
+    let Some(observed) = observed.as_ref().filter(|observed| observed.outcome == "complete") else { return Ok(None) };
+    let prompt = place.check_prompt("lookup.prompt_tokens", lookup.prompt_tokens)?;
+    let answer = place.check_answer("observed.output_tokens", observed.output_tokens.unwrap_or(1))?;
+    if *at > MAX_TIME {
+        return Err(place.out_of_range("arrived_at (in microseconds since 1970)", at.0, "times to the year 2200"));
     }
-    let at = Micros(at_unix_ms * 1_000);
-    let took = place.check_seconds("seen.total (in seconds)", seen.total as f64 / 1e6)?;
-    let reused = line.case.as_ref().map_or(known.deepest_overlap, |case| case.facts.reused);
-    let reused = reused.max(seen.cached.unwrap_or_default()).min(prompt.0);
-    Ok(Some(LoggedStep { at, duration: took, prompt, answer, reused }))
+    let took = place.check_seconds("observed.duration (in seconds)", observed.duration.0 as f64 / 1e6)?;
+    let reused = line.planning_inputs.as_ref().map_or(lookup.max_overlap_tokens, |inputs| inputs.step.reused_tokens);
+    let reused = reused.max(observed.cached_tokens.unwrap_or_default()).min(prompt.0);
+    Ok(Some(LoggedStep { at: *at, duration: took, prompt, answer, reused }))
 }
 
 impl DecisionLogSessions {
