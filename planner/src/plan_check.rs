@@ -59,8 +59,8 @@ pub enum PlanViolation {
     /// A handoff between workers whose ranks cannot read from each other.
     #[error("the ranks of {1} cannot read from those of {0}: their parallel shapes do not match")]
     IncompatibleShapes(WorkerId, WorkerId),
-    /// A handoff over a link that is barred.
-    #[error("the link from {0} to {1} is barred")]
+    /// A handoff over a link that is disabled.
+    #[error("the link from {0} to {1} is disabled")]
     BarredLink(WorkerId, WorkerId),
     /// A replicate of blocks that the source is not believed to hold.
     #[error("{0} does not hold the blocks to be replicated")]

@@ -52,7 +52,7 @@ impl Display for AdapterMismatch {
             AdapterSource::Engines => write!(
                 f,
                 "engines list LoRA adapters on top of {base} that are not configured here: their prompts are known by their \
-                 bytes only (fallback); add {shown}{more} to {setting} and start the router again"
+                 bytes only (approximate); add {shown}{more} to {setting} and start the router again"
             ),
             AdapterSource::Configuration => write!(
                 f,

@@ -67,7 +67,7 @@ pub struct AppState {
     /// Runs long computations off the async threads.
     pub offload_pool: Arc<OffloadPool>,
     composition: Subsystems,
-    /// The planner's and the bypass policy, with the occupancy model.
+    /// The planner's and the fallback policy, with the occupancy model.
     pub policies: RoutingPolicies,
     /// Moves prefixes between workers.
     pub prefix_mover: PrefixMover,

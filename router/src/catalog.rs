@@ -54,8 +54,8 @@ pub struct Model {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "the chat template of model {model}, from {}, {fault} on a probe conversation: its conversations are known by their \
-     bytes only (fallback); put the template that the engines use there, or point models.{name:?}.tokenizer_dir at the folder that \
-     they load, and start the router again", file.display(), name = &*model.0
+     bytes only (approximate); put the template that the engines use there, or point models.{name:?}.tokenizer_dir at the \
+     folder that they load, and start the router again", file.display(), name = &*model.0
 )]
 pub struct BadTemplate {
     /// The model.

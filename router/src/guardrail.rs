@@ -1,6 +1,6 @@
-//! Guardrail: detects actions that make sessions slower than the bypass policy would. Sessions are assigned to two arms
-//! at random: one is served by the planner's choice; in the other (*control*) the plan is made, but the bypass policy
-//! serves. Only steps for which the planner chose the same action are compared.
+//! Guardrail: detects actions that make sessions slower than the fallback policy would. Sessions are assigned to two
+//! arms at random: one is served by the planner's choice; in the other (*control*) the plan is made, but the fallback
+//! policy serves. Only steps for which the planner chose the same action are compared.
 //!
 //! A sample is `x = ln(first token + 50 ms)`; the 50 ms keep negligible differences from counting. Steps of one session
 //! are correlated, so sessions are counted: each by the mean of its steps, an average over about its last sixteen. For
@@ -47,7 +47,7 @@ const ALPHA: f64 = 0.0001;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Arm {
-    /// Planned, but served by the bypass policy.
+    /// Planned, but served by the fallback policy.
     Control,
     /// Served as planned.
     Treatment,

@@ -215,7 +215,7 @@ impl RunningServer {
         gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
         for (model, folder) in gateway.catalog().models_without_template() {
             tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.tokenizer_dir: its conversations are \
-                known by their bytes only (fallback), completions exactly; put the engines' chat_template.jinja there");
+                known by their bytes only (approximate), completions exactly; put the engines' chat_template.jinja there");
         }
         for worker in gateway.fleet().snapshot().iter() {
             tracing::info!(endpoint = %worker.endpoint, role = worker.role.as_str(), "worker");

@@ -50,7 +50,7 @@ def starting() -> None:
         took = time.monotonic() - begun
         assert blocks(second) == known, f"{blocks(second)} blocks where the first router knows {known}"
         borrowed = second.metric("residency_snapshots_total", outcome="received")
-        assert borrowed >= count, f"{borrowed} imprints were taken over"
+        assert borrowed >= count, f"{borrowed} snapshots were taken over"
         say("process start to EXACT at 64 workers", took, "s", "10")
         open_for = until("it says so itself", lambda: second.metric("kv_index_warmup_seconds"))
         say("  since its ledger was open", open_for, "s")
@@ -230,7 +230,7 @@ def without_quorum() -> None:
 def without_a_folder(serve, doors: Doors) -> None:
     """The ledger's folder deleted on top of that: every step is served, and readiness says so."""
     shutil.rmtree(serve.data)
-    until("the folder is missed", lambda: "folder_gone" in degraded(serve), 10)
+    until("the folder is missed", lambda: "data_dir_missing" in degraded(serve), 10)
     steps = run(agents(Doors([serve.port]), "no folder", 6, {**HOUR, "steps": 4, "think": 0.2}))
     assert not failed(steps), failed(steps)[:3]
     assert status_of(f"{serve.operator}/readyz") == 200

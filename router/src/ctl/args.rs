@@ -77,9 +77,9 @@ impl FromStr for EpochArg {
 pub(crate) enum ModeArg {
     /// The planner.
     Active,
-    /// The bypass policy; plans are made and recorded.
+    /// The fallback policy; plans are made and recorded.
     Shadow,
-    /// The bypass policy; nothing is planned.
+    /// The fallback policy; nothing is planned.
     Bypass,
 }
 

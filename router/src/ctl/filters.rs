@@ -154,7 +154,7 @@ filter! {
         action: String => "action",
         /// With this worker in a leg, by id or URL.
         worker: WorkerArg => "worker",
-        /// With this outcome, as complete or broken.
+        /// With this outcome, as complete or interrupted.
         outcome: String => "outcome",
     }
 }

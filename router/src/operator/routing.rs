@@ -29,9 +29,9 @@ use crate::time_text::{DurationText, UtcTime};
 #[schema(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes how RoutingMode is written")]
 enum RoutingModeSchema {
-    /// Plans are made and recorded; the bypass policy routes.
+    /// Plans are made and recorded; the fallback policy routes.
     Shadow,
-    /// The bypass policy routes; nothing is planned and the ledger is not asked.
+    /// The fallback policy routes; nothing is planned and the ledger is not asked.
     Bypass,
     /// The planner routes.
     Active,

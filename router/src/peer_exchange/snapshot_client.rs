@@ -65,7 +65,7 @@ impl SnapshotClient {
                 }
                 Err(SnapshotRejection::NotKnown) => "not_found",
                 Err(SnapshotRejection::Failed(cause)) => {
-                    tracing::warn!(%node, worker = %wanted.worker, reason = cause, "an imprint of another router is of no use");
+                    tracing::warn!(%node, worker = %wanted.worker, reason = cause, "a snapshot of another router is of no use");
                     cause
                 }
             };

@@ -44,7 +44,7 @@ impl SnapshotServer {
         question: &[u8],
     ) -> Result<Bytes, PeerError> {
         let answer = match ResidencyRequest::read(question)
-            .ok_or_else(|| PeerError::Garbled("a question about imprints".into()))?
+            .ok_or_else(|| PeerError::Garbled("a question about snapshots".into()))?
         {
             ResidencyRequest::Chunk { transfer: loan, index: place } => self.0.lock().chunk(loan, place),
             ResidencyRequest::Open { .. } if self.0.lock().is_full(Instant::now()) => ResidencyReply::Busy,

@@ -18,7 +18,7 @@ const FINGERPRINT_BYTES: usize = 1024;
 /// prompt.
 ///
 /// It is used where a value must be stable over a conversation's steps without a ledger lookup: the rollout share and
-/// the affinity of the bypass policy. Conversations with the same beginning share it.
+/// the affinity of the fallback policy. Conversations with the same beginning share it.
 pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
     let field = |name| request.body.json_fields().get(name).and_then(|raw| std::str::from_utf8(raw).ok());
     let text = match request.endpoint {

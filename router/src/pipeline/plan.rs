@@ -264,7 +264,7 @@ fn plan_and_reserve(
     Ok((planned, PlanGuards { reservation, trials }))
 }
 
-/// Whether a step may be queued: not where the bypass policy serves it, after a failed attempt, or where the target's
+/// Whether a step may be queued: not where the fallback policy serves it, after a failed attempt, or where the target's
 /// KV index is not exact, so that the cached part of its prompt is only a guess.
 fn may_queue(step: &ClassifiedStep, (failed, planned): (&[WorkerId], &PlannedStep)) -> bool {
     let is_exact = |view: &WorkerView| view.id == planned.plan.target() && view.knowledge == KvIndexState::Exact;

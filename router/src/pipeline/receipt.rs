@@ -71,7 +71,7 @@ pub struct Receipt {
     pub lookup: PromptSummary,
     /// Routing mode for this step.
     pub mode: RoutingMode,
-    /// Whether its session belongs to the guardrail's control group: planned, but served by the bypass policy in mode
+    /// Whether its session belongs to the guardrail's control group: planned, but served by the fallback policy in mode
     /// `active`, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub control_group: bool,
@@ -149,9 +149,9 @@ pub struct Attempt {
     pub action: Action,
     /// The legs of the plan, in order; the last one was to answer.
     pub legs: Vec<AttemptLeg>,
-    /// How reliably the blocks of the legs' workers were known to this step, the least of them: `fallback` where they
-    /// are guessed from what was routed there, where the prompt is identified by its bytes only or was converted as
-    /// only vLLM is known to do it, and where the engine's prompt token counts disagree with ours.
+    /// How reliably the blocks of the legs' workers were known to this step, the least of them: `approximate` where
+    /// they are guessed from what was routed there, where the prompt is identified by its bytes only or was converted
+    /// as only vLLM is known to do it, and where the engine's prompt token counts disagree with ours.
     pub kv_index_state: KvIndexState,
     /// Workers that were ejected at that time because requests failed there, and so are no candidates.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -14,9 +14,9 @@ use crate::guardrail::Arm;
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum RoutingMode {
-    /// Plans are made and recorded; the bypass policy routes.
+    /// Plans are made and recorded; the fallback policy routes.
     Shadow,
-    /// The bypass policy routes; nothing is planned and the ledger is not asked.
+    /// The fallback policy routes; nothing is planned and the ledger is not asked.
     Bypass,
     /// The planner routes.
     #[default]
@@ -68,7 +68,7 @@ pub struct RoutingSettings {
     pub mode: RoutingMode,
     /// In mode `active`, the share of sessions whose steps the planner routes. Stable per session.
     pub rollout_percent: Percent,
-    /// Percentage of these sessions that the bypass policy serves for comparison. Stable per session.
+    /// Percentage of these sessions that the fallback policy serves for comparison. Stable per session.
     pub control_percent: Percent,
     /// Actions that are disabled in addition to those disabled by the planner's policy.
     pub disabled: ActionSet,

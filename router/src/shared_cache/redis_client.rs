@@ -178,7 +178,7 @@ impl RedisClient {
         self.metrics.set_health(Some(standing));
         let (redis, standing) = (&self.address, standing.as_ref());
         match standing {
-            "up" => tracing::info!(redis, state = standing, "Redis answers: soft state is shared between routers"),
+            "up" => tracing::info!(redis, state = standing, "Redis answers: the cache is shared between routers"),
             _ => tracing::warn!(
                 redis,
                 state = standing,

@@ -18,17 +18,17 @@ families! {
             "How long steps waited rather than push out others' KV, by what ended it: admitted, max_wait_reached, queue_full or abandoned.";
         ttft_prediction_ratio: HistogramVec = "ttft_prediction_ratio" {action}
             [&[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0]],
-            "First-token time by what its price foretold, of steps that one worker served alone.";
+            "First-token time by its prediction, of steps that one worker served alone.";
         prefill_speed: GaugeVec = "worker_prefill_tokens_per_second" {worker},
             "Prompt tokens a second that it computes, as learnt from its steps.";
         cost_drift: IntGaugeVec = "worker_cost_drift" {worker, direction},
-            "1 while its first tokens come later or earlier than prices foretell.";
+            "1 while its first tokens come later or earlier than predicted.";
         guard_ratio: GaugeVec = "guardrail_ttft_ratio" {action},
             "First-token time of sessions that an action served, by that of the control group; 0 while too few are known.";
         guard_sessions: IntGaugeVec = "guardrail_sessions" {action, arm},
             "Sessions whose steps are compared, by the action that the planner chose and by arm.";
         reverted: IntGaugeVec = "guardrail_action_disabled" {action},
-            "1 while an action is switched off because it made sessions slower.";
+            "1 while an action is disabled because it made sessions slower.";
         checks: IntCounterVec = "transfer_checks_total" {outcome = label_values::<TransferCheckOutcome>()},
             "Transfers whose KV was held against computing the prompt, by outcome; skipped where another check was running.";
         barred_links: IntGauge = "transfer_links_disabled",

@@ -161,7 +161,7 @@ async fn start_transfer_service(
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
     let client =
-        client.map_err(|_| SimError::Option { option: "dialect", must: "used where HTTP clients can be made" })?;
+        client.map_err(|_| SimError::Option { option: "kv_connector", must: "used where HTTP clients can be made" })?;
     Ok(TransferService { connector: spoken, role, bootstrap, rooms, client, timeout: patience })
 }
 

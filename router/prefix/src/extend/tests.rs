@@ -227,14 +227,14 @@ const REWRITING_FAMILIES: &[&str] = &["qwen_like", "glm45", "kimi_k2", "mistral_
 #[test]
 fn tool_conversations_resume_in_every_committed_template_family() {
     let expected: [(&[&str], &str); 6] = [
-        (APPEND_ONLY_FAMILIES, "cold session session session session"),
-        (REWRITING_FAMILIES, "cold session session segment session"),
-        (&["deepseek_r1"], "cold segment segment segment segment"),
-        (&["harmony"], "cold session session cold session"),
+        (APPEND_ONLY_FAMILIES, "miss session session session session"),
+        (REWRITING_FAMILIES, "miss session session segment session"),
+        (&["deepseek_r1"], "miss segment segment segment segment"),
+        (&["harmony"], "miss session session miss session"),
         // The system prompt is rendered with the last user message while that is the last message.
-        (&["mistral_like"], "cold cold session cold cold"),
+        (&["mistral_like"], "miss miss session miss miss"),
         // This template refuses tools.
-        (&["gemma3"], "cold cold cold cold cold"),
+        (&["gemma3"], "miss miss miss miss miss"),
     ];
     check_tiers(&talk(), &[2, 4, 6, 8, 10], &expected);
 }
@@ -246,12 +246,12 @@ fn chat_conversations_resume_at_the_last_answer_or_rewritten_turn() {
         talk.extend([json!({"role": "assistant", "content": format!("answer {n}")}), user(&format!("again {n}"))]);
     }
     let expected: [(&[&str], &str); 4] = [
-        (APPEND_ONLY_FAMILIES, "cold session session session session"),
-        (&["gemma3"], "cold session session session session"),
-        (REWRITING_FAMILIES, "cold segment segment segment segment"),
-        (&["deepseek_r1"], "cold segment segment segment segment"),
+        (APPEND_ONLY_FAMILIES, "miss session session session session"),
+        (&["gemma3"], "miss session session session session"),
+        (REWRITING_FAMILIES, "miss segment segment segment segment"),
+        (&["deepseek_r1"], "miss segment segment segment segment"),
     ];
-    let whole: (&[&str], &str) = (&["harmony", "mistral_like"], "cold cold cold cold cold");
+    let whole: (&[&str], &str) = (&["harmony", "mistral_like"], "miss miss miss miss miss");
     check_tiers(&talk, &[2, 4, 6, 8, 10], &[&expected[..], &[whole]].concat());
 }
 

@@ -208,7 +208,7 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     // If the worker has forgotten the previous response, the step is planned like any other.
     let got = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
     let receipt = newest_receipt(&front, 2).await;
-    assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(receipt["request_id"], got.headers["x-request-id"].to_str().unwrap());
     assert!(receipt["decision"].is_object(), "{receipt}");
 
     let next = |behave: &str| {
@@ -217,7 +217,7 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     };
     let got = ask(&front, next("count")).await;
     let receipt = newest_receipt(&front, 3).await;
-    assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(receipt["request_id"], got.headers["x-request-id"].to_str().unwrap());
     let lookup = &receipt["lookup"];
     assert_eq!(
         (&lookup["token_ids_unavailable"], &lookup["session_key_source"]),
@@ -270,8 +270,8 @@ async fn long_answers_are_read_on_the_offload_pool_after_their_end() {
     assert!(transcript().await.is_none(), "there was no place to read its output");
     assert_eq!(front.gateway.decisions.receipts.newest(100, |_| true).len(), 0, "nor the usage of the step");
     drop(release);
-    let seen = &newest_receipt(&front, 1).await["seen"];
-    assert_eq!((&seen["ending"], &seen["answered"]), (&json!("complete"), &json!(5)), "{seen}");
+    let observed = &newest_receipt(&front, 1).await["observed"];
+    assert_eq!((&observed["outcome"], &observed["output_tokens"]), (&json!("complete"), &json!(5)), "{observed}");
     while transcript().await.is_none() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

@@ -38,7 +38,7 @@ impl RankFollower {
             return;
         }
         let (endpoint, next) = (&self.worker.member.spec.endpoint, imprint.head.next);
-        tracing::debug!(worker = %endpoint, next, "an imprint of another router is taken over");
+        tracing::debug!(worker = %endpoint, next, "a snapshot of another router is taken over");
         self.worker.member.events.counts.lock().peer_snapshots += 1;
         self.stream.adopt(process, next);
         self.feed.adopt(imprint);

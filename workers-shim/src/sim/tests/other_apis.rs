@@ -143,7 +143,7 @@ async fn configured_adapters_are_listed_and_served() {
             .await
             .err()
             .unwrap_or_else(|| panic!("{wrong:?} is taken"));
-        assert!(error.to_string().starts_with("adapter must be at most 64 different names"), "{error}");
+        assert!(error.to_string().starts_with("lora_adapter must be at most 64 different names"), "{error}");
     }
 }
 
