@@ -41,7 +41,7 @@ def test_a_prefix_is_sent_once_before_the_step_that_uses_it(tmp_path):
 
 @pytest.mark.parametrize("setting, problem", [
     ("prefix_replication.bandwidth=0B", "prefix_replication.bandwidth: accepted is 1MiB or more, in bytes per second"),
-    ("ahead.fast=true", "unknown field `fast`, expected `enabled` or `bandwidth`"),
+    ("prefix_replication.fast=true", "unknown field `fast`, expected `enabled` or `bandwidth`"),
 ])
 def test_what_cannot_be_says_what_is_accepted(tmp_path, setting, problem):
     process = Process("refused", [str(BINARY), "serve", "--data-dir", str(tmp_path), "--set", setting], {})

@@ -62,7 +62,7 @@ def test_a_sick_worker_is_asked_a_few_times_and_then_only_by_trials(fleet, how):
     assert whole.count(False) <= trials, "only a trial's client can notice"
     assert serve.metric("worker_ejected", worker=sick.url.split("//")[1]) == 1
     told = {alarm["alarm"]: alarm for alarm in alarms(serve)}
-    assert told["worker_ejected"]["of"] == sick.url, told
+    assert told["worker_ejected"]["target"] == sick.url, told
     assert get_json(f"{serve.operator}/readyz")["degraded"][0]["reason"] == "ejected"
 
     sick.behaviour = type(sick.behaviour)()

@@ -137,7 +137,7 @@ def test_without_redis_each_router_keeps_to_its_share(redis, pair):
     counts, took = hammer([other], 90)
     assert 30 - 1 <= counts[200] <= 30 + took / 2 + 2, (counts, took)
     receipts = json.loads(wire.ask(one.operator_port, "GET", "/ownerserve/v1/decisions?limit=1").body)["decisions"]
-    assert receipts[0]["shared_cache_state"] == "gone"
+    assert receipts[0]["shared_cache_state"] == "unreachable"
     redis.start()
     for router in pair:
         until("it is back", lambda router=router: router.metric("soft_state_standing", standing="up") == 1)

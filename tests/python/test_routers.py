@@ -58,7 +58,7 @@ def test_any_router_moves_and_copies_what_another_one_served(routers):
         targets = elsewhere(server, line)
         for router, target in zip(others, targets):
             asked = Operator(router.operator)
-            done = asked.write("POST", f"sessions/{session}/migrate", {"to": {"worker": target}}, "*").ok()
+            done = asked.write("POST", f"sessions/{session}/migrate", {"target": {"worker": target}}, "*").ok()
             assert done["transfer"]["blocks"] == head["blocks"] and done["transfer"]["target"] == target
             assert asked.get(f"sessions/{session}").json["session"]["owner"]["worker"] == target
             copy = {"target": {"worker": line["owner"]["worker"]}}
@@ -77,13 +77,13 @@ def test_what_no_router_knows_any_more_is_refused_alike_and_says_what_helps(work
         one.wait()
         until("the other one hears it", lambda: Operator(other.operator).get("cluster").json["stale"] is False)
         target = elsewhere(one, line)[0]
-        told = [Operator(router.operator).write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": target}}, "*")
+        told = [Operator(router.operator).write("POST", f"sessions/{line['id']}/migrate", {"target": {"worker": target}}, "*")
                 for router in routers]
         assert [(got.status, got.json["reason"]) for got in told] == [(409, "transfer_not_possible")] * 2
         assert told[0].json["detail"] == told[1].json["detail"] and "after a step of the session" in told[0].json["detail"]
         Talk(other.url, "forgotten", prose(400, 200)).say("hello")
         sealed_session(other, "forgotten")
-        again = Operator(one.operator).write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": target}}, "*")
+        again = Operator(one.operator).write("POST", f"sessions/{line['id']}/migrate", {"target": {"worker": target}}, "*")
         assert again.status == 200, again.body
     finally:
         for router in routers:
