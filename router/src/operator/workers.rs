@@ -237,7 +237,6 @@ struct LinkResource {
     latency: DurationText,
     /// Transfer rate after that.
     bytes_per_second: f64,
-    /// What the link can transfer.
     #[schema(inline)]
     direction: LinkDirection,
 }
