@@ -292,7 +292,7 @@ mod tests {
         let settings = [
             format!("auth.keys_file={:?}", file("keys.toml", "[keys]\n\"sk-a\" = \"a\"\n\"sk-b\" = \"b\"\n")),
             format!("discovery.workers_file={:?}", file("workers.toml", "workers = []\n")),
-            "discovery.dns=[{name = \"localhost:1\"}]".to_owned(),
+            "discovery.dns=[{address = \"localhost:1\"}]".to_owned(),
         ];
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
         let front = start_router(&[&worker], &settings).await;

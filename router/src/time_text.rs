@@ -185,8 +185,8 @@ mod tests {
             (600_000_000, "10m"),
             (5_400_000_000, "90m"),
             (86_400_000_000, "1d"),
-            (1_234_567, "1234.567ms"),
-            (1_000_001, "1000.001ms"),
+            (1_234_567, "1234567us"),
+            (1_000_001, "1000001us"),
         ] {
             assert_eq!(DurationText::from(Micros(micros)).to_string(), text);
         }
@@ -206,9 +206,12 @@ mod tests {
         }
     }
 
+    /// 584 years: the reader counts nanoseconds in 64 bits.
+    const MAX_READ_MICROS: u64 = u64::MAX / 1_000;
+
     proptest! {
         #[test]
-        fn any_written_duration_is_read_back_exactly(micros in any::<u64>(), shift in 0u32..64) {
+        fn any_written_duration_is_read_back_exactly(micros in 0..MAX_READ_MICROS, shift in 0u32..64) {
             let text = DurationText::from(Micros(micros >> shift)).to_string();
             prop_assert_eq!(text.parse::<TimeSpan>().ok(), Some(TimeSpan(Duration::from_micros(micros >> shift))), "{}", text);
         }

@@ -389,10 +389,10 @@ mod tests {
         assert!(client.get("cluster").await.unwrap().json["node_id"].is_u64());
         let (turn, unasked) =
             (serde_json::json!({"mode": "shadow"}), OperatorClient { last_answered: Arc::default(), ..client.clone() });
-        let error = unasked.write((Method::PUT, "mode"), &turn, None).await.unwrap_err();
+        let error = unasked.write((Method::PUT, "routing"), &turn, None).await.unwrap_err();
         assert_eq!((error.exit_code(), error.error_code()), (4, "unknown_outcome"), "{error}");
         assert_eq!(client.clone().starting_after(&client.endpoints[0]).endpoints[1], client.endpoints[0]);
-        client.write((Method::PUT, "mode"), &turn, None).await.expect("it goes where the look was answered");
+        client.write((Method::PUT, "routing"), &turn, None).await.expect("it goes where the look was answered");
         let nobody = client.only("http://127.0.0.1:9").get("cluster").await.unwrap_err();
         assert!(matches!(nobody, CtlError::Unreachable { .. }), "{nobody}");
         let endpoints = vec![client.endpoints[0].clone(), "http://127.0.0.1:9".into()];

@@ -70,7 +70,7 @@ async fn a_registered_worker_is_listed_until_it_withdraws_or_expires() {
     wait_until("it was silent for too long", || gateway.fleet().snapshot().is_empty()).await;
     for (wrong, told) in [
         ("{\"url\": \"a:1\"}", "accepted is http://HOST:PORT"),
-        ("{\"url\": \"http://a:1\", \"ttl_ms\": 999}", "ttl_ms: accepted is 1000 to 3600000"),
+        ("{\"url\": \"http://a:1\", \"ttl\": \"999ms\"}", "ttl: accepted is 1s to 1h"),
         ("{\"url\": \"http://a:1\", \"models\": [\"\"]}", "models: accepted are at most 64 names"),
         ("{\"url\": \"http://a:1\", \"api_key\": \"x\"}", "api_key"),
     ] {

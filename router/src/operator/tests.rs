@@ -98,7 +98,7 @@ async fn readiness_follows_the_workers_but_liveness_does_not() {
 async fn inexact_worker_reports_its_reason_and_a_remedy() {
     let worker = StubWorker::start("one", "tiny").await;
     let url = worker.url();
-    let listed = format!("workers=[{{url={url:?}, events=\"tcp://127.0.0.1:9\"}}]");
+    let listed = format!("workers=[{{url={url:?}, kv_events_endpoint=\"tcp://127.0.0.1:9\"}}]");
     let front = start_router_at(&[], &[&listed, "models.tiny.tokenizer_dir=builtin"]).await;
     let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let mut now = line().await;
@@ -690,7 +690,7 @@ async fn dns_rebinding_and_cross_origin_requests_are_rejected() {
 async fn readiness_hides_details_from_callers_without_a_token() {
     let (folder, worker) = (tempfile::tempdir().unwrap(), StubWorker::start("one", "tiny").await);
     let name = "no-such-host.invalid:80";
-    let dns = format!("discovery.dns=[{{name={name:?}, every=\"1s\"}}]");
+    let dns = format!("discovery.dns=[{{address={name:?}, refresh_interval=\"1s\"}}]");
     let front = start_router(&[&worker], &[&tokens(&folder), &dns]).await;
     let at = front.operator_address();
     wait_until("the name was looked up", || !front.gateway.discovery().failures().is_empty()).await;

@@ -20,7 +20,7 @@ async fn worker() -> Arc<StubWorker> {
 #[tokio::test]
 async fn bad_input_gets_an_openai_error() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=100000"]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=\"100000B\""]).await;
     let cases: [(&str, &[u8], u16, &str); 12] = [
         (CHAT, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"", 400, ""),
         (CHAT, b"", 400, ""),
@@ -52,7 +52,7 @@ async fn bad_input_gets_an_openai_error() {
 #[tokio::test]
 async fn an_oversized_body_is_refused_while_the_client_still_sends() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=1000"]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=\"1000B\""]).await;
     // Chunked, so that the size shows only while reading; far larger than the socket's buffers.
     let mut stream = raw(
         front.proxy_address(),
@@ -237,7 +237,7 @@ async fn a_broken_stream_ends_with_the_error_event_of_its_api() {
 #[tokio::test]
 async fn refusals_on_anthropic_paths_use_anthropics_format() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=1000"]).await;
+    let front = start_router(&[&worker], &["proxy.body_limit=\"1000B\""]).await;
     let messages = "/v1/messages";
     for (path, body, status, kind) in [
         (messages, "[]".to_owned(), 400, "invalid_request_error"),

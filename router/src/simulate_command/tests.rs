@@ -117,10 +117,10 @@ fn slower_tiers_use_the_given_sizes_and_speeds() {
 /// A model of which every other layer keeps 128 tokens.
 const HYBRID: &str = r#"
     [[layers]]
-    times = 16
-    each = [
-        { state = "dense", kv_heads = 8, head_dim = 128 },
-        { state = "window", kv_heads = 8, head_dim = 128, window = 128 },
+    repeat = 16
+    pattern = [
+        { kind = "dense", kv_heads = 8, head_dim = 128 },
+        { kind = "sliding_window", kv_heads = 8, head_dim = 128, window_tokens = 128 },
     ]"#;
 
 fn model(ending: &str, text: &str) -> (tempfile::NamedTempFile, String) {
@@ -168,7 +168,7 @@ fn invalid_tier_policies_are_rejected_before_any_run() {
     assert!(lost.starts_with("--attention-file: ") && lost.contains("/nowhere.toml"), "{lost}");
     let (_file, strange) = model(".json", r#"{"model_type": "jamba"}"#);
     assert!(refused(&[&strange]).contains("model_type is jamba; accepted: "), "{}", refused(&[&strange]));
-    let (_file, dense) = model(".toml", "[[layers]]\neach = [{ state = \"dense\", kv_heads = 8, head_dim = 128 }]");
+    let (_file, dense) = model(".toml", "[[layers]]\npattern = [{ kind = \"dense\", kv_heads = 8, head_dim = 128 }]");
     let said = refused(&[&dense, "--tier-policy=no_windows"]);
     assert!(said.contains("--tier-policy: ") && said.contains("accepted: none, lru, lowest_cost"), "{said}");
 }

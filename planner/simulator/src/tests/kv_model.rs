@@ -214,7 +214,7 @@ fn unsupported_tier_policy_is_rejected_with_the_accepted_ones() {
     let said = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), TierPolicy::Lru);
     assert!(said.contains("accepted: at least one that keeps something of every token"), "{said}");
     let said = refused(&hybrid(), periodic(1 << 30));
-    assert!(said.starts_with("tier policy `periodic:1073741824`: checkpoints.every"), "{said}");
+    assert!(said.starts_with("tier policy `periodic:1073741824`: window_checkpoints.every"), "{said}");
     let chosen = KvModel::new(&dense(), TierPolicy::LowestCost, HardwareProfile::H100_8B, &alternating_conversations())
         .unwrap()
         .checkpoints();

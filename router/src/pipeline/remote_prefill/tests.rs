@@ -275,9 +275,9 @@ async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
     let (legs, plan) = legs(&front.gateway, (&p, &d), GenerationEndpoint::Completions).await;
     let source = legs.body.json_fields().body().clone();
     let metrics = crate::telemetry::metrics::Metrics::default().memory;
-    // Legs with room for the client's body and `copies` more of about its size.
-    let with_room = |copies: usize| {
-        let size = (copies + 1) * (source.len() + 1000);
+    // Legs with room for the client's body and `room` bytes more.
+    let with_room = |room: usize| {
+        let size = source.len() + room;
         let budget = MemoryBudget::new(MemoryLimits { total: size, tenant: size }, &metrics);
         let mut memory = budget.reservation(&TenantId::default());
         memory.grow(source.len()).unwrap();
@@ -286,8 +286,10 @@ async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
         with_room
     };
     let reserved = || usize::try_from(metrics.reserved.get()).unwrap();
-    let one = with_room(1);
-    let transfer = one.transfer(&plan.prefill, &plan.decode).unwrap();
+    let transfer = legs.transfer(&plan.prefill, &plan.decode).unwrap();
+    let [prefill, decode] =
+        [legs.body.prefill(&legs.options, (&transfer, None)), legs.body.decode(&legs.options, (&transfer, None))];
+    let one = with_room(prefill.len().max(decode.len()));
     let body = one.charge(one.body.prefill(&one.options, (&transfer, None))).unwrap();
     assert_eq!(reserved(), source.len() + body.len());
     let second = one.charge(one.body.decode(&one.options, (&transfer, None)));
