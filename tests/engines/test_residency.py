@@ -138,7 +138,7 @@ class Tally:
                "the plan counted other than the index")
         self.differences.append(
             f"{why}: prompt {prompt}, index {overlap}, planned {seen['predicted_cached_tokens']}, vLLM {cached}; "
-            f"events before {before['events']}, after {after['events']}")
+            f"events before {before['kv_event_counts']}, after {after['kv_event_counts']}")
 
 
 def test_what_the_index_predicts_is_what_vllm_finds_under_evictions(engine):
@@ -187,6 +187,6 @@ def report(asked: int, cache_blocks: int, tally: Tally, at_end: dict) -> None:
     print(f"\n{asked} requests, seed {SEED}, cache of {cache_blocks} blocks; {samples} sampled when the engine was idle, "
           f"found {dict(tally.kinds)}; at least {tally.computed // BLOCK} blocks computed")
     print(f"{len(tally.differences)} differences, {100 * (1 - len(tally.differences) / samples):.3f} % agree; "
-          f"events {at_end['events']}")
+          f"events {at_end['kv_event_counts']}")
     for difference in tally.differences:
         print(" ", difference)

@@ -272,3 +272,30 @@ async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
     assert!(again.observed.unwrap().cached_tokens >= Some(most), "{:?}", again.observed);
     assert_eq!(again.attempts[0].target(), owner);
 }
+
+/// Returns the step that a client's request with this body is, before it is planned.
+pub(super) async fn classified_step(
+    gateway: &Arc<AppState>,
+    endpoint: GenerationEndpoint,
+    body: &Value,
+) -> plan::ClassifiedStep {
+    let incoming = ClientRequest {
+        id: new_request_id(),
+        tenant: TenantId::default(),
+        method: Method::POST,
+        path: endpoint.path().into(),
+        headers: HeaderMap::new(),
+        body: body.to_string().into(),
+        arrived: Instant::now(),
+        token_reservation: None,
+        memory: None,
+        addition: None,
+    };
+    let request = parse::parse(incoming, endpoint, None).unwrap();
+    let model = gateway.catalog().model(&request.model);
+    let request = identify::UnidentifiedRequest::new(request, model);
+    let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);
+    let named = request.with_prompt(found);
+    let located = locate::locate(&gateway.pipeline.locate, named.identified, named.converted).await.unwrap();
+    plan::classify(&gateway.pipeline.classify, located)
+}

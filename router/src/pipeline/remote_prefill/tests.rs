@@ -1,7 +1,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderMap, Method};
 use planner::{Handoff, HandoffKind, LegRole, Plan, PlanSequence};
 use serde_json::{Value, json};
 use vocabulary::{TenantId, WorkerId};
@@ -9,14 +8,15 @@ use workers_shim::sim::SimWorker;
 
 use super::*;
 use crate::app_state::AppState;
-use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
+use crate::client_request::GenerationEndpoint;
 use crate::memory_budget::{MemoryBudget, MemoryLimits};
 use crate::outliers::Trials;
 use crate::pipeline::end_guard::EndGuard;
 use crate::pipeline::execute::FailedAttempt;
+use crate::pipeline::plan;
 use crate::pipeline::plan::{ClassifiedStep, PlanGuards, PlannedStep};
 use crate::pipeline::planning::{PlanVerdict, Planning};
-use crate::pipeline::{identify, locate, parse, plan};
+use crate::pipeline::tests::classified_step;
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, get, start_router_at, wait_until};
 
@@ -66,27 +66,7 @@ async fn step(gateway: &Arc<AppState>, endpoint: GenerationEndpoint) -> Classifi
         }
         GenerationEndpoint::Completions | GenerationEndpoint::Responses => json!(text),
     };
-    let incoming = ClientRequest {
-        id: new_request_id(),
-        tenant: TenantId::default(),
-        method: Method::POST,
-        path: endpoint.path().into(),
-        headers: HeaderMap::new(),
-        body: body.to_string().into(),
-        arrived: Instant::now(),
-        token_reservation: None,
-        memory: None,
-        addition: None,
-    };
-    let request = parse::parse(incoming, endpoint, None).unwrap();
-    let model = gateway.catalog().model(&request.model);
-    let request = identify::UnidentifiedRequest::new(request, model);
-    let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);
-    let named = request.with_prompt(found);
-    plan::classify(
-        &gateway.pipeline.classify,
-        locate::locate(&gateway.pipeline.locate, named.identified, named.converted).await.unwrap(),
-    )
+    classified_step(gateway, endpoint, &body).await
 }
 
 /// Sum of one of the worker's metrics over all labels.
@@ -302,9 +282,12 @@ async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
     );
     wait_until("it was sent", || reserved() == source.len()).await;
 
-    let (opened, remarks) = remote_prefill(with_room(0), plan, None).await;
-    let Err(error) = opened else { panic!("there was no room for a leg") };
-    assert_eq!(remarks, [AttemptEvent::MemoryBudgetExceeded]);
+    let full = with_room(0);
+    let longer = full.body.prefill(&full.options, (&transfer, None));
+    let Err(error) = full.serve(&plan.decode, longer).await else { panic!("there was no room for a leg") };
     assert_eq!((error.retryable(), error.client_error().status().as_u16()), (false, 413), "it would never fit");
     assert_eq!(error.attempt_event(), AttemptEvent::MemoryBudgetExceeded);
+    let (opened, remarks) = remote_prefill(full, plan, None).await;
+    assert!(opened.is_ok(), "the target computes the prompt from the client's own body");
+    assert_eq!(remarks, [AttemptEvent::MemoryBudgetExceeded]);
 }

@@ -1,39 +1,18 @@
-use http::{HeaderMap, Method};
 use serde_json::json;
-use vocabulary::TenantId;
 
 use super::*;
 use crate::app_state::AppState;
-use crate::client_request::{ClientRequest, new_request_id};
 use crate::pipeline::execute::execute;
 use crate::pipeline::legs::Legs;
+use crate::pipeline::plan;
 use crate::pipeline::planning::{PlanVerdict, Planning};
-use crate::pipeline::{identify, parse, plan};
+use crate::pipeline::tests::classified_step;
 use crate::testing::{StubWorker, start_router};
 
 /// Returns the stream of an answer that the worker has begun.
 async fn begun_answer(gateway: &Arc<AppState>) -> WorkerEventStream {
-    let endpoint = GenerationEndpoint::Completions;
     let body = json!({"model": "tiny", "prompt": "text", "behave": "stream", "stream": true});
-    let incoming = ClientRequest {
-        id: new_request_id(),
-        tenant: TenantId::default(),
-        method: Method::POST,
-        path: endpoint.path().into(),
-        headers: HeaderMap::new(),
-        body: body.to_string().into(),
-        arrived: std::time::Instant::now(),
-        token_reservation: None,
-        memory: None,
-        addition: None,
-    };
-    let request = parse::parse(incoming, endpoint, None).unwrap();
-    let model = gateway.catalog().model(&request.model);
-    let request = identify::UnidentifiedRequest::new(request, model);
-    let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);
-    let named = request.with_prompt(found);
-    let located = locate::locate(&gateway.pipeline.locate, named.identified, named.converted).await.unwrap();
-    let planning = Planning::first(plan::classify(&gateway.pipeline.classify, located));
+    let planning = Planning::first(classified_step(gateway, GenerationEndpoint::Completions, &body).await);
     let planned =
         planning.plan(&gateway.pipeline.plan, |step, failed| plan::plan(&gateway.pipeline.plan, step, failed));
     let Ok(PlanVerdict::Start(dispatched)) = planned else { panic!("it starts") };
