@@ -6,8 +6,8 @@ use ownership::Supervision;
 
 use crate::checkpoints::CheckpointStore;
 use crate::config::Config;
-use crate::pipeline::prompts::PromptStore;
 use crate::prefix_cache::PrefixCache;
+use crate::prompts::PromptStore;
 use crate::quotas::Quotas;
 use crate::shared_cache::{SharedCache, SharedCacheError};
 use crate::stored_responses::{StoredResponses, TenantMode};

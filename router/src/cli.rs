@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(config.workers.len(), 2);
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
-        assert_eq!(config.routing.mode, crate::pipeline::routing::RoutingMode::Shadow);
+        assert_eq!(config.routing.mode, crate::routing::RoutingMode::Shadow);
     }
 
     /// Parses a command line of the fixture up to `--help`, which is shown only if all words before it are accepted.

@@ -23,7 +23,7 @@ use vocabulary::{ByteCount, ModelId, RequestId, WorkerId};
 
 use crate::calibration::PredictionCalibration;
 use crate::guardrail::Guardrail;
-use crate::pipeline::receipt::{Receipt, ReceiptBuffer};
+use crate::receipt::{Receipt, ReceiptBuffer};
 use crate::telemetry::decisions::DecisionMetrics;
 use crate::transfer_check::TransferChecks;
 pub(crate) use files::LogSizeLimit;

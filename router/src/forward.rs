@@ -14,10 +14,10 @@ use workers_shim::engine_api::{LegOptions, RequestBody, StrippedFields, TokenUsa
 use crate::app_state::AppState;
 use crate::client_request::ClientRequest;
 use crate::error::{ApiError, ErrorRecipient};
+use crate::offload_pool::OffloadTask;
 use crate::passthrough::{PassthroughFacts, ResponseObserver, is_event_stream, relay};
-use crate::pipeline::offload_pool::OffloadTask;
-use crate::pipeline::receipt::RequestOutcome;
 use crate::quotas::{BYTES_PER_TOKEN, TokenReservation};
+use crate::receipt::RequestOutcome;
 use crate::stored_responses::listener::{BodyFormat, ResponseListener};
 use crate::stored_responses::receipt_recorder::ReceiptRecorder;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};

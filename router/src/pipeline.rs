@@ -2,7 +2,6 @@
 //!
 //! Control flow only: each stage lives in its own file.
 
-pub mod admission_queue;
 mod batch;
 mod blame;
 pub mod commit;
@@ -13,30 +12,20 @@ pub mod execute;
 pub(crate) mod guardrail_enforcement;
 pub mod identify;
 mod knowledge;
-pub mod kv_reservation;
-pub mod legs;
-pub mod liveness_watch;
 pub mod locate;
-pub mod offload_pool;
 pub mod parse;
 pub mod plan;
 pub mod planning;
-pub mod prompts;
-pub mod receipt;
 pub mod remote_prefill;
 pub mod replicate;
 pub mod request_end;
 pub mod resume;
 pub mod resume_blocker;
 pub mod reverse_pull;
-pub mod routing;
-pub mod session_key;
 pub mod session_resolution;
-pub mod single_flight;
 pub mod stream;
 pub mod streaming;
 pub mod summary;
-pub mod token_ids;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -55,7 +44,10 @@ use crate::config::ResumeConfig;
 use crate::decisions::DecisionHistory;
 use crate::error::ApiError;
 use crate::ledger_access::LedgerAccess;
+use crate::legs::Legs;
+use crate::offload_pool::OffloadPool;
 use crate::prefix_mover::PrefixMover;
+use crate::routing::LiveRouting;
 use crate::telemetry::metrics::{Metrics, PlanMetrics};
 use crate::tenant_isolation::TenantIsolation;
 use crate::transfer_checker::TransferChecker;
@@ -64,9 +56,7 @@ use blame::OutlierReporter;
 use end_guard::EndGuard;
 use execute::ExecuteStage;
 use identify::IdentifyStage;
-use legs::Legs;
 use locate::LocateStage;
-use offload_pool::OffloadPool;
 use parse::ParseStage;
 use plan::{ClassifiedStep, ClassifyStage, PlanStage, RoutingPolicies};
 use planning::{FailedStep, PlanVerdict, Planning};
@@ -75,7 +65,6 @@ use request_end::{
     UsageFilter, VerificationSink,
 };
 use reverse_pull::ReversePullStore;
-use routing::LiveRouting;
 use stream::StreamStage;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
@@ -131,9 +120,9 @@ pub async fn serve_generation(
 pub struct Pipeline {
     parse: ParseStage,
     identify: IdentifyStage,
-    locate: Arc<LocateStage>,
-    classify: ClassifyStage,
-    plan: Arc<PlanStage>,
+    pub(crate) locate: Arc<LocateStage>,
+    pub(crate) classify: ClassifyStage,
+    pub(crate) plan: Arc<PlanStage>,
     execute: Arc<ExecuteStage>,
     stream: Arc<StreamStage>,
     ends: Arc<RequestEnds>,

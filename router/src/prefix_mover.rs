@@ -12,10 +12,10 @@ use workers_shim::engine_api::{
     EngineResponse, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
 };
 
-use crate::pipeline::legs::{LegError, Legs};
-use crate::pipeline::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
-use crate::pipeline::receipt::AttemptEvent;
-use crate::pipeline::single_flight::SingleFlight;
+use crate::legs::{LegError, Legs};
+use crate::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
+use crate::receipt::AttemptEvent;
+use crate::single_flight::SingleFlight;
 use crate::transfer_checker::{CompletedTransfer, TransferChecker};
 use crate::worker_client::WorkerClient;
 
@@ -213,9 +213,9 @@ mod tests {
     use vocabulary::{DpRank, HashSeed, Incarnation, PrefixChain, TenantId, Tokens, WorkerHealth};
 
     use super::*;
-    use crate::pipeline::token_ids::PromptTokenIds;
     use crate::sim_command::tests::{sim, url};
     use crate::testing::{StubWorker, start_router, start_router_at, wait_until};
+    use crate::token_ids::PromptTokenIds;
     use crate::transfer_check::TransferCheckOutcome;
 
     #[tokio::test]

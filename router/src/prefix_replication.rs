@@ -25,10 +25,10 @@ use idle_sessions::ReplicationProgress;
 
 use crate::app_state::AppState;
 use crate::pipeline::plan::ClassifiedStep;
-use crate::pipeline::prompts::StoredPrompt;
-use crate::pipeline::receipt::AttemptEvent;
-use crate::pipeline::routing::RoutingMode;
 use crate::prefix_mover::PrefixRelocation;
+use crate::prompts::StoredPrompt;
+use crate::receipt::AttemptEvent;
+use crate::routing::RoutingMode;
 use crate::telemetry::metrics::KvMovementMetrics;
 
 /// Time between two checks of the sessions.

@@ -23,7 +23,7 @@ use crate::client_request::{ClientRequest, Envelope, REQUEST_ID, id_value, new_r
 use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient, truncated};
 use crate::forward::{ResponseCapture, WorkerSelector, forward, sanitized};
 use crate::host_check::HostCheck;
-use crate::pipeline::offload_pool::OffloadTask;
+use crate::offload_pool::OffloadTask;
 use crate::pipeline::serve_generation;
 use crate::quotas::TenantQuotas;
 use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body};

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::TenantId;
 
-use crate::pipeline::routing::Percent;
+use crate::routing::Percent;
 
 /// Time in which an empty bucket refills without any request.
 const REFILL_TIME: Duration = Duration::from_secs(60);

@@ -16,7 +16,7 @@ use vocabulary::{TenantId, WorkerId};
 use crate::client_request::ClientRequest;
 use crate::error::ApiError;
 use crate::memory_budget::MemoryReservation;
-use crate::pipeline::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::shared_cache::{CacheEntryKind, CacheKey, SharedCache};
 use transcript::{ConversationHistory, PreviousStep};
 

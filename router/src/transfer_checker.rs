@@ -12,9 +12,9 @@ use serde_json::json;
 use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
 use crate::client_request::new_request_id;
-use crate::pipeline::legs::{LegError, Legs};
-use crate::pipeline::prompts::{PromptStore, StoredPrompt};
-use crate::pipeline::receipt::unix_ms;
+use crate::legs::{LegError, Legs};
+use crate::prompts::{PromptStore, StoredPrompt};
+use crate::receipt::unix_ms;
 use crate::transfer_check::{
     BarredLinkRecord, CheckDecision, GreedySample, TransferCheckConfig, TransferCheckOutcome, TransferChecks,
 };

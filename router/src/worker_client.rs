@@ -11,7 +11,7 @@ use workers_shim::fleet::Fleet;
 
 use crate::auth::Secret;
 use crate::host_check::remove_credentials;
-use crate::pipeline::offload_pool::OffloadPool;
+use crate::offload_pool::OffloadPool;
 use crate::upstream::{Upstream, UpstreamError, WorkerBody, WorkerRequest, request_headers};
 use crate::worker_pool::{ListedWorkers, WorkerEntry};
 

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 
 use crate::config::WorkerUrl;
-use crate::pipeline::routing::RoutingMode;
+use crate::routing::RoutingMode;
 
 /// A worker, by its id or its URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]

@@ -187,7 +187,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::pipeline::routing::RoutingMode;
+    use crate::routing::RoutingMode;
 
     #[derive(Debug, Parser)]
     struct DecisionCommandLine {

@@ -5,8 +5,8 @@ use serde::Deserialize;
 use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
 use super::reader::{ReplayAttempt, ReplayPrompt};
-use crate::pipeline::receipt::{self, Attempt, Receipt, RequestOutcome, rfc3339};
-use crate::pipeline::routing::RoutingMode;
+use crate::receipt::{self, Attempt, Receipt, RequestOutcome, rfc3339};
+use crate::routing::RoutingMode;
 
 /// Conditions on a decision; `None` matches anything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -118,7 +118,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pipeline::receipt::testing::receipt;
+    use crate::receipt::testing::receipt;
 
     /// Fields of a receipt with this observation, as read from disk.
     fn fields_with_observation(seen: serde_json::Value) -> ReceiptFields {

@@ -16,8 +16,8 @@ use vocabulary::{Micros, RequestId, SessionId};
 use super::files::{self, CURRENT_FILE, LogSegment};
 use super::filter::{DecisionFilter, ReceiptFields};
 use super::{DecisionLogHeader, FORMAT_VERSION, version_1};
-use crate::pipeline::receipt::{AttemptLeg, RequestOutcome, rfc3339};
-use crate::pipeline::routing::RoutingMode;
+use crate::receipt::{AttemptLeg, RequestOutcome, rfc3339};
+use crate::routing::RoutingMode;
 
 /// Maximum duration of a search on disk.
 const MAX_SEARCH_TIME: Duration = Duration::from_secs(4);

@@ -7,7 +7,7 @@ use planner::{ActionSet, RequestProfile, SessionView, StepFacts, TransferPermiss
 use vocabulary::{Blocks, Overlap, SessionId, Tokens, WorkerId};
 
 use super::*;
-use crate::pipeline::receipt::testing::receipt;
+use crate::receipt::testing::receipt;
 use crate::telemetry::metrics::Metrics;
 
 struct DecisionLogFixture {

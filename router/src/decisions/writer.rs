@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::files::{self, CURRENT_FILE, LogSizeLimit};
 use super::{DecisionLogHeader, DecisionRecord};
-use crate::pipeline::receipt::Receipt;
+use crate::receipt::Receipt;
 use crate::telemetry::decisions::DecisionMetrics;
 
 /// Maximum number of queued records.

@@ -14,9 +14,9 @@ use crate::decisions::DecisionHistory;
 use crate::ledger_access::LedgerAccess;
 use crate::pipeline::locate::{LedgerFreshness, LookupEvidence};
 use crate::pipeline::parse::ParsedRequest;
-use crate::pipeline::receipt::{Attempt, AttemptLeg, PromptSummary, Receipt, RequestOutcome, StepObservation, unix_ms};
-use crate::pipeline::routing::LiveRouting;
 use crate::quotas::{RequestCompletion, TokenReservation};
+use crate::receipt::{Attempt, AttemptLeg, PromptSummary, Receipt, RequestOutcome, StepObservation, unix_ms};
+use crate::routing::LiveRouting;
 use crate::shared_cache::SharedCache;
 
 /// Why nothing is known of the prompt except the received bytes.

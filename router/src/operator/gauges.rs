@@ -15,7 +15,7 @@ use crate::calibration::DriftDirection;
 use crate::discovery::WorkerSource;
 use crate::guardrail::Arm;
 use crate::peer_exchange::ledger_health::LedgerFault;
-use crate::pipeline::routing::RoutingMode;
+use crate::routing::RoutingMode;
 
 pub(super) fn refresh(gateway: &AppState) {
     process(gateway);

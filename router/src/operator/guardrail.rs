@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::app_state::AppState;
 use crate::guardrail::{ComparisonReport, can_be_disabled};
-use crate::pipeline::routing::Percent;
+use crate::routing::Percent;
 
 /// How sessions are compared.
 #[derive(Serialize, ToSchema)]

@@ -30,9 +30,9 @@ use super::writes::{
 use super::{artifacts, sessions};
 use crate::app_state::AppState;
 use crate::peer_exchange::prompts::{PromptKey, fetch_prompt};
-use crate::pipeline::prompts::StoredPrompt;
-use crate::pipeline::receipt::AttemptEvent;
 use crate::prefix_mover::PrefixRelocation;
+use crate::prompts::StoredPrompt;
+use crate::receipt::AttemptEvent;
 use crate::time_text::DurationText;
 
 /// The worker that is to have a read-only replica.

@@ -20,8 +20,8 @@ use crate::app_state::AppState;
 use crate::decisions::DecisionFilter;
 use crate::error::truncated;
 use crate::guardrail::can_be_disabled;
-use crate::pipeline::receipt::RequestOutcome;
-use crate::pipeline::routing::{Percent, RoutingMode, RoutingSettings};
+use crate::receipt::RequestOutcome;
+use crate::routing::{Percent, RoutingMode, RoutingSettings};
 use crate::time_text::{DurationText, UtcTime};
 
 /// Who decides where a step goes.

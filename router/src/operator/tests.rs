@@ -12,7 +12,7 @@ use vocabulary::{
     Tokens, WorkerId, WorkerRole,
 };
 
-use crate::pipeline::routing::RoutingMode;
+use crate::routing::RoutingMode;
 use crate::testing::{
     StubWorker, get, post, raw, read_until, request_bytes, send, start_router, start_router_at, wait_until,
 };

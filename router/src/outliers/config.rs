@@ -4,7 +4,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::TimeSpan;
 
-use crate::pipeline::routing::Percent;
+use crate::routing::Percent;
 
 /// When a worker gets no requests because its requests fail. Names are Envoy's where they mean the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]

@@ -3,8 +3,8 @@ use strum::VariantArray as _;
 use vocabulary::{Bytes, EngineSpeed, KvIndexState, Micros, ModelId, TimeSpan, WorkerCapacity, WorkerLoad};
 
 use super::*;
-use crate::pipeline::receipt::Attempt;
-use crate::pipeline::routing::Percent;
+use crate::receipt::Attempt;
+use crate::routing::Percent;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
 
 const SECOND: Duration = Duration::from_secs(1);

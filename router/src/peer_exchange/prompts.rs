@@ -17,9 +17,9 @@ use tokio::time::timeout;
 use vocabulary::{Blocks, HashSeed, ModelId, NodeId, PrefixChain, PrefixId, TenantId, Tokens};
 
 use super::RouterPeers;
-use crate::pipeline::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
-use crate::pipeline::token_ids::PromptTokenIds;
+use crate::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
 use crate::telemetry::peer_exchange::ExchangeMetrics;
+use crate::token_ids::PromptTokenIds;
 
 const VERSION: u8 = 1;
 /// Number of peers asked at once.

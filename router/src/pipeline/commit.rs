@@ -14,9 +14,9 @@ use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 
 use super::locate::LocatedRequest;
 use super::plan::ClassifiedStep;
-use super::routing::RoutingMode;
 use crate::ledger_access::LedgerAccess;
 use crate::peer_exchange::pending_commits::{CommitOutcome, UncommittedStep};
+use crate::routing::RoutingMode;
 
 /// How long other routers count a dispatched step as in flight.
 const INTENT_TTL: Micros = Micros(120_000_000);

@@ -7,13 +7,13 @@ use vocabulary::Micros;
 use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, Suspects, culprit};
 use super::end_guard::RequestState;
 use super::execute::{FailedAttempt, StartedAnswer};
-use super::legs::{LegError, LegResponse};
 use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
 use super::planning::{AttemptLog, FailedStep, LastFailure, PartialAnswer, Planning, UnansweredStep};
-use super::receipt::{RequestOutcome, StreamResumption};
 use super::request_end::RequestEnd;
 use super::streaming::Streaming;
+use crate::legs::{LegError, LegResponse};
 use crate::outliers::Trials;
+use crate::receipt::{RequestOutcome, StreamResumption};
 
 /// Maximum number of plans for one request.
 const MAX_ATTEMPTS: usize = 3;

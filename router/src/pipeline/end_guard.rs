@@ -4,8 +4,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::RequestEnds;
-use super::receipt::RequestOutcome;
 use super::request_end::RequestEnd;
+use crate::receipt::RequestOutcome;
 
 /// A state of a request in which its client may leave.
 pub(super) trait RequestState {

@@ -11,15 +11,15 @@ use prometheus::IntCounterVec;
 use vocabulary::WorkerId;
 use workers_shim::fleet::InFlightRequest;
 
-use super::legs::{LegError, LegResponse, Legs, culprit};
 use super::plan::ClassifiedStep;
-use super::prompts::PromptStore;
-use super::receipt::AttemptEvent;
 use super::remote_prefill::{LegPair, remote_prefill};
 use super::replicate::replicate;
 use super::reverse_pull::{self, ReversePullStore};
 use crate::ledger_access::LedgerAccess;
+use crate::legs::{LegError, LegResponse, Legs, culprit};
 use crate::prefix_mover::PrefixMover;
+use crate::prompts::PromptStore;
+use crate::receipt::AttemptEvent;
 use crate::worker_client::WorkerClient;
 
 /// An answer that has begun.

@@ -1,7 +1,7 @@
 //! Acts on the guardrail's findings at the end of a step: disables actions, and logs.
 
-use super::routing::LiveRouting;
 use crate::guardrail::{ComparisonReport, Guardrail, GuardrailEvent, StepSample, can_be_disabled};
+use crate::routing::LiveRouting;
 
 /// Adds a complete step of a compared session to the guardrail's comparison, and disables an action that proved slower.
 pub(crate) fn enforce_guardrail(guardrail: &Guardrail, routing: &LiveRouting, step: &StepSample) {

@@ -12,12 +12,12 @@ use prometheus::IntCounterVec;
 use vocabulary::{PrefixChain, SessionId, Tokens};
 
 use super::conversation_fingerprint::conversation_fingerprint;
-use super::offload_pool::{OffloadPool, OffloadTask};
 use super::parse::ParsedRequest;
 use crate::catalog::{Catalog, Model};
 use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
 use crate::error::ApiError;
 use crate::memory_budget::MemoryReservation;
+use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::prefix_cache::PrefixCache;
 
 /// A request whose prompt's block hashes are known.

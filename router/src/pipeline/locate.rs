@@ -16,11 +16,11 @@ use super::batch;
 use super::conversation_fingerprint::shared_prefix_blocks;
 use super::identify::IdentifiedRequest;
 use super::knowledge;
-use super::offload_pool::{OffloadPool, OffloadTask};
 use super::parse::ParsedRequest;
 use super::session_resolution::SessionResolution;
 use crate::error::ApiError;
 use crate::ledger_access::LedgerAccess;
+use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
 
 /// A request whose session, owner and block residency are known.

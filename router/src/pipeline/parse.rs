@@ -9,12 +9,12 @@ use serde::Deserialize;
 use vocabulary::{ModelId, Tokens};
 use workers_shim::engine_api::{JsonFields, RequestBody};
 
-use super::legs::leg_options;
-use super::offload_pool::{OffloadPool, OffloadTask};
-use super::session_key::SessionKey;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
+use crate::legs::leg_options;
+use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::retries::RetryBudget;
+use crate::session_key::SessionKey;
 use crate::telemetry::metrics::RequestMetrics;
 use crate::tenant_isolation::TenantIsolation;
 

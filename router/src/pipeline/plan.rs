@@ -14,16 +14,16 @@ use planner::{
 use prometheus::HistogramVec;
 use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
 
-use super::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
 use super::locate::LocatedRequest;
 use super::resume_blocker::{ResumeBlocker, resume_blocker};
-use super::routing::{LiveRouting, RoutingMode};
 use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, truncated};
 use crate::guardrail::Arm;
+use crate::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
 use crate::outliers::{OutlierTracker, Trials};
 use crate::prefix_replication::PrefixReplicator;
 use crate::retries::{RetryBudget, TenantShare};
+use crate::routing::{LiveRouting, RoutingMode};
 use crate::telemetry::metrics::RequestMetrics;
 use crate::tenant_isolation::TenantIsolation;
 use crate::transfer_check::TransferChecks;

@@ -7,14 +7,14 @@ use planner::{Action, AdmissionDecision, AdmissionReason};
 use vocabulary::{Micros, Tokens, WorkerId, WorkerView};
 use workers_shim::engine_api::TokenUsage;
 
-use super::admission_queue::{AdmissionWait, QueueTicket, WaitOutcome};
 use super::blame::BlameRecord;
 use super::dispatched::Dispatched;
 use super::end_guard::RequestState;
 use super::plan::{ClassifiedStep, PlanGuards, PlanStage, PlannedStep};
-use super::receipt::{Attempt, AttemptEvent, AttemptLeg, RequestOutcome};
 use super::request_end::{AnswerRecord, RequestEnd};
+use crate::admission_queue::{AdmissionWait, QueueTicket, WaitOutcome};
 use crate::error::ApiError;
+use crate::receipt::{Attempt, AttemptEvent, AttemptLeg, RequestOutcome};
 
 /// Status that is recorded for a client that left before its answer began, as in nginx logs.
 const CLIENT_LEFT: u16 = 499;

@@ -12,9 +12,9 @@ use planner::Leg;
 use tokio::sync::oneshot;
 use workers_shim::engine_api::{EngineResponse, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
 
-use super::legs::{LegError, LegResponse, Legs};
-use super::receipt::AttemptEvent;
 use super::reverse_pull::{ReversePullOutcome, ReversePullSource};
+use crate::legs::{LegError, LegResponse, Legs};
+use crate::receipt::AttemptEvent;
 
 /// The two legs of a remote prefill.
 #[derive(Clone, Copy, Debug)]

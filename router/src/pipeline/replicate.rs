@@ -8,12 +8,12 @@ use planner::{Handoff, Leg, LegRole};
 use vocabulary::Blocks;
 
 use super::identify::IdentifiedRequest;
-use super::legs::Legs;
 use super::plan::ClassifiedStep;
-use super::prompts::{PromptStore, TokenIdsUnavailable};
-use super::receipt::AttemptEvent;
-use super::token_ids::PromptTokenIds;
+use crate::legs::Legs;
 use crate::prefix_mover::{PrefixMove, PrefixMover, TokenIdsFuture};
+use crate::prompts::{PromptStore, TokenIdsUnavailable};
+use crate::receipt::AttemptEvent;
+use crate::token_ids::PromptTokenIds;
 
 /// Replicates the first blocks of the prompt as the plan's handoff says. A failure is returned as an event; the step is
 /// served all the same.

@@ -18,11 +18,11 @@ use vocabulary::{Bytes, Micros, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::{Fleet, InFlightRequest};
 
-use super::admission_queue::AdmissionWait;
 use super::blame::FailedWorkers;
 use super::knowledge::is_converted_by_guess;
 use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
-use super::receipt::{Attempt, RequestOutcome};
+use crate::admission_queue::AdmissionWait;
+use crate::receipt::{Attempt, RequestOutcome};
 pub(super) use calibration::CalibrationSink;
 pub(super) use commit::CommitSink;
 pub(super) use guardrail::GuardrailSink;

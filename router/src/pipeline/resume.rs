@@ -11,12 +11,12 @@ use workers_shim::engine_api::AnswerContinuation;
 use super::commit;
 use super::end_guard::EndGuard;
 use super::execute::{FailedAttempt, execute};
-use super::legs::{LegError, LegResponse, Legs};
 use super::plan::{ClassifiedStep, plan};
 use super::planning::{PlanVerdict, Planning};
 use super::stream::StreamStage;
 use super::streaming::Streaming;
 use crate::error::ApiError;
+use crate::legs::{LegError, LegResponse, Legs};
 use crate::upstream::WorkerBody;
 
 /// Token ids of the prompt, and of the answer part that is kept. Without them the whole answer is requested again.

@@ -11,10 +11,10 @@ use workers_shim::engine_api::{
 use workers_shim::scrape::EngineKind;
 
 use super::identify::IdentifiedRequest;
-use super::legs::leg_options;
 use super::parse::{ParsedRequest, ResponseDelivery};
 use crate::client_request::GenerationEndpoint;
 use crate::config::ResumeConfig;
+use crate::legs::leg_options;
 
 /// Why an answer cannot resume at another worker by token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

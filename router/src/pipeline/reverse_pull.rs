@@ -21,11 +21,11 @@ use super::commit::owner_at;
 use super::execute::ExecuteStage;
 use super::identify::IdentifiedRequest;
 use super::knowledge::is_converted_by_guess;
-use super::legs::{LegResponse, Legs};
 use super::plan::ClassifiedStep;
 use super::remote_prefill::LegPair;
 use super::resume_blocker::shown_ids;
-use super::token_ids::PromptTokenIds;
+use crate::legs::{LegResponse, Legs};
+use crate::token_ids::PromptTokenIds;
 
 /// How long parameters are kept: a minute less than an engine keeps the blocks (`decoder_kv_blocks_ttl`).
 const RETENTION: Duration = Duration::from_secs(420);

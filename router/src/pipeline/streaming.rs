@@ -11,8 +11,8 @@ use super::blame::{BlameRecord, FailedWorkers};
 use super::locate::LocatedRequest;
 use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
 use super::planning::{AttemptLog, BrokenAnswer, LastFailure, PartialAnswer, Planning};
-use super::receipt::{Attempt, AttemptEvent, RequestOutcome};
 use super::request_end::{AnswerRecord, RequestEnd};
+use crate::receipt::{Attempt, AttemptEvent, RequestOutcome};
 
 /// A step that is being answered.
 pub struct Streaming {

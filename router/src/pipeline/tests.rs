@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderMap, Method, Request};
@@ -8,7 +9,8 @@ use vocabulary::{Blocks, KvIndexState, ModelId, SessionId, TenantId, Tokens};
 
 use super::conversation_fingerprint::shared_prefix_blocks;
 use super::identify::UnidentifiedRequest;
-use super::parse;
+use super::{identify, locate, parse, plan};
+use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::decisions::DecisionRecords;
 use crate::sim_command::tests::{sim, url};
@@ -20,7 +22,7 @@ fn session(name: &str) -> SessionId {
     SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), name)
 }
 
-async fn router_with_lease(settings: &[&str]) -> (std::sync::Arc<StubWorker>, TestRouter) {
+async fn router_with_lease(settings: &[&str]) -> (Arc<StubWorker>, TestRouter) {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], settings).await;
     let live = || front.gateway.directory().view().workers().any(|worker| worker.is_live());

@@ -10,8 +10,8 @@ use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
 use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
 use crate::pipeline::identify::IdentifiedRequest;
-use crate::pipeline::token_ids::EncodableRequest;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
+use crate::token_ids::EncodableRequest;
 
 /// Limit of queued checks; others are skipped.
 const MAX_QUEUED_CHECKS: usize = 4;

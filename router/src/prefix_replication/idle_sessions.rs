@@ -8,7 +8,7 @@ use lru::LruCache;
 use planner::{RequestProfile, StepKind};
 use vocabulary::{SessionId, WorkerId};
 
-use crate::pipeline::prompts::StoredPrompt;
+use crate::prompts::StoredPrompt;
 
 /// Maximum number of tracked sessions.
 const MAX_SESSIONS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is one");
@@ -128,7 +128,7 @@ mod tests {
     use vocabulary::{HashSeed, PrefixChain, PrefixId, TenantId, Tokens};
 
     use super::*;
-    use crate::pipeline::token_ids::PromptTokenIds;
+    use crate::token_ids::PromptTokenIds;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -16,7 +16,7 @@ use vocabulary::RequestId;
 use super::ProxyConfig;
 use crate::error::{ApiError, truncated};
 use crate::memory_budget::MemoryReservation;
-use crate::pipeline::offload_pool::OffloadPool;
+use crate::offload_pool::OffloadPool;
 
 /// Maximum ratio of a body's inflated size to its compressed size: conversations reach 10.
 const MAX_INFLATION_RATIO: usize = 32;

@@ -11,7 +11,7 @@ use super::transcript::{Addition, ResponseObject};
 use super::{IdSniffer, StoredResponses};
 use crate::client_request::ClientRequest;
 use crate::memory_budget::MemoryReservation;
-use crate::pipeline::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadTask};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BodyFormat {

@@ -12,7 +12,7 @@ use super::listener::BodyFormat;
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::forward::ForwardedStep;
-use crate::pipeline::offload_pool::OffloadTask;
+use crate::offload_pool::OffloadTask;
 use crate::pipeline::parse::{self, ParsedRequest};
 
 /// Reads the answer to one step.

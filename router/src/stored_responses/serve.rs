@@ -19,7 +19,7 @@ use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, Envelope, GenerationEndpoint};
 use crate::error::{ApiError, truncated};
 use crate::forward::{ResponseCapture, WorkerSelector, forward, sanitized};
-use crate::pipeline::offload_pool::OffloadTask;
+use crate::offload_pool::OffloadTask;
 use crate::pipeline::serve_generation;
 use crate::quotas::TokenReservation;
 use crate::upstream::WorkerRequest;

@@ -10,8 +10,8 @@ use vocabulary::{Micros, SessionId, WorkerId};
 
 use super::estimate::{MeanEstimate, SessionSums, percentile};
 use crate::decisions::{ReplayAttempt, ReplayRecord};
-use crate::pipeline::receipt::{AttemptLeg, RequestOutcome};
-use crate::pipeline::routing::RoutingMode;
+use crate::receipt::{AttemptLeg, RequestOutcome};
+use crate::routing::RoutingMode;
 
 #[derive(Clone, Debug, Default)]
 struct PlanSamples {

@@ -6,7 +6,7 @@ use vocabulary::{Micros, ModelId, SessionId, TenantId};
 use super::*;
 use crate::app_state::AppState;
 use crate::guardrail::Arm;
-use crate::pipeline::routing::RoutingMode;
+use crate::routing::RoutingMode;
 use crate::testing::{StubWorker, TestRouter, get, send, start_router, start_router_at, wait_until};
 
 /// Adds twenty sessions to each arm; those served by `action` are ten times as slow.

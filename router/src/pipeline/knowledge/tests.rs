@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use vocabulary::{DpRank, KvIndexState, Tokens, WorkerId};
 
-use crate::pipeline::receipt::Receipt;
+use crate::receipt::Receipt;
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, post, start_router_at, wait_until};
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use vocabulary::{KvIndexState, ModelId, SessionId, TenantId};
 use workers_shim::sim::SimWorker;
 
-use crate::pipeline::receipt::{AttemptEvent, Receipt, RequestOutcome};
+use crate::receipt::{AttemptEvent, Receipt, RequestOutcome};
 use crate::server::{BoundSocket, HttpServer, ServerLimits};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{StubWorker, TestRouter, post, raw, send, start_router, start_router_at, wait_until};

@@ -10,8 +10,8 @@ use workers_shim::fleet::Fleet;
 use super::RequestEnd;
 use crate::ledger_access::LedgerAccess;
 use crate::pipeline::commit::{commit, withdraw};
-use crate::pipeline::receipt::RequestOutcome;
-use crate::pipeline::routing::RoutingMode;
+use crate::receipt::RequestOutcome;
+use crate::routing::RoutingMode;
 
 /// Commits a complete step; withdraws the intent of any other.
 #[derive(Debug)]

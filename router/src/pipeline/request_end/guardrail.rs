@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::RequestEnd;
 use crate::guardrail::{Guardrail, StepSample};
 use crate::pipeline::guardrail_enforcement::enforce_guardrail;
-use crate::pipeline::receipt::{RequestOutcome, StepObservation, unix_ms};
-use crate::pipeline::routing::LiveRouting;
+use crate::receipt::{RequestOutcome, StepObservation, unix_ms};
+use crate::routing::LiveRouting;
 
 /// Compares steps, and disables an action that proved slower.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use vocabulary::{Bytes, Tokens};
 use workers_shim::fleet::Fleet;
 
 use super::RequestEnd;
-use crate::pipeline::receipt::{RequestOutcome, StepObservation};
+use crate::receipt::{RequestOutcome, StepObservation};
 use crate::telemetry::metrics::{PlanMetrics, RequestMetrics};
 
 /// Updates the metrics of requests and plans.

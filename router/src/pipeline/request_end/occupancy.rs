@@ -1,7 +1,7 @@
 //! Ends what the request occupies: its place in the target's load, and its KV reservation.
 
 use super::RequestEnd;
-use crate::pipeline::receipt::RequestOutcome;
+use crate::receipt::RequestOutcome;
 
 /// Marks how load and reservation end. Both end when their guards are dropped.
 #[derive(Debug)]

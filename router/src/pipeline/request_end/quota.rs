@@ -4,8 +4,8 @@ use vocabulary::Tokens;
 use workers_shim::engine_api::TokenUsage;
 
 use super::RequestEnd;
-use crate::pipeline::receipt::RequestOutcome;
 use crate::quotas::RequestCompletion;
+use crate::receipt::RequestOutcome;
 
 /// Charges the tokens that were used.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use super::RequestEnd;
 use crate::decisions::DecisionHistory;
 use crate::guardrail::Arm;
 use crate::pipeline::plan::{PlannedStep, step_facts};
-use crate::pipeline::receipt::{PromptSummary, Receipt, StepObservation, unix_ms};
+use crate::receipt::{PromptSummary, Receipt, StepObservation, unix_ms};
 use crate::shared_cache::SharedCache;
 
 /// Records every request in the decision history.

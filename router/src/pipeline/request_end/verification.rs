@@ -7,9 +7,9 @@ use planner::TransferPermission;
 use vocabulary::Bytes;
 
 use super::RequestEnd;
-use crate::pipeline::prompts::{PromptStore, StoredPrompt};
-use crate::pipeline::receipt::{RequestOutcome, StepObservation};
 use crate::prefix_replication::PrefixReplicator;
+use crate::prompts::{PromptStore, StoredPrompt};
+use crate::receipt::{RequestOutcome, StepObservation};
 use crate::telemetry::metrics::KvMovementMetrics;
 use crate::transfer_checker::{CompletedTransfer, TransferChecker};
 

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::pipeline::receipt::{AttemptEvent, RequestOutcome};
+use crate::receipt::{AttemptEvent, RequestOutcome};
 use crate::testing::{StubWorker, TestRouter, post, start_router, wait_until};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -2,8 +2,8 @@ use serde_json::json;
 
 use super::*;
 use crate::app_state::AppState;
+use crate::legs::Legs;
 use crate::pipeline::execute::execute;
-use crate::pipeline::legs::Legs;
 use crate::pipeline::plan;
 use crate::pipeline::planning::{PlanVerdict, Planning};
 use crate::pipeline::tests::classified_step;

@@ -11,8 +11,8 @@ use crate::catalog::Model;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::pipeline::identify::UnidentifiedRequest;
 use crate::pipeline::parse::parse;
-use crate::pipeline::token_ids::PromptTokenIds;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
+use crate::token_ids::PromptTokenIds;
 
 const PATH: &str = "/v1/chat/completions";
 const SETTINGS: [&str; 2] = ["models.tiny.tokenizer_dir=builtin", "prefix_cache.verify_every=1"];

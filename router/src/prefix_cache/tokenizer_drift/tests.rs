@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 use vocabulary::KvIndexState;
 
 use super::*;
-use crate::pipeline::receipt::Receipt;
+use crate::receipt::Receipt;
 use crate::sim_command::tests::{sim, url};
 use crate::telemetry::metrics::Metrics;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, start_router_at, wait_until};

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use vocabulary::TenantId;
 
 use super::*;
-use crate::pipeline::receipt::RequestOutcome;
+use crate::receipt::RequestOutcome;
 use crate::shared_cache::{CacheEntryKind, CacheKey};
 use crate::testing::{
     StubWorker, TestResponse, TestRouter, get, occupy_offload_pool, post, send, start_router, wait_until,

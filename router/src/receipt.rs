@@ -13,11 +13,11 @@ use vocabulary::{
     Bytes, Epoch, KvIndexState, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId,
 };
 
-use super::admission_queue::AdmissionWait;
-use super::locate::LookupEvidence;
-use super::routing::RoutingMode;
-use super::session_key::KeySource;
+use crate::admission_queue::AdmissionWait;
+use crate::pipeline::locate::LookupEvidence;
 use crate::prefix_cache::tokenizer_drift::{CacheHitCheck, PromptTokenCount};
+use crate::routing::RoutingMode;
+use crate::session_key::KeySource;
 use crate::shared_cache::SharedCacheHealth;
 
 /// Wall clock, milliseconds since 1970. For display.

@@ -12,9 +12,9 @@ use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Owner, SessionId, Tier, T
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::Fleet;
 
-use super::admission_queue::AdmissionQueue;
-use super::commit::serving_owner;
-use super::plan::ClassifiedStep;
+use crate::admission_queue::AdmissionQueue;
+use crate::pipeline::commit::serving_owner;
+use crate::pipeline::plan::ClassifiedStep;
 
 /// How often the model is reconciled with what workers report to hold.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ impl OccupancyGuard<'_> {
         &self.state.occupancy
     }
 
-    pub(super) fn admission_queue(&mut self) -> &mut AdmissionQueue {
+    pub(crate) fn admission_queue(&mut self) -> &mut AdmissionQueue {
         &mut self.state.admission_queue
     }
 }

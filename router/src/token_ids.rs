@@ -11,8 +11,8 @@ use prefix::{
 };
 use vocabulary::PrefixChain;
 
-use super::identify::IdentifiedRequest;
 use crate::catalog::Model;
+use crate::pipeline::identify::IdentifiedRequest;
 
 /// A conversation's request as received, and everything else that its prompt depends on.
 #[derive(Clone, Debug)]

@@ -14,14 +14,14 @@ use strum::{AsRefStr, VariantArray};
 use tokio::sync::Notify;
 use vocabulary::{Micros, RequestId};
 
-use super::kv_reservation::OccupancyTracker;
+use crate::kv_reservation::OccupancyTracker;
 
 /// Longest time between two rounds.
 const MAX_ROUND_INTERVAL: Duration = Duration::from_millis(500);
 
 /// All waiting steps, with their wakers.
 #[derive(Debug)]
-pub(super) struct AdmissionQueue {
+pub(crate) struct AdmissionQueue {
     queue: StepQueue<RequestId>,
     wakers: HashMap<RequestId, Arc<Notify>>,
     round: WakeRound,
@@ -38,13 +38,13 @@ struct WakeRound {
 
 impl AdmissionQueue {
     /// Returns an empty queue.
-    pub(super) fn new(admission: AdmissionLimits) -> Self {
+    pub(crate) fn new(admission: AdmissionLimits) -> Self {
         let round = WakeRound { waiting: VecDeque::new(), began_at: Micros::ZERO, repeat: false };
         Self { queue: StepQueue::new(admission), wakers: HashMap::new(), round }
     }
 
     /// Decides whether a step, new or waiting, starts with the plan just made for it.
-    pub(super) fn admit(&mut self, step: RequestId, asking: AdmissionRequest) -> AdmissionDecision {
+    pub(crate) fn admit(&mut self, step: RequestId, asking: AdmissionRequest) -> AdmissionDecision {
         let verdict = self.queue.admit(step, asking);
         match verdict {
             AdmissionDecision::Hold { .. } => _ = self.wakers.entry(step).or_default(),
@@ -62,7 +62,7 @@ impl AdmissionQueue {
     }
 
     /// Starts a round, or schedules another one: a step has ended somewhere and may have freed memory.
-    pub(super) fn notify_completion(&mut self, now: Micros) {
+    pub(crate) fn notify_completion(&mut self, now: Micros) {
         match self.round.waiting.is_empty() {
             true => self.begin_round(now),
             false => self.round.repeat = true,
@@ -70,7 +70,7 @@ impl AdmissionQueue {
     }
 
     /// Number of waiting steps.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }
 
@@ -120,7 +120,7 @@ pub struct QueueTicket {
 
 impl QueueTicket {
     /// Returns the ticket of a step that was just held; `None` where it was not.
-    pub(super) fn of(
+    pub(crate) fn of(
         (account, seconds): (&OccupancyTracker, &HistogramVec),
         step: RequestId,
         costs_others: Micros,
@@ -140,7 +140,7 @@ impl QueueTicket {
     }
 
     /// Records that the wait is over. Dropping the ticket then removes the step from the queue.
-    pub(super) fn finish_wait(&self, until: WaitOutcome) -> AdmissionWait {
+    pub(crate) fn finish_wait(&self, until: WaitOutcome) -> AdmissionWait {
         let duration = Micros::of(self.queued_at.elapsed());
         let waited = AdmissionWait { duration, displaced_compute: self.costs_others, outcome: until };
         waited.record(&self.seconds);
@@ -170,7 +170,7 @@ pub struct AdmissionWait {
 }
 
 impl AdmissionWait {
-    pub(super) fn record(&self, seconds: &HistogramVec) {
+    pub(crate) fn record(&self, seconds: &HistogramVec) {
         seconds.with_label_values(&[self.outcome.as_ref()]).observe(self.duration.duration().as_secs_f64());
     }
 }

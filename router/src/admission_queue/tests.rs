@@ -7,9 +7,9 @@ use workers_shim::sim::SimWorker;
 use super::*;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::pipeline::plan::ClassifiedStep;
-use crate::pipeline::receipt::{Receipt, RequestOutcome};
-use crate::pipeline::routing::{Percent, RoutingMode};
 use crate::pipeline::{identify, locate, parse, plan};
+use crate::receipt::{Receipt, RequestOutcome};
+use crate::routing::{Percent, RoutingMode};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, post, raw, request_bytes, start_router_at, wait_until};
 

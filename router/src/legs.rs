@@ -16,15 +16,15 @@ use workers_shim::engine_api::{
 use workers_shim::fleet::InFlightRequest;
 use workers_shim::scrape::EngineKind;
 
-use super::liveness_watch::LivenessWatch;
-use super::offload_pool::OffloadTask;
-use super::parse::{ParsedRequest, ResponseDelivery};
-use super::plan::ClassifiedStep;
-use super::receipt::AttemptEvent;
 use crate::client_request::{GenerationEndpoint, REQUEST_ID};
 use crate::error::ApiError;
+use crate::liveness_watch::LivenessWatch;
 use crate::memory_budget::MemoryReservation;
+use crate::offload_pool::OffloadTask;
 use crate::passthrough::is_event_stream;
+use crate::pipeline::parse::{ParsedRequest, ResponseDelivery};
+use crate::pipeline::plan::ClassifiedStep;
+use crate::receipt::AttemptEvent;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects, response_headers};
 use crate::worker_client::WorkerClient;
 
@@ -133,7 +133,7 @@ pub struct Legs {
     client_headers: HeaderMap,
     load: OffloadTask,
     /// The body that legs are derived from and the memory reserved for it; `None` for legs that no client asked for.
-    pub(super) reserved: Option<(Bytes, Arc<MemoryReservation>)>,
+    pub(crate) reserved: Option<(Bytes, Arc<MemoryReservation>)>,
     /// The client's body, scanned.
     pub body: RequestBody,
     /// Options that the bodies of all legs share.
@@ -290,7 +290,7 @@ impl Legs {
     }
 
     /// Reserves memory for a leg's body until it was sent, unless it is the body that legs are derived from.
-    pub(super) fn charge(&self, body: Bytes) -> Result<Bytes, LegError> {
+    pub(crate) fn charge(&self, body: Bytes) -> Result<Bytes, LegError> {
         match &self.reserved {
             Some((source, memory)) => memory.charge_derived(source, body).map_err(LegError::OverBudget),
             None => Ok(body),

@@ -11,8 +11,8 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use vocabulary::{Blocks, ModelId, PrefixChain, SessionId, TenantId};
 
-use super::plan::ClassifiedStep;
-use super::token_ids::PromptTokenIds;
+use crate::pipeline::plan::ClassifiedStep;
+use crate::token_ids::PromptTokenIds;
 
 /// Limit for the bytes of stored token ids and block hashes.
 const MAX_BYTES: usize = 128 << 20;
