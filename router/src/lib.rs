@@ -62,6 +62,8 @@ pub mod telemetry;
 pub mod tenant_isolation;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod time_text;
 pub mod token_ids;
 mod trace_command;

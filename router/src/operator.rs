@@ -171,6 +171,3 @@ async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
         Problem::new(ProblemKind::Internal, "The ledger could not be searched; the log of this process has it.")
     })
 }
-
-#[cfg(test)]
-mod tests;

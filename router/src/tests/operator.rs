@@ -639,7 +639,7 @@ async fn api_uses_the_new_word_for_every_renamed_one() {
     send(at, asking(Request::put("/ownerserve/v1/tenants/a/quota"), None), "{\"max_entries\":1}").await;
     let audit = std::fs::read_to_string(data.path().join("audit/audit.jsonl")).unwrap();
     let audit: serde_json::Value = serde_json::from_str(audit.lines().next().unwrap()).unwrap();
-    let lines = include_str!("tests/renamed_words.txt").lines().filter(|line| !line.starts_with('#'));
+    let lines = include_str!("operator/renamed_words.txt").lines().filter(|line| !line.starts_with('#'));
     let mut count = 0;
     for line in lines {
         let words: Vec<&str> = line.split_whitespace().collect();
