@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vocabulary::{ModelId, WorkerView};
+use workers_shim::fleet::Fleet;
 
 use crate::app_state::AppState;
+use crate::catalog::Catalog;
 
 /// Time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -64,12 +66,11 @@ impl Display for AdapterMismatch {
 }
 
 /// Returns the current mismatches. Engines that have not reported their models yet may serve anything.
-pub(crate) fn mismatches(gateway: &AppState) -> Vec<AdapterMismatch> {
-    let fleet = gateway.fleet().snapshot();
+pub(crate) fn mismatches(workers: &Fleet, catalog: &Catalog) -> Vec<AdapterMismatch> {
+    let fleet = workers.snapshot();
     let mut all: BTreeMap<(ModelId, AdapterSource), BTreeSet<ModelId>> = BTreeMap::new();
-    let catalog = gateway.catalog();
     for worker in fleet.iter() {
-        for adapter in gateway.fleet().adapters(worker.id).iter() {
+        for adapter in workers.adapters(worker.id).iter() {
             let is_read = catalog.configured_model(&adapter.base).is_some_and(|base| base.identifier.text().is_some());
             if is_read && worker.models.contains(&adapter.name) && catalog.configured_model(&adapter.name).is_none() {
                 all.entry((adapter.base.clone(), AdapterSource::Engines)).or_default().insert(adapter.name.clone());
@@ -90,7 +91,7 @@ pub(crate) fn mismatches(gateway: &AppState) -> Vec<AdapterMismatch> {
 pub(crate) async fn watch_mismatches(gateway: Arc<AppState>) {
     let mut before = Vec::new();
     loop {
-        let now = mismatches(&gateway);
+        let now = mismatches(gateway.fleet(), gateway.catalog());
         now.iter().filter(|odd| !before.contains(*odd)).for_each(|odd| tracing::warn!("{odd}"));
         before = now;
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -146,7 +147,7 @@ mod tests {
         // It is unknown what a worker serves that was never reached.
         let elsewhere =
             start_router_at(&[], &["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"peot\"]"]).await;
-        assert_eq!(mismatches(&elsewhere.gateway), []);
+        assert_eq!(mismatches(elsewhere.gateway.fleet(), elsewhere.gateway.catalog()), []);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! State that every request can reach: configuration, workers and the client to them, keys, metrics, routing mode.
 
+mod operator_parts;
+
 use std::sync::Arc;
 
 use ownership::Directory;
@@ -36,6 +38,8 @@ use crate::watched_files::{StaleFiles, WatchedFiles};
 use crate::worker_client::{CredentialPolicy, WorkerClient};
 use crate::worker_pool::ListedWorkers;
 
+pub(crate) use operator_parts::operator_settings;
+
 /// Memory for bodies of operators' writes: enough for a full one on each of their connections.
 const OPERATOR_MEMORY: usize = 16 << 20;
 
@@ -51,7 +55,7 @@ pub struct AppState {
     /// API keys, tenants, and what keeps tenants apart inside the engines.
     pub isolation: TenantIsolation,
     /// All metrics.
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     /// Mode and rollout, changeable at run time.
     pub routing: Arc<LiveRouting>,
     /// The workers, for requests that are not planned.
@@ -104,7 +108,7 @@ impl AppState {
     pub async fn open(config: Config) -> Result<Self, AppStateError> {
         let keys = Arc::new(ApiKeys::open(&config.auth)?);
         keys.warn_tenants_without_key(config.tenants.keys().map(String::as_str));
-        let metrics = Metrics::default();
+        let metrics = Arc::new(Metrics::default());
         SharedCache::check(&config.shared_cache)?;
         let rooms = Subsystems::open(&config, &metrics).await?;
         let salts = match &config.auth.keys_file {
@@ -205,7 +209,7 @@ impl AppState {
     }
 
     /// Returns the watched files that changed and could not be reloaded.
-    pub(crate) fn stale_files(&self) -> &StaleFiles {
+    pub(crate) fn stale_files(&self) -> &Arc<StaleFiles> {
         &self.composition.stale_files
     }
 

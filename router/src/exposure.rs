@@ -5,44 +5,9 @@
 
 use std::net::SocketAddr;
 
-use serde::Serialize;
-use utoipa::ToSchema;
-
 use crate::config::Config;
-
-/// A listener beyond loopback that lacks authentication or TLS.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ToSchema)]
-pub(crate) struct ExposedListener {
-    /// `clients` or `operators`.
-    listener: &'static str,
-    /// `unauthenticated`: nobody has to authenticate. `no_tls`: keys or tokens are sent without TLS.
-    pub(crate) reason: &'static str,
-    /// What that means, and which setting ends it.
-    pub(crate) detail: &'static str,
-}
-
-const CLIENTS_UNAUTHENTICATED: ExposedListener = ExposedListener {
-    listener: "clients",
-    reason: "unauthenticated",
-    detail: "ANYBODY who reaches the clients' listener can use the engines: it is not bound to loopback and asks for no key; \
-             set auth.keys_file",
-};
-const CLIENTS_NO_TLS: ExposedListener = ExposedListener {
-    listener: "clients",
-    reason: "no_tls",
-    detail: "clients' API keys go over the network as plain text: set proxy.tls, or listen on loopback behind a proxy that \
-             ends TLS",
-};
-const OPERATORS_UNAUTHENTICATED: ExposedListener = ExposedListener {
-    listener: "operators",
-    reason: "unauthenticated",
-    detail: "ANYBODY who reaches the operators' listener can change owners and members: it is not bound to loopback and asks \
-             for no token; set operator.tokens_file",
-};
-const OPERATORS_NO_TLS: ExposedListener = ExposedListener {
-    listener: "operators",
-    reason: "no_tls",
-    detail: "operators' tokens go over the network as plain text: set operator.tls",
+use crate::operator::exposure::{
+    CLIENTS_NO_TLS, CLIENTS_UNAUTHENTICATED, ExposedListener, OPERATORS_NO_TLS, OPERATORS_UNAUTHENTICATED,
 };
 
 /// Returns the exposed listeners.

@@ -118,11 +118,25 @@ from_text!(WebOrigin);
 
 /// Whether callers of a listener authenticate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum CallerAuthentication {
+pub enum CallerAuthentication {
     /// Each sends a key or a token, which no web page of another site has.
     Authenticated,
     /// No caller does; `setting` would require it.
-    Anonymous { setting: &'static str },
+    Anonymous {
+        /// Name of the setting.
+        setting: &'static str,
+    },
+}
+
+/// What one listener accepts.
+#[derive(Clone, Debug)]
+pub struct HostRules {
+    /// Names and origins.
+    pub config: ServerConfig,
+    /// Whether its callers authenticate.
+    pub callers: CallerAuthentication,
+    /// How URLs of the listener begin.
+    pub scheme: &'static str,
 }
 
 /// Checks of one listener.
@@ -165,6 +179,11 @@ pub enum HostRefusal {
 }
 
 impl<'a> HostCheck<'a> {
+    /// Returns the checks by these rules.
+    pub(crate) fn new(rules: &'a HostRules) -> Self {
+        Self { config: &rules.config, callers: rules.callers, scheme: rules.scheme }
+    }
+
     /// Returns the checks of the client listener.
     pub(crate) fn of_clients(config: &'a Config) -> Self {
         let callers = match &config.auth.keys_file {
@@ -172,15 +191,6 @@ impl<'a> HostCheck<'a> {
             None => CallerAuthentication::Anonymous { setting: "auth.keys_file" },
         };
         Self { config: &config.server, callers, scheme: config.client_scheme() }
-    }
-
-    /// Returns the checks of the operator listener.
-    pub(crate) fn of_operators(config: &'a Config) -> Self {
-        let callers = match &config.operator.tokens_file {
-            Some(_) => CallerAuthentication::Authenticated,
-            None => CallerAuthentication::Anonymous { setting: "operator.tokens_file" },
-        };
-        Self { config: &config.server, callers, scheme: config.operator_scheme() }
     }
 
     /// Whether the request's `Host` and `Origin` are accepted.

@@ -66,6 +66,7 @@ mod testing;
 mod tests;
 mod time_text;
 pub mod token_ids;
+mod toml_errors;
 mod trace_command;
 pub mod transfer_check;
 pub mod transfer_checker;

@@ -1,17 +1,23 @@
-//! Operator listener: metrics, health, the REST API for the ledger and its cluster, decisions, and the routing mode.
+//! The operator API: metrics, health, the REST API for the ledger and its cluster, decisions, and the routing mode.
 //!
 //! It is bound to loopback by default: without a tokens file, everybody who reaches it can change everything.
+//!
+//! This file only puts the routes together. The API knows the ledger, the workers, receipts and the routing, through
+//! the handles in `OperatorParts`; never the steps of the pipeline, the router's configuration or its whole state.
+//! `problem`, `schemas`, `extractors`, `consistency` and `paging` lie below the handlers; no handler imports this file.
 
 mod access;
 mod artifacts;
 mod audit;
 mod backup;
+mod blocking;
 mod cluster;
 mod consistency;
 mod drain;
 mod drain_api;
 mod entity_tags;
 mod erasure;
+pub mod exposure;
 mod extractors;
 mod gauges;
 mod guardrail;
@@ -32,6 +38,8 @@ mod retention;
 mod routing;
 mod schemas;
 mod sessions;
+mod settings;
+mod sources;
 mod state;
 mod tenants;
 mod transfer_checks;
@@ -39,44 +47,17 @@ mod watch;
 mod workers;
 mod writes;
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use serde::Deserialize;
-use smart_default::SmartDefault;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use vocabulary::ByteCount;
 
-use crate::server::ListenerTlsConfig;
 pub use access::TokensFileError;
 pub(crate) use problem::head_problem;
 pub use problem::{Problem, ProblemKind};
+pub use settings::{OperatorConfig, OperatorSettings};
+pub use sources::{FleetSources, OperatorParts, RoutingSources, SessionMover};
 pub use state::{OperatorStartError, OperatorState};
-
-/// Section `[operator]`.
-#[derive(Clone, Debug, Deserialize, SmartDefault)]
-#[serde(deny_unknown_fields, default)]
-pub struct OperatorConfig {
-    /// Where to listen; also `--operator-listen`.
-    #[default(SocketAddr::from(([127, 0, 0, 1], 9464)))]
-    pub listen: SocketAddr,
-    /// File of bearer tokens with their roles, re-read when it changes. Without one no token is asked for.
-    ///
-    /// ```toml
-    /// [tokens]
-    /// "a-long-random-text" = "read"
-    /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = { role = "operator", name = "alice" }
-    /// ```
-    pub tokens_file: Option<PathBuf>,
-    /// The certificate that is shown; without one the listener speaks plain HTTP.
-    pub tls: Option<ListenerTlsConfig>,
-    /// Most bytes of the audit log, older files included.
-    #[default(ByteCount::mebibytes(64))]
-    pub max_audit_log_size: ByteCount,
-}
 
 /// Builds the operator routes.
 pub fn routes(desk: &OperatorState) -> Router {
@@ -162,12 +143,4 @@ fn write_routes() -> OpenApiRouter<OperatorState> {
         .routes(routes!(members::remove))
         .routes(routes!(members::move_leader))
         .routes(routes!(cluster::snapshot, backup::save))
-}
-
-/// Runs work that may scan many records on a blocking thread.
-async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|_| {
-        Problem::new(ProblemKind::Internal, "The ledger could not be searched; the log of this process has it.")
-    })
 }

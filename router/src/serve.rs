@@ -8,7 +8,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 
-use crate::app_state::{AppState, AppStateError};
+use crate::app_state::{AppState, AppStateError, operator_settings};
 use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exposure::exposures;
@@ -86,9 +86,10 @@ impl RunningServer {
             operator = operator.with_tls(tls);
         }
         let certificates = Certificates::stat(&config);
-        OperatorState::check(&config)?;
+        let operator_settings = operator_settings(&config);
+        OperatorState::check(&operator_settings)?;
         let gateway = Arc::new(AppState::open(config).await?);
-        let desk = OperatorState::open(&gateway)?;
+        let desk = OperatorState::open(gateway.operator_parts(), operator_settings)?;
         let settings = &gateway.config.proxy;
         let found = if gateway.config.discovery.is_enabled() { FOUND_WORKERS } else { 0 };
         let needs = descriptors::Needs {

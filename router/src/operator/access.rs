@@ -12,9 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::problem::{Problem, ProblemKind};
 use crate::auth::{KeyDigest, bearer_key, digest, parse_digest};
-use crate::config::line_and_column;
+use crate::toml_errors::line_and_column;
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
+/// Paths without authentication: liveness, readiness and the API description.
+pub(super) const PUBLIC_PATHS: [&str; 3] = ["/livez", "/readyz", "/ownerserve/v1/openapi.json"];
 /// Minimum length of a plain-text token in the file.
 const SHORTEST: usize = 16;
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
 
+use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::entity_tags::EntityTag;
 use super::extractors::{PathId, QueryParams};
@@ -252,6 +253,6 @@ pub(super) async fn artifacts(
         };
         page.fill(looking.artifacts_after(page.after).map(line))
     };
-    let (artifacts, listed) = super::run_blocking(list).await?;
+    let (artifacts, listed) = run_blocking(list).await?;
     Ok(LedgerResponse::new(&view, ArtifactPage { total: view.artifact_count(), artifacts, listed }))
 }

@@ -1,7 +1,5 @@
 //! `GET /ownerserve/v1/cluster/snapshot`: streams a snapshot of the ledger, for backups.
 
-use std::sync::Arc;
-
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
@@ -11,7 +9,7 @@ use tokio::io::AsyncReadExt as _;
 
 use super::consistency::REVISION_HEADER;
 use super::problem::{Problem, ProblemKind};
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -22,8 +20,8 @@ const CHUNK_BYTES: usize = 64 << 10;
     responses(
         (status = 200, description = "The snapshot, as it lies on disk.", body = Vec<u8>, content_type = "application/octet-stream"),
         (status = 503, description = "No snapshot could be written.")))]
-pub(super) async fn save(State(gateway): State<Arc<AppState>>) -> Result<Response, Problem> {
-    let saved = gateway.directory().save_snapshot().await.map_err(|error| {
+pub(super) async fn save(State(ledger): State<LedgerAccess>) -> Result<Response, Problem> {
+    let saved = ledger.directory().save_snapshot().await.map_err(|error| {
         tracing::error!(%error, "a snapshot that an operator asked for was not written");
         Problem::new(ProblemKind::NotReady, "The snapshot was not written; the log of this process says why.")
     })?;

@@ -7,13 +7,16 @@ use ownership::{LedgerView, MemberChange};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
+use super::exposure::ExposedListener;
 use super::extractors::JsonBody;
 use super::members::apply_change;
 use super::problem::{Problem, ProblemKind};
+use super::settings::OperatorSettings;
+use super::sources::RoutingSources;
 use super::writes::{EmptyBody, WriteResult};
-use crate::app_state::AppState;
-use crate::exposure::{ExposedListener, exposures};
+use crate::ledger_access::LedgerAccess;
 
 /// Number of records in the ledger.
 #[derive(Serialize, ToSchema)]
@@ -58,10 +61,12 @@ pub(super) struct ClusterStatus {
         status = 200, description = "The cluster, its feature level and its leader as this node sees them.",
         body = LedgerResponse<ClusterStatus>)))]
 pub(super) async fn cluster(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
+    State(routing): State<RoutingSources>,
+    State(settings): State<Arc<OperatorSettings>>,
     ReadView(view): ReadView,
 ) -> LedgerResponse<ClusterStatus> {
-    let directory = gateway.directory();
+    let directory = ledger.directory();
     let readings = directory.stats();
     let cluster = ClusterStatus {
         cluster_id: directory.cluster().to_string(),
@@ -77,8 +82,8 @@ pub(super) async fn cluster(
         apply_lag_entries: readings.apply_lag,
         commit_queue_depth: readings.queue_depth,
         log_bytes: readings.log_bytes,
-        admission_queue_depth: gateway.policies.occupancy().queue_len(),
-        exposed_listeners: exposures(&gateway.config),
+        admission_queue_depth: routing.occupancy.queue_len(),
+        exposed_listeners: settings.exposed_listeners.clone(),
     };
     LedgerResponse::new(&view, cluster)
 }
@@ -98,12 +103,12 @@ pub(super) struct StateHashResponse {
 #[utoipa::path(get, path = "/ownerserve/v1/cluster/state-hash", tag = "cluster", params(ConsistencyQuery),
     responses((status = 200, description = "The digest, and its revision.", body = LedgerResponse<StateHashResponse>)))]
 pub(super) async fn state_hash(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     ReadView(view): ReadView,
 ) -> Result<LedgerResponse<StateHashResponse>, Problem> {
     let looking: Arc<LedgerView> = view.clone();
-    let hash = super::run_blocking(move || looking.state_hash()).await?;
-    let cluster_id = gateway.directory().cluster().to_string();
+    let hash = run_blocking(move || looking.state_hash()).await?;
+    let cluster_id = ledger.directory().cluster().to_string();
     Ok(LedgerResponse::new(&view, StateHashResponse { cluster_id, state_hash: format!("{hash:032x}") }))
 }
 
@@ -119,7 +124,7 @@ pub(super) struct FeatureLevelRequest {
 #[utoipa::path(put, path = "/ownerserve/v1/cluster/feature-level", tag = "cluster", request_body = FeatureLevelRequest,
     responses((status = 200, description = "The cluster works at that level from now on.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn raise_feature_level(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     JsonBody(body): JsonBody<FeatureLevelRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     if body.feature_level == 0 {
@@ -127,25 +132,25 @@ pub(super) async fn raise_feature_level(
             "feature_level: accepted is 1 and more; GET /ownerserve/v1/cluster shows the present one",
         ));
     }
-    let before = gateway.directory().view().level();
+    let before = ledger.directory().view().level();
     let result = match body.feature_level <= before {
         true => format!("nothing was to do: the cluster is at feature level {before}"),
         false => format!("the cluster is at feature level {}", body.feature_level),
     };
-    apply_change(&gateway, MemberChange::RaiseLevel(body.feature_level), &result).await
+    apply_change(&ledger, MemberChange::RaiseLevel(body.feature_level), &result).await
 }
 
 /// Writes a snapshot of this node's ledger to its disk now.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/snapshot", tag = "cluster", request_body = EmptyBody,
     responses((status = 200, description = "The snapshot is on the disk of this node.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn snapshot(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let written = gateway.directory().write_snapshot().await;
+    let written = ledger.directory().write_snapshot().await;
     written.map_err(|error| {
         tracing::error!(%error, "a snapshot that an operator asked for was not written");
         Problem::new(ProblemKind::NotReady, "The snapshot was not written; the log of this process says why.")
     })?;
-    Ok(WriteResult::plain(&gateway, "a snapshot was written on this node"))
+    Ok(WriteResult::plain(&ledger, "a snapshot was written on this node"))
 }

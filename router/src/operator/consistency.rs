@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{FromRequestParts, Query};
+use axum::extract::{FromRef, FromRequestParts, Query};
 use axum::response::{IntoResponse, Response};
 use http::header::ETAG;
 use http::request::Parts;
@@ -17,7 +17,7 @@ use vocabulary::NodeId;
 use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
 use super::request_units::RequestDuration;
-use super::state::OperatorState;
+use crate::ledger_access::LedgerAccess;
 use crate::time_text::DurationText;
 
 /// Revision of the view that a response was served from.
@@ -76,14 +76,18 @@ impl ConsistencyQuery {
 /// View for a read, as fresh as requested.
 pub(super) struct ReadView(pub(super) Arc<LedgerView>);
 
-impl FromRequestParts<OperatorState> for ReadView {
+impl<S> FromRequestParts<S> for ReadView
+where
+    LedgerAccess: FromRef<S>,
+    S: Send + Sync,
+{
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, desk: &OperatorState) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Query(query) = Query::<ConsistencyQuery>::try_from_uri(&parts.uri)
             .map_err(|error| Problem::bad_query(error.body_text()))?;
         let consistency = query.check()?;
-        let read = desk.gateway.directory().read(consistency).await;
+        let read = LedgerAccess::from_ref(state).directory().read(consistency).await;
         let kind = match consistency {
             ownership::Consistency::Bounded(_) => ProblemKind::StalenessExceeded,
             _ => ProblemKind::NoQuorum,

@@ -21,7 +21,7 @@ use vocabulary::{
 
 use super::migration;
 use super::problem::{Problem, ProblemKind};
-use crate::app_state::AppState;
+use super::sources::SessionMover;
 
 /// Interval between two searches for movable sessions.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -104,7 +104,7 @@ impl DrainRegistry {
     }
 
     /// Starts to move the worker's sessions, unless a drain with the same options is running.
-    pub(super) fn begin(self: &Arc<Self>, gateway: &Arc<AppState>, worker: WorkerId, wanted: DrainOptions) {
+    pub(super) fn begin(self: &Arc<Self>, mover: &SessionMover, worker: WorkerId, wanted: DrainOptions) {
         let progress = DrainProgress { state: DrainPhase::Moving, ..DrainProgress::default() };
         let serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
         {
@@ -120,7 +120,7 @@ impl DrainRegistry {
         }
         let run = DrainRun {
             registry: self.clone(),
-            gateway: gateway.clone(),
+            mover: mover.clone(),
             worker,
             options: wanted,
             progress,
@@ -154,7 +154,7 @@ impl DrainRegistry {
 /// A running drain of one worker.
 struct DrainRun {
     registry: Arc<DrainRegistry>,
-    gateway: Arc<AppState>,
+    mover: SessionMover,
     worker: WorkerId,
     options: DrainOptions,
     progress: DrainProgress,
@@ -189,8 +189,8 @@ impl DrainRun {
 
     /// Moves every session that can be moved now.
     async fn move_round(&mut self) -> DrainPhase {
-        let (gateway, worker) = (self.gateway.clone(), self.worker);
-        let view = gateway.directory().view();
+        let worker = self.worker;
+        let view = self.mover.ledger.directory().view();
         let owned = move || -> Vec<Session> {
             view.sessions().filter(|it| it.owner.is_some_and(|owner| owner.worker == worker)).collect()
         };
@@ -214,7 +214,7 @@ impl DrainRun {
     }
 
     async fn try_move(&mut self, id: SessionId) {
-        let view = self.gateway.directory().view();
+        let view = self.mover.ledger.directory().view();
         // Sessions may have moved since the round began, which may take long.
         let owned = view.session(id).filter(|it| it.owner.is_some_and(|owner| owner.worker == self.worker));
         let Some(session) = &owned else { return };
@@ -256,8 +256,8 @@ impl DrainRun {
 
     /// Moves a session; returns the target and the bytes moved.
     async fn move_session(&self, view: &LedgerView, session: &Session) -> Result<(WorkerId, Bytes), MoveFailure> {
-        let fleet = self.gateway.fleet().snapshot();
-        let barred = self.gateway.decisions.transfer_checks.barred_links();
+        let fleet = self.mover.fleet.snapshot();
+        let barred = self.mover.transfer_checks.barred_links();
         let from = fleet.iter().find(|view| view.id == self.worker).ok_or("it is not listed to this router")?;
         let choice =
             TargetSelector { fleet: &fleet, from, model: &session.model, barred: &barred, received: &self.received };
@@ -266,8 +266,8 @@ impl DrainRun {
         let given = self.received.get(&target.id).copied().unwrap_or_default();
         let rank = DpRank((given.sessions % u64::from(record.spec.ranks.max(1))) as u16);
         let to = Owner { worker: target.id, incarnation: record.incarnation, rank };
-        let moved = migration::ensure_head_present(&self.gateway, view, (session, to)).await?;
-        let now = self.gateway.directory().view();
+        let moved = migration::ensure_head_present(&self.mover, view, (session, to)).await?;
+        let now = self.mover.ledger.directory().view();
         let is_as_it_was = now.session(session.id).is_some_and(|it| {
             it.epoch == session.epoch && it.head().map(|head| head.point.id) == session.head().map(|head| head.point.id)
         });
@@ -275,7 +275,7 @@ impl DrainRun {
             // A new step has run here since; its blocks must be moved, too.
             return Err(MoveFailure::Retryable);
         }
-        migration::record_move(&self.gateway, (session, session.epoch), to).await?;
+        migration::record_move(&self.mover.ledger, (session, session.epoch), to).await?;
         Ok((target.id, moved.map(|moved| moved.bytes).unwrap_or_default()))
     }
 
@@ -287,13 +287,13 @@ impl DrainRun {
     }
 
     fn record_outcome(&self, outcome: &str, bytes: Bytes) {
-        let metrics = &self.gateway.metrics.process.discovery;
+        let metrics = &self.mover.discovery_metrics;
         metrics.drained.with_label_values(&[outcome]).inc();
         metrics.drained_bytes.inc_by(bytes.0);
     }
 
     fn is_wanted(&self) -> bool {
-        let view = self.gateway.directory().view();
+        let view = self.mover.ledger.directory().view();
         view.worker(self.worker).is_some_and(|worker| worker.draining == DrainFlag::Yes)
     }
 

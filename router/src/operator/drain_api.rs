@@ -1,5 +1,7 @@
 //! `/ownerserve/v1/workers/{id}/drain`: drains workers before they stop.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use ownership::ledger::{Command, DrainFlag, DrainWorker};
 use serde::{Deserialize, Serialize};
@@ -7,14 +9,15 @@ use utoipa::ToSchema;
 use vocabulary::WorkerId;
 
 use super::consistency::{LedgerResponse, ReadView};
-use super::drain::{DrainOptions, DrainProgress};
+use super::drain::{DrainOptions, DrainProgress, DrainRegistry};
 use super::entity_tags::IfMatch;
 use super::extractors::{JsonBody, PathId};
 use super::leases;
 use super::problem::Problem;
 use super::request_units::RequestSize;
 use super::schemas::WorkerIdSchema;
-use super::state::OperatorState;
+use super::settings::OperatorSettings;
+use super::sources::SessionMover;
 use super::writes::{OptionalIfMatch, WriteResult, commit, linearizable_view};
 use crate::drains;
 
@@ -83,28 +86,30 @@ impl DrainRequest {
     params(("id" = WorkerIdSchema, Path), OptionalIfMatch), request_body = DrainRequest,
     responses((status = 200, description = "The drain is in the ledger, and every router respects it.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn drain(
-    State(desk): State<OperatorState>,
+    State(mover): State<SessionMover>,
+    State(running): State<Arc<DrainRegistry>>,
+    State(settings): State<Arc<OperatorSettings>>,
     PathId(id): PathId<WorkerId>,
     fence: IfMatch,
     JsonBody(body): JsonBody<DrainRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let gateway = &desk.gateway;
-    fence.check_optional(leases::find_worker(&*linearizable_view(gateway).await?, id)?.epoch)?;
+    let ledger = &mover.ledger;
+    fence.check_optional(leases::find_worker(&*linearizable_view(ledger).await?, id)?.epoch)?;
     let draining = if body.draining { DrainFlag::Yes } else { DrainFlag::No };
-    let wanted = body.drain_options(gateway.config.drain.bandwidth.0 as u64)?;
-    commit(gateway, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
+    let wanted = body.drain_options(settings.drain_bandwidth)?;
+    commit(ledger, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
     // Applies the ledger's current state instead of the request, because another write may have changed it since. The
     // other routers learn it from the ledger, as this one would a moment later.
-    drains::apply(gateway.directory(), gateway.fleet(), id);
+    drains::apply(ledger.directory(), &mover.fleet, id);
     let result = match (draining, wanted) {
         (DrainFlag::Yes, Some(wanted)) => {
-            desk.drains.begin(gateway, id, wanted);
+            running.begin(&mover, id, wanted);
             "the worker drains: it takes no new sessions, and those that it has are moved"
         }
         (DrainFlag::Yes, None) => "the worker drains: it takes no new sessions",
         (DrainFlag::No, _) => "the worker takes sessions",
     };
-    Ok(WriteResult::plain(gateway, result))
+    Ok(WriteResult::plain(ledger, result))
 }
 
 /// Status of a drain.
@@ -122,11 +127,11 @@ pub(super) struct DrainStatus {
     params(("id" = WorkerIdSchema, Path)),
     responses((status = 200, description = "What was moved, and what is left to move.", body = LedgerResponse<DrainStatus>)))]
 pub(super) async fn drain_status(
-    State(desk): State<OperatorState>,
+    State(running): State<Arc<DrainRegistry>>,
     ReadView(view): ReadView,
     PathId(id): PathId<WorkerId>,
 ) -> Result<LedgerResponse<DrainStatus>, Problem> {
     let draining = leases::find_worker(&view, id)?.draining == DrainFlag::Yes;
-    let progress = desk.drains.progress(id);
+    let progress = running.progress(id);
     Ok(LedgerResponse::new(&view, DrainStatus { worker: id, draining, progress }))
 }

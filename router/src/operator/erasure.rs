@@ -12,40 +12,41 @@ use super::extractors::{PathId, QueryParams, TenantName};
 use super::problem::{Problem, ProblemKind};
 use super::schemas::{SessionIdSchema, TenantSchema};
 use super::sessions;
+use super::settings::OperatorSettings;
+use super::sources::OperatorParts;
 use super::writes::WriteResult;
-use crate::app_state::AppState;
 use crate::erasure::{ErasureScope, erase};
 use crate::shared_cache::PurgeCount;
 
 async fn erase_and_report(
-    gateway: &AppState,
+    (parts, settings): (&OperatorParts, &OperatorSettings),
     tenant: &TenantId,
     whose: ErasureScope,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let PurgeCount { forgotten, unread } = erase(&gateway.caches.shared_cache, tenant, whose).await.map_err(|error| {
+    let PurgeCount { forgotten, unread } = erase(&parts.shared_cache, tenant, whose).await.map_err(|error| {
         let detail = format!(
             "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
              Redis is up."
         );
         Problem::new(ProblemKind::NotReady, detail).with_reason("shared_cache_unavailable")
     })?;
-    let mut told = told(gateway, tenant, forgotten);
+    let mut told = told((parts, settings), tenant, forgotten);
     if unread > 0 {
         told += &format!(
             "; {unread} transcripts of the tenant in Redis could not be read (they were written with another \
              shared_cache.encryption_secret, or without one), and may be of this session: forget what is kept of the tenant to be sure"
         );
     }
-    Ok(WriteResult::plain(gateway, told))
+    Ok(WriteResult::plain(&parts.ledger, told))
 }
 
-fn told(gateway: &AppState, tenant: &TenantId, count: usize) -> String {
-    let is_known = gateway.config.tenants.contains_key(&*tenant.0)
-        || gateway.isolation.keys().tenants_without_key(std::iter::once(&*tenant.0)).is_empty();
+fn told((parts, settings): (&OperatorParts, &OperatorSettings), tenant: &TenantId, count: usize) -> String {
+    let is_known = settings.tenants.contains(&*tenant.0)
+        || parts.fleet.isolation.keys().tenants_without_key(std::iter::once(&*tenant.0)).is_empty();
     if count == 0 && !is_known {
         return "no tenant of this name is configured and nothing was kept".into();
     }
-    let place = if gateway.caches.shared_cache.health().is_some() { "here and in Redis" } else { "here" };
+    let place = if parts.shared_cache.health().is_some() { "here and in Redis" } else { "here" };
     match count {
         1 => format!("1 value was forgotten {place}"),
         count => format!("{count} values were forgotten {place}"),
@@ -60,10 +61,11 @@ fn told(gateway: &AppState, tenant: &TenantId, count: usize) -> String {
     params(("tenant" = TenantSchema, Path)),
     responses((status = 200, description = "Nothing is left in this router and in Redis.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn erase_tenant(
-    State(gateway): State<Arc<AppState>>,
+    State(parts): State<Arc<OperatorParts>>,
+    State(settings): State<Arc<OperatorSettings>>,
     PathId(name): PathId<TenantName>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    erase_and_report(&gateway, &name.0, ErasureScope::Tenant).await
+    erase_and_report((&parts, &settings), &name.0, ErasureScope::Tenant).await
 }
 
 /// Tenant of a session.
@@ -82,13 +84,14 @@ pub(super) struct ErasureQuery {
     params(("id" = SessionIdSchema, Path), ErasureQuery),
     responses((status = 200, description = "Nothing is left in this router and in Redis.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn erase_session(
-    State(gateway): State<Arc<AppState>>,
+    State(parts): State<Arc<OperatorParts>>,
+    State(settings): State<Arc<OperatorSettings>>,
     PathId(id): PathId<SessionId>,
     QueryParams(query): QueryParams<ErasureQuery>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let tenant = match query.tenant {
         Some(tenant) => tenant.parse::<TenantName>().map_err(|error| Problem::bad_query(error.to_owned()))?.0,
-        None => sessions::find_session(&gateway.directory().view(), id)?.tenant,
+        None => sessions::find_session(&parts.ledger.directory().view(), id)?.tenant,
     };
-    erase_and_report(&gateway, &tenant, ErasureScope::Session(id)).await
+    erase_and_report((&parts, &settings), &tenant, ErasureScope::Session(id)).await
 }

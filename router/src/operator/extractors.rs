@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -13,9 +14,10 @@ use vocabulary::TenantId;
 
 use super::problem::{Problem, ProblemKind};
 use super::schemas::MAX_TENANT_CHARS;
-use crate::app_state::AppState;
 use crate::client_request::new_request_id;
 use crate::error::ApiError;
+use crate::memory_budget::MemoryBudget;
+use crate::offload_pool::OffloadPool;
 use crate::server::{BodyLimits, read_body};
 
 pub(super) struct QueryParams<T>(pub(super) T);
@@ -90,10 +92,14 @@ const BODY_LIMITS: BodyLimits = BodyLimits {
     total: std::time::Duration::from_secs(30),
 };
 
-/// Reads the whole body of a write.
-pub(super) async fn read_write_body(gateway: &AppState, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
-    let mut memory = gateway.operator_memory.reservation(&TenantId("".into()));
-    let (aside, request) = (&gateway.offload_pool, new_request_id());
+/// Reads the whole body of a write within this memory.
+pub(super) async fn read_write_body(
+    (budget, aside): (&Arc<MemoryBudget>, &OffloadPool),
+    parts: &Parts,
+    body: Body,
+) -> Result<Bytes, Problem> {
+    let mut memory = budget.reservation(&TenantId("".into()));
+    let request = new_request_id();
     read_body(&parts.headers, body, (BODY_LIMITS, &mut memory, (aside, request))).await.map_err(|error| {
         let kind = match &error {
             ApiError::BodyTooLarge { .. } => ProblemKind::BodyTooLarge,

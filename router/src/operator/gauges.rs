@@ -10,41 +10,41 @@ use vocabulary::{KvIndexState, WorkerHealth, WorkerView};
 use workers_shim::events::EventSourceCount;
 
 use super::guardrail::is_disabled;
-use crate::app_state::AppState;
+use super::sources::OperatorParts;
 use crate::calibration::DriftDirection;
 use crate::discovery::WorkerSource;
 use crate::guardrail::Arm;
 use crate::peer_exchange::ledger_health::LedgerFault;
 use crate::routing::RoutingMode;
 
-pub(super) fn refresh(gateway: &AppState) {
-    process(gateway);
-    ledger(gateway);
-    cluster(gateway);
-    gateway.metrics.shared_cache.memory_bytes.set(to_i64(gateway.caches.shared_cache.bytes() as u64));
-    identity(gateway);
-    guarded(gateway);
-    gateway.metrics.decisions.waiting.set(to_i64(gateway.policies.occupancy().queue_len() as u64));
-    gateway.metrics.decisions.barred_links.set(to_i64(gateway.decisions.transfer_checks.barred_links().len() as u64));
-    workers(gateway);
-    exchange(gateway);
+pub(super) fn refresh(parts: &OperatorParts) {
+    process(parts);
+    ledger(parts);
+    cluster(parts);
+    parts.metrics.shared_cache.memory_bytes.set(to_i64(parts.shared_cache.bytes() as u64));
+    identity(parts);
+    guarded(parts);
+    parts.metrics.decisions.waiting.set(to_i64(parts.routing.occupancy.queue_len() as u64));
+    parts.metrics.decisions.barred_links.set(to_i64(parts.routing.transfer_checks.barred_links().len() as u64));
+    workers(parts);
+    exchange(parts);
 }
 
-fn workers(gateway: &AppState) {
-    let metrics = &gateway.metrics.workers;
+fn workers(parts: &OperatorParts) {
+    let metrics = &parts.metrics.workers;
     metrics.reset();
-    gateway.metrics.decisions.reset();
-    for view in gateway.fleet().snapshot().iter() {
-        worker(gateway, view);
+    parts.metrics.decisions.reset();
+    for view in parts.fleet.workers.fleet().snapshot().iter() {
+        worker(parts, view);
     }
-    discovery(gateway);
-    metrics.distinct_blocks.set(to_i64(gateway.index().read().blocks() as u64));
+    discovery(parts);
+    metrics.distinct_blocks.set(to_i64(parts.index.read().blocks() as u64));
 }
 
-fn discovery(gateway: &AppState) {
-    let failing = &gateway.metrics.process.discovery.failing;
-    let is_untaken = gateway.stale_files().reasons().iter().any(|(what, _)| *what == "workers");
-    let failures = gateway.discovery().failures();
+fn discovery(parts: &OperatorParts) {
+    let failing = &parts.metrics.process.discovery.failing;
+    let is_untaken = parts.stale_files.reasons().iter().any(|(what, _)| *what == "workers");
+    let failures = parts.fleet.discovery.failures();
     for source in WorkerSource::VARIANTS.iter().copied() {
         let fails =
             failures.iter().any(|(failing, _)| *failing == source) || (is_untaken && source == WorkerSource::File);
@@ -52,8 +52,8 @@ fn discovery(gateway: &AppState) {
     }
 }
 
-fn worker(gateway: &AppState, view: &WorkerView) {
-    let metrics = &gateway.metrics.workers;
+fn worker(parts: &OperatorParts, view: &WorkerView) {
+    let metrics = &parts.metrics.workers;
     // Prometheus calls host and port an instance.
     let name = view.endpoint.split("://").last().unwrap_or_default();
     metrics.up.with_label_values(&[name, view.role.as_str()]).set(i64::from(view.health == WorkerHealth::Ready));
@@ -64,81 +64,82 @@ fn worker(gateway: &AppState, view: &WorkerView) {
     for state in [KvIndexState::Exact, KvIndexState::Degraded, KvIndexState::Approximate] {
         metrics.knowledge.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.knowledge));
     }
-    let EventSourceCount { configured, connected } = gateway.fleet().event_sources(view.id).unwrap_or_default();
+    let EventSourceCount { configured, connected } =
+        parts.fleet.workers.fleet().event_sources(view.id).unwrap_or_default();
     for (state, count) in [("connected", connected), ("disconnected", configured - connected)] {
         metrics.event_sources.with_label_values(&[name, state]).set(to_i64(count as u64));
     }
-    let prices = &gateway.metrics.decisions;
+    let prices = &parts.metrics.decisions;
     prices.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
-    let drift = gateway.decisions.calibration.of(view.id).and_then(|prediction| prediction.drift);
+    let drift = parts.fleet.calibration.of(view.id).and_then(|prediction| prediction.drift);
     for way in [DriftDirection::Slower, DriftDirection::Faster] {
         prices.cost_drift.with_label_values(&[name, way.as_ref()]).set(i64::from(drift == Some(way)));
     }
-    let ejected = gateway.policies.outliers.lock().ejection(view);
+    let ejected = parts.fleet.outliers.lock().ejection(view);
     prices.outliers.ejected.with_label_values(&[name]).set(i64::from(ejected.is_some()));
-    let events = gateway.fleet().events(view.id).unwrap_or_default();
+    let events = parts.fleet.workers.fleet().events(view.id).unwrap_or_default();
     metrics.events.with_label_values(&[name]).inc_by(events.events);
     metrics.event_gaps.with_label_values(&[name]).inc_by(events.gaps);
     metrics.event_lag.with_label_values(&[name]).set(events.lag.duration().as_secs_f64());
-    metrics.blocks.with_label_values(&[name]).set(to_i64(events.blocks * chain_blocks(gateway, view)));
+    metrics.blocks.with_label_values(&[name]).set(to_i64(events.blocks * chain_blocks(parts, view)));
 }
 
 /// Chain blocks per engine block, so that all workers' blocks are counted in the same unit.
-fn chain_blocks(gateway: &AppState, view: &WorkerView) -> u64 {
-    let Some(model) = view.models.iter().find_map(|name| gateway.catalog().configured_model(name)) else { return 1 };
+fn chain_blocks(parts: &OperatorParts, view: &WorkerView) -> u64 {
+    let Some(model) = view.models.iter().find_map(|name| parts.catalog.configured_model(name)) else { return 1 };
     view.capacity.block.whole_blocks(model.identifier.block()).0.max(1)
 }
 
-fn exchange(gateway: &AppState) {
-    let metrics = &gateway.metrics.exchange;
+fn exchange(parts: &OperatorParts) {
+    let metrics = &parts.metrics.exchange;
     metrics.table_age.reset();
-    for (router, age) in gateway.fleet().peer_ages(Instant::now()) {
+    for (router, age) in parts.fleet.workers.fleet().peer_ages(Instant::now()) {
         metrics.table_age.with_label_values(&[&router.to_string()]).set(age.as_secs_f64());
     }
-    let troubles = gateway.ledger.ledger_problems();
+    let troubles = parts.ledger.ledger_problems();
     for trouble in LedgerFault::VARIANTS {
         let is_there = i64::from(troubles.contains(trouble));
         metrics.ledger_faults.with_label_values(&[trouble.as_ref()]).set(is_there);
     }
-    let unapplied = gateway.ledger.pending_commits();
+    let unapplied = parts.ledger.pending_commits();
     metrics.pending_commits.set(to_i64(unapplied.pending_count() as u64));
     // No race: the lock is held, so only one scrape runs at a time.
     metrics.dropped_commits.inc_by(unapplied.dropped_count().saturating_sub(metrics.dropped_commits.get()));
 }
 
-fn identity(gateway: &AppState) {
-    let (metrics, trails) = (&gateway.metrics.prefix_cache, &gateway.caches.prefix_cache.conversations);
+fn identity(parts: &OperatorParts) {
+    let (metrics, trails) = (&parts.metrics.prefix_cache, &parts.prefix_cache.conversations);
     metrics.conversations.set(to_i64(trails.len() as u64));
     metrics.memory_bytes.set(to_i64(trails.memory_bytes().0));
-    metrics.disabled_models.set(to_i64(gateway.catalog().disabled_by_spot_check().count() as u64));
-    metrics.suspected_models.set(to_i64(gateway.caches.prefix_cache.tokenizer_drift.suspected_model_count() as u64));
+    metrics.disabled_models.set(to_i64(parts.catalog.disabled_by_spot_check().count() as u64));
+    metrics.suspected_models.set(to_i64(parts.prefix_cache.tokenizer_drift.suspected_model_count() as u64));
 }
 
-fn guarded(gateway: &AppState) {
-    let metrics = &gateway.metrics.decisions;
+fn guarded(parts: &OperatorParts) {
+    let metrics = &parts.metrics.decisions;
     for action in Action::ALL {
-        let compared = gateway.decisions.guardrail.of(action);
+        let compared = parts.routing.guardrail.of(action);
         let name = action.as_str();
         metrics.guard_ratio.with_label_values(&[name]).set(compared.ttft_ratio.unwrap_or_default());
         for (arm, count) in [(Arm::Control, compared.control_sessions), (Arm::Treatment, compared.treatment_sessions)] {
             metrics.guard_sessions.with_label_values(&[name, arm.as_ref()]).set(to_i64(count as u64));
         }
-        metrics.reverted.with_label_values(&[name]).set(i64::from(is_disabled(gateway, action, &compared)));
+        metrics.reverted.with_label_values(&[name]).set(i64::from(is_disabled(&parts.routing, action, &compared)));
     }
 }
 
-fn process(gateway: &AppState) {
-    let process = &gateway.metrics.process;
-    let routing = gateway.routing.get();
+fn process(parts: &OperatorParts) {
+    let process = &parts.metrics.process;
+    let routing = parts.routing.live.get();
     for mode in [RoutingMode::Shadow, RoutingMode::Bypass, RoutingMode::Active] {
         process.mode.with_label_values(&[mode.as_ref()]).set(i64::from(mode == routing.mode));
     }
     process.rollout.set(f64::from(u8::from(routing.rollout_percent)) / 100.0);
 }
 
-fn ledger(gateway: &AppState) {
-    let metrics = &gateway.metrics.ledger;
-    let view = gateway.directory().view();
+fn ledger(parts: &OperatorParts) {
+    let metrics = &parts.metrics.ledger;
+    let view = parts.ledger.directory().view();
     let quorum = view.quorum();
     metrics.applied.set(to_i64(view.applied()));
     metrics.term.set(to_i64(quorum.term));
@@ -155,13 +156,13 @@ fn ledger(gateway: &AppState) {
     for (state, count) in ["held", "expired", "retired"].into_iter().zip(leases) {
         metrics.leases.with_label_values(&[state]).set(count);
     }
-    let readings = gateway.directory().stats();
+    let readings = parts.ledger.directory().stats();
     metrics.queue.set(to_i64(readings.queue_depth));
-    let process = &gateway.metrics.process;
+    let process = &parts.metrics.process;
     process.shortages.reset();
     process.shortages.inc_by(readings.shortage_retries);
     process.tasks_ended.reset();
-    for task in gateway.directory().supervision().tasks() {
+    for task in parts.ledger.directory().supervision().tasks() {
         let times = readings.tasks_ended.get(task).copied().unwrap_or(0);
         process.tasks_ended.with_label_values(&[task]).inc_by(times);
     }
@@ -174,8 +175,8 @@ fn ledger(gateway: &AppState) {
     }
 }
 
-fn cluster(gateway: &AppState) {
-    let (metrics, directory) = (&gateway.metrics.cluster, gateway.directory());
+fn cluster(parts: &OperatorParts) {
+    let (metrics, directory) = (&parts.metrics.cluster, parts.ledger.directory());
     let members = directory.members();
     let leads = members.iter().any(|member| member.is_leader && member.node == directory.node());
     metrics.is_leader.set(i64::from(leads));

@@ -1,14 +1,12 @@
 //! `/ownerserve/v1/guardrail`: compares each action with the bypass, and lists actions disabled because of it.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::State;
 use planner::Action;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::app_state::AppState;
+use super::sources::RoutingSources;
 use crate::guardrail::{ComparisonReport, can_be_disabled};
 use crate::routing::Percent;
 
@@ -37,8 +35,8 @@ struct ActionGuardrail {
 }
 
 /// Returns whether an action is disabled because it was slower.
-pub(super) fn is_disabled(gateway: &AppState, action: Action, compared: &ComparisonReport) -> bool {
-    let is_off = gateway.routing.get().disabled.contains(action);
+pub(super) fn is_disabled(routing: &RoutingSources, action: Action, compared: &ComparisonReport) -> bool {
+    let is_off = routing.live.get().disabled.contains(action);
     compared.slower_since.is_some() && can_be_disabled(action) && is_off
 }
 
@@ -47,19 +45,19 @@ pub(super) fn is_disabled(gateway: &AppState, action: Action, compared: &Compari
 /// `PUT /ownerserve/v1/routing` with `disabled_actions` that lack an action enables it again, and its comparison begins anew.
 #[utoipa::path(get, path = "/ownerserve/v1/guardrail", tag = "routing",
     responses((status = 200, description = "The comparison of every action.", body = GuardrailStatus)))]
-pub(super) async fn guardrail(State(gateway): State<Arc<AppState>>) -> Json<GuardrailStatus> {
+pub(super) async fn guardrail(State(routing): State<RoutingSources>) -> Json<GuardrailStatus> {
     let line = |action| {
-        let compared = gateway.decisions.guardrail.of(action);
-        let disabled = is_disabled(&gateway, action, &compared);
+        let compared = routing.guardrail.of(action);
+        let disabled = is_disabled(&routing, action, &compared);
         ActionGuardrail { action, compared, can_be_disabled: can_be_disabled(action), disabled }
     };
-    let control_percent = gateway.routing.get().control_percent;
+    let control_percent = routing.live.get().control_percent;
     Json(GuardrailStatus { control_percent, actions: Action::ALL.into_iter().map(line).collect() })
 }
 
 /// Describes each slower action: its reason in `/readyz`, and what it means.
-pub(super) fn slower_action_details(gateway: &AppState) -> impl Iterator<Item = (&'static str, String)> {
-    gateway.decisions.guardrail.slower_actions().into_iter().map(|(action, compared)| {
+pub(super) fn slower_action_details(routing: &RoutingSources) -> impl Iterator<Item = (&'static str, String)> {
+    routing.guardrail.slower_actions().into_iter().map(|(action, compared)| {
         let ComparisonReport { treatment_sessions, control_sessions, .. } = compared;
         let figures = match (compared.ttft_ratio, compared.ttft_ratio_lower, compared.ttft_ratio_upper) {
             (Some(ratio), Some(low), Some(high)) => format!(

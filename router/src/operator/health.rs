@@ -16,12 +16,11 @@ use super::consistency::LedgerResponse;
 use super::gauges;
 use super::guardrail;
 use super::problem::Problem;
+use super::sources::{FleetSources, OperatorParts};
 use super::state::OperatorState;
 use super::transfer_checks;
 use crate::adapters;
-use crate::app_state::AppState;
 use crate::discovery::WorkerSource;
-use crate::exposure::exposures;
 use crate::prefix_cache::tokenizer_drift::{DriftSignal, MismatchScope, TokenizerMismatch, advice};
 use crate::tenant_isolation::NotServing;
 
@@ -89,9 +88,9 @@ impl Degradation {
         Self { detail: format!("{what}; asked with a token this says more"), ..self }
     }
 
-    fn of_ejected_workers(gateway: &AppState) -> Option<Self> {
-        let workers = gateway.fleet().snapshot();
-        let outliers = gateway.policies.outliers.lock();
+    fn of_ejected_workers(fleet: &FleetSources) -> Option<Self> {
+        let workers = fleet.workers.fleet().snapshot();
+        let outliers = fleet.outliers.lock();
         let told =
             |view: &WorkerView| Some(format!("{} ({})", view.endpoint, outliers.ejection(view)?.reason.as_ref()));
         let told: Vec<_> = workers.iter().filter_map(told).collect();
@@ -102,12 +101,12 @@ impl Degradation {
         })
     }
 
-    fn of_salts(gateway: &AppState) -> Option<Self> {
-        if !gateway.isolation.keys().has_several_tenants() {
+    fn of_salts(fleet: &FleetSources) -> Option<Self> {
+        if !fleet.isolation.keys().has_several_tenants() {
             return None;
         }
-        let workers = gateway.fleet().snapshot();
-        let untold = workers.iter().filter(|view| gateway.isolation.salt_proofs().untold(view.id).is_some());
+        let workers = fleet.workers.fleet().snapshot();
+        let untold = workers.iter().filter(|view| fleet.isolation.salt_proofs().untold(view.id).is_some());
         let untold: Vec<_> = untold.map(|view| view.endpoint.to_string()).collect();
         (!untold.is_empty()).then(|| Self {
             component: "salts",
@@ -121,9 +120,9 @@ impl Degradation {
     }
 
     /// Reports workers whose engines ignore cache salts although tenants must be kept apart.
-    fn of_ignored_salts(gateway: &AppState) -> Option<Self> {
-        let barred = gateway.isolation.barred_workers();
-        let told: Vec<_> = barred.iter().filter_map(|id| gateway.workers.worker(*id)).collect();
+    fn of_ignored_salts(fleet: &FleetSources) -> Option<Self> {
+        let barred = fleet.isolation.barred_workers();
+        let told: Vec<_> = barred.iter().filter_map(|id| fleet.workers.worker(*id)).collect();
         let told: Vec<_> = told.iter().map(|worker| worker.config.endpoint().as_ref()).collect();
         (!told.is_empty()).then(|| Self {
             component: "workers",
@@ -132,9 +131,9 @@ impl Degradation {
         })
     }
 
-    fn of_tokenizer_mismatch(gateway: &AppState, doubt: &TokenizerMismatch) -> Self {
+    fn of_tokenizer_mismatch(fleet: &FleetSources, doubt: &TokenizerMismatch) -> Self {
         let endpoint = |worker: &WorkerId| {
-            gateway
+            fleet
                 .workers
                 .worker(*worker)
                 .map_or_else(|| worker.to_string(), |worker| worker.config.endpoint().to_string())
@@ -170,8 +169,9 @@ pub(super) struct Readiness {
 
 impl Readiness {
     fn of(desk: &OperatorState) -> Self {
-        let gateway = &desk.gateway;
-        let directory = gateway.directory();
+        let parts = &*desk.parts;
+        let fleet = &parts.fleet;
+        let directory = parts.ledger.directory();
         let own = directory.members().into_iter().find(|member| member.node == directory.node());
         let role = match own {
             _ if directory.is_removed() => QuorumRole::Removed,
@@ -179,14 +179,14 @@ impl Readiness {
             Some(own) if own.role == MemberRole::Voter => QuorumRole::Voter,
             _ => QuorumRole::Learner,
         };
-        let ledger = gateway.ledger.ledger_problems().into_iter();
+        let ledger = parts.ledger.ledger_problems().into_iter();
         let ledger = ledger.map(|it| Degradation { component: "ledger", reason: it.into(), detail: it.to_string() });
-        let redis = gateway.caches.shared_cache.degraded_health().map(|it| Degradation {
+        let redis = parts.shared_cache.degraded_health().map(|it| Degradation {
             component: "shared_cache",
             reason: it.into(),
             detail: format!("Redis is {}", it.as_ref()),
         });
-        let secret = gateway.caches.shared_cache.has_other_secret().then(|| Degradation {
+        let secret = parts.shared_cache.has_other_secret().then(|| Degradation {
             component: "shared_cache",
             reason: "other_secret",
             detail:
@@ -194,7 +194,7 @@ impl Readiness {
                      writes to Redis"
                     .into(),
         });
-        let draining = gateway.worker_pool.ready(gateway.fleet()).is_empty().then(|| Degradation {
+        let draining = fleet.workers.pool().ready(fleet.workers.fleet()).is_empty().then(|| Degradation {
             component: "workers",
             reason: "all_draining",
             detail:
@@ -202,29 +202,25 @@ impl Readiness {
                      else can, and nothing new is owned; take a worker back, or add one"
                     .into(),
         });
-        let ejected =
-            Degradation::of_ejected_workers(gateway).into_iter().chain(Degradation::of_ignored_salts(gateway));
-        let slower = guardrail::slower_action_details(gateway).map(|(reason, detail)| Degradation {
+        let ejected = Degradation::of_ejected_workers(fleet).into_iter().chain(Degradation::of_ignored_salts(fleet));
+        let slower = guardrail::slower_action_details(&parts.routing).map(|(reason, detail)| Degradation {
             component: "guardrail",
             reason,
             detail,
         });
-        let barred = transfer_checks::disabled_link_details(gateway).map(|detail| Degradation {
-            component: "transfer_check",
-            reason: "output_mismatch",
-            detail,
-        });
+        let barred = transfer_checks::disabled_link_details(&parts.routing.transfer_checks, fleet)
+            .map(|detail| Degradation { component: "transfer_check", reason: "output_mismatch", detail });
         let audit = desk.audit.is_broken().then(|| Degradation {
             component: "audit_log",
             reason: "write_failed",
             detail: "the audit log takes no line, so that operators' writes are refused".into(),
         });
-        let files = gateway.stale_files().reasons().into_iter().map(|(reason, why)| Degradation {
+        let files = parts.stale_files.reasons().into_iter().map(|(reason, why)| Degradation {
             component: "files",
             reason,
             detail: format!("a file that changed is not used, what was read before still is: {why}"),
         });
-        let lookups = gateway.discovery().failures().into_iter().map(|(source, why)| Degradation {
+        let lookups = fleet.discovery.failures().into_iter().map(|(source, why)| Degradation {
             component: "discovery",
             reason: source.into(),
             detail: format!("{why}; the workers that were found before stay"),
@@ -237,7 +233,7 @@ impl Readiness {
                  it; please report it"
             ),
         });
-        let exposed = exposures(&gateway.config).into_iter().map(|it| Degradation {
+        let exposed = desk.settings.exposed_listeners.iter().map(|it| Degradation {
             component: "listeners",
             reason: it.reason,
             detail: it.detail.into(),
@@ -253,7 +249,7 @@ impl Readiness {
             .chain(ledger)
             .chain(redis)
             .chain(secret)
-            .chain(Self::of_prefix_cache(gateway))
+            .chain(Self::of_prefix_cache(parts))
             .chain(slower)
             .chain(barred)
             .chain(audit)
@@ -261,18 +257,18 @@ impl Readiness {
             .chain(lookups)
             .chain(tasks)
             .chain(short)
-            .chain(Degradation::of_salts(gateway))
-            .chain(Self::of_tenants(gateway))
+            .chain(Degradation::of_salts(fleet))
+            .chain(Self::of_tenants(desk))
             .chain(exposed)
             .collect();
         Self { ready: true, node_id: directory.node().0, role, degraded }
     }
 
     /// Reports quotas that apply to no tenant, as after a misspelt name.
-    fn of_tenants(gateway: &AppState) -> Option<Degradation> {
-        let count =
-            gateway.isolation.keys().tenants_without_key(gateway.config.tenants.keys().map(String::as_str)).len();
-        let why = match gateway.isolation.keys().required() {
+    fn of_tenants(desk: &OperatorState) -> Option<Degradation> {
+        let keys = desk.parts.fleet.isolation.keys();
+        let count = keys.tenants_without_key(desk.settings.tenants.iter().map(String::as_str)).len();
+        let why = match keys.required() {
             true => "no key of auth.keys_file names them",
             false => "without auth.keys_file everybody is the tenant \"default\"",
         };
@@ -290,22 +286,22 @@ impl Readiness {
     }
 
     /// Reports prompts that are known less precisely than possible.
-    fn of_prefix_cache(gateway: &AppState) -> impl Iterator<Item = Degradation> {
-        let identity = gateway.catalog().disabled_by_spot_check().map(|model| Degradation {
+    fn of_prefix_cache(parts: &OperatorParts) -> impl Iterator<Item = Degradation> {
+        let identity = parts.catalog.disabled_by_spot_check().map(|model| Degradation {
             component: "prefix_cache",
             reason: "disabled_by_verification",
             detail: format!("prompts of {model} are computed as a whole: one that was put together differed"),
         });
-        let templates = gateway.catalog().bad_templates();
+        let templates = parts.catalog.bad_templates();
         let identity = identity.chain(templates.map(|bad| Degradation {
             component: "prefix_cache",
             reason: "chat_template_invalid",
             detail: bad.to_string(),
         }));
-        let doubts = gateway.caches.prefix_cache.tokenizer_drift.suspected_mismatches();
+        let doubts = parts.fleet.tokenizer_drift.suspected_mismatches();
         let identity =
-            identity.chain(doubts.into_iter().map(|doubt| Degradation::of_tokenizer_mismatch(gateway, &doubt)));
-        let odd = adapters::mismatches(gateway).into_iter();
+            identity.chain(doubts.into_iter().map(|doubt| Degradation::of_tokenizer_mismatch(&parts.fleet, &doubt)));
+        let odd = adapters::mismatches(parts.fleet.workers.fleet(), &parts.catalog).into_iter();
         identity.chain(odd.map(|odd| Degradation {
             component: "prefix_cache",
             reason: odd.reason(),
@@ -328,12 +324,12 @@ pub(super) async fn ready(
     State(desk): State<OperatorState>,
     headers: HeaderMap,
 ) -> Result<LedgerResponse<Readiness>, Problem> {
-    let gateway = &desk.gateway;
+    let fleet = &desk.parts.fleet;
     let is_stranger = desk.tokens.authenticate(&headers).is_err();
     if desk.is_shutting_down() {
         return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
     }
-    match gateway.isolation.serving(&gateway.workers) {
+    match fleet.isolation.serving(&fleet.workers) {
         Ok(()) => {
             if desk.audit.is_broken() {
                 // The result shows in the next request: this one must not wait for the disk.
@@ -344,13 +340,13 @@ pub(super) async fn ready(
             if is_stranger {
                 readiness.degraded = readiness.degraded.into_iter().map(Degradation::redacted).collect();
             }
-            Ok(LedgerResponse::new(&gateway.directory().view(), readiness))
+            Ok(LedgerResponse::new(&desk.parts.ledger.directory().view(), readiness))
         }
         Err(NotServing::SaltsIgnored) => {
             Err(Problem::not_ready(format!("No worker that answers may serve: {SALTS_IGNORED}.")))
         }
         Err(NotServing::NobodyAnswers) => {
-            let (workers, mut failures) = (gateway.fleet().snapshot(), gateway.discovery().failures());
+            let (workers, mut failures) = (fleet.workers.fleet().snapshot(), fleet.discovery.failures());
             if is_stranger {
                 failures.iter_mut().for_each(|(_, why)| "asked with a token this says why".clone_into(why));
             }
@@ -378,7 +374,7 @@ fn no_worker_detail(workers: &[WorkerView], failures: &[(WorkerSource, String)])
 /// Metrics for Prometheus.
 #[utoipa::path(get, path = "/metrics", tag = "process",
     responses((status = 200, description = "Metrics in Prometheus' text format.", body = String, content_type = "text/plain")))]
-pub(super) async fn metrics(State(gateway): State<Arc<AppState>>) -> Response {
-    gauges::refresh(&gateway);
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics.render()).into_response()
+pub(super) async fn metrics(State(parts): State<Arc<OperatorParts>>) -> Response {
+    gauges::refresh(&parts);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], parts.metrics.render()).into_response()
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{Epoch, Incarnation, NodeId, PrefixId, SessionId, WorkerId, WorkerRole};
 
+use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::entity_tags::EntityTag;
 use super::extractors::{PathId, QueryParams};
@@ -237,6 +238,6 @@ pub(super) async fn intents(
         };
         page.fill(looking.intents_after(page.after).map(lines))
     };
-    let (intents, listed) = super::run_blocking(list).await?;
+    let (intents, listed) = run_blocking(list).await?;
     Ok(LedgerResponse::new(&view, IntentPage { intents, listed }))
 }

@@ -1,7 +1,6 @@
 //! `/ownerserve/v1/cluster/members` and `/leader`: cluster membership and its changes.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use axum::extract::State;
 use ownership::{ClusterMember, Consistency, MemberChange, MemberError, MemberRole, SupportedLevels};
@@ -13,7 +12,7 @@ use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
 use super::writes::WriteResult;
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 
 /// Role of a node in the quorum.
 #[derive(Serialize, ToSchema)]
@@ -83,10 +82,10 @@ pub(super) struct MemberList {
         status = 200, description = "Every node, with its role and progress where known.",
         body = LedgerResponse<MemberList>)))]
 pub(super) async fn members(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     ReadView(view): ReadView,
 ) -> LedgerResponse<MemberList> {
-    let directory = gateway.directory();
+    let directory = ledger.directory();
     let line = |member: ClusterMember| {
         let line = MemberResource::from(member);
         MemberResource { last_error: directory.last_dial_error(line.node_id), ..line }
@@ -127,20 +126,20 @@ pub(super) struct NodeBody {
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/members/promote", tag = "cluster", request_body = NodesBody,
     responses((status = 200, description = "The nodes are voters.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn promote(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     JsonBody(nodes): JsonBody<NodesBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    apply_change(&gateway, MemberChange::Promote(nodes.ids()?), "they vote").await
+    apply_change(&ledger, MemberChange::Promote(nodes.ids()?), "they vote").await
 }
 
 /// Makes voters learners, all in one step.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/members/demote", tag = "cluster", request_body = NodesBody,
     responses((status = 200, description = "The nodes are learners: they replicate and do not vote.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn demote(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     JsonBody(nodes): JsonBody<NodesBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    apply_change(&gateway, MemberChange::Demote(nodes.ids()?), "they vote no more").await
+    apply_change(&ledger, MemberChange::Demote(nodes.ids()?), "they vote no more").await
 }
 
 /// A voter, and the learner that takes its place.
@@ -157,11 +156,11 @@ pub(super) struct ReplacementBody {
         status = 200, description = "The learner votes in the place of the lost voter, which stays as a learner.",
         body = LedgerResponse<WriteResult>)))]
 pub(super) async fn replace(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     JsonBody(body): JsonBody<ReplacementBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let (old, new) = (NodeId(body.old), NodeId(body.new));
-    apply_change(&gateway, MemberChange::Replace { old, new }, "it votes in the other's place").await
+    apply_change(&ledger, MemberChange::Replace { old, new }, "it votes in the other's place").await
 }
 
 /// Takes a node out for good. Its id never comes back; with an empty folder it joins as a new one.
@@ -171,33 +170,33 @@ pub(super) async fn replace(
         status = 200, description = "The node is out for good; its id does not come back.",
         body = LedgerResponse<WriteResult>)))]
 pub(super) async fn remove(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(node): PathId<u64>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    apply_change(&gateway, MemberChange::Remove(NodeId(node)), "it is out for good").await
+    apply_change(&ledger, MemberChange::Remove(NodeId(node)), "it is out for good").await
 }
 
 /// Transfers the leadership to another voter.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/leader", tag = "cluster", request_body = NodeBody,
     responses((status = 200, description = "That node leads now.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn move_leader(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     JsonBody(body): JsonBody<NodeBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    apply_change(&gateway, MemberChange::TransferLeader(NodeId(body.node)), "it leads").await
+    apply_change(&ledger, MemberChange::TransferLeader(NodeId(body.node)), "it leads").await
 }
 
 /// Carries out a change, from whichever node was asked.
 pub(super) async fn apply_change(
-    gateway: &AppState,
+    ledger: &LedgerAccess,
     change: MemberChange,
     result: &str,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     // Without a quorum nothing is started, so that no outcome is unknown.
-    let quorum = gateway.directory().read(Consistency::Linearizable).await;
+    let quorum = ledger.directory().read(Consistency::Linearizable).await;
     quorum.map_err(|_| member_problem(&MemberError::NoLeader))?;
-    gateway.directory().change_members(change).await.map_err(|error| member_problem(&error))?;
-    Ok(WriteResult::plain(gateway, result))
+    ledger.directory().change_members(change).await.map_err(|error| member_problem(&error))?;
+    Ok(WriteResult::plain(ledger, result))
 }
 
 /// Reasons of refused membership changes.

@@ -24,11 +24,12 @@ use super::extractors::{JsonBody, PathId, PathIds};
 use super::problem::{Problem, ProblemKind};
 use super::request_units::RequestDuration;
 use super::schemas::{ArtifactIdSchema, SessionIdSchema, WorkerIdSchema};
+use super::sources::SessionMover;
 use super::writes::{
     OwnerTarget, RequiredIfMatch, TransferResult, WriteResult, commit, granted_epoch, linearizable_view,
 };
 use super::{artifacts, sessions};
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 use crate::peer_exchange::prompts::{PromptKey, fetch_prompt};
 use crate::prefix_mover::PrefixRelocation;
 use crate::prompts::StoredPrompt;
@@ -59,7 +60,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(600);
         (status = 200, description = "The replica is recorded, and its blocks were transferred.", body = LedgerResponse<WriteResult>),
         (status = 502, description = "A worker failed; nothing was recorded.")))]
 pub(super) async fn replicate(
-    State(gateway): State<Arc<AppState>>,
+    State(mover): State<SessionMover>,
     PathId(id): PathId<ArtifactId>,
     JsonBody(body): JsonBody<ReplicateRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
@@ -67,7 +68,7 @@ pub(super) async fn replicate(
     if !TTL_RANGE.contains(&ttl) {
         return Err(Problem::bad_body("ttl: accepted is 1ms to 24h"));
     }
-    let view = linearizable_view(&gateway).await?;
+    let view = linearizable_view(&mover.ledger).await?;
     let holder = body.target.owner(&view)?;
     let artifact = artifacts::find_artifact(&view, id)?;
     if view.ownership_status(&artifact).owner() == Some(holder) {
@@ -84,17 +85,18 @@ pub(super) async fn replicate(
                 bytes: prefix_kv_bytes(&artifact),
                 action: Action::ArtifactFetch,
             };
-            ensure_present(&gateway, moving, (source_owner(&view, &artifact), holder)).await?
+            ensure_present(&mover, moving, (source_owner(&view, &artifact), holder)).await?
         }
     };
-    commit(&gateway, Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: Micros::of(ttl) })).await?;
+    commit(&mover.ledger, Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: Micros::of(ttl) }))
+        .await?;
     let result = format!(
         "{} has a read-only copy of the first {} blocks for {}",
         holder.worker,
         place.point.blocks,
         DurationText(ttl)
     );
-    Ok(WriteResult::with(result, None, transfer).into_response(&gateway))
+    Ok(WriteResult::with(result, None, transfer).into_response(&mover.ledger))
 }
 
 /// Deletes a worker's read-only replica of an artifact and of all that it extends.
@@ -102,10 +104,10 @@ pub(super) async fn replicate(
     params(("id" = ArtifactIdSchema, Path), ("worker" = WorkerIdSchema, Path)),
     responses((status = 200, description = "The replica does not count any more.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn drop_replica(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathIds(id, worker): PathIds<ArtifactId, WorkerId>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let view = linearizable_view(&gateway).await?;
+    let view = linearizable_view(&ledger).await?;
     let artifact = artifacts::find_artifact(&view, id)?;
     let place = PrefixRef { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
     let holders = artifact.replicas.iter().map(|copy| copy.holder).filter(|holder| holder.worker == worker);
@@ -113,8 +115,8 @@ pub(super) async fn drop_replica(
     if drops.is_empty() {
         return Err(Problem::not_found(format!("{worker} has no copy of {id}.")));
     }
-    commit(&gateway, Command::Batch(drops)).await?;
-    Ok(WriteResult::plain(&gateway, format!("the copy at {worker} is forgotten; its blocks are the engine's to drop")))
+    commit(&ledger, Command::Batch(drops)).await?;
+    Ok(WriteResult::plain(&ledger, format!("the copy at {worker} is forgotten; its blocks are the engine's to drop")))
 }
 
 /// The worker that a session moves to.
@@ -138,12 +140,12 @@ pub(super) struct MigrateRequest {
         (status = 200, description = "The target owns it, and the blocks of its newest head are there.", body = LedgerResponse<WriteResult>),
         (status = 502, description = "A worker failed; nothing was recorded.")))]
 pub(super) async fn migrate(
-    State(gateway): State<Arc<AppState>>,
+    State(mover): State<SessionMover>,
     PathId(id): PathId<SessionId>,
     fence: IfMatch,
     JsonBody(body): JsonBody<MigrateRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let view = linearizable_view(&gateway).await?;
+    let view = linearizable_view(&mover.ledger).await?;
     let to = body.target.owner(&view)?;
     let session = sessions::find_session(&view, id)?;
     let seen = fence.required_epoch(session.epoch)?;
@@ -151,17 +153,17 @@ pub(super) async fn migrate(
     fence.check_optional(session.epoch)?;
     let transfer = match body.record_only {
         true => None,
-        false => ensure_head_present(&gateway, &view, (&session, to)).await?,
+        false => ensure_head_present(&mover, &view, (&session, to)).await?,
     };
-    let epoch = record_move(&gateway, (&session, seen), to).await?;
+    let epoch = record_move(&mover.ledger, (&session, seen), to).await?;
     let result = format!("{} owns the session since {epoch}{}", to.worker, older_heads_note(&session));
-    Ok(WriteResult::with(result, Some(epoch), transfer).into_response(&gateway))
+    Ok(WriteResult::with(result, Some(epoch), transfer).into_response(&mover.ledger))
 }
 
 /// Transfers the blocks of a session's newest head to the target; `None` if there is no head or the target already
 /// owns them.
 pub(super) async fn ensure_head_present(
-    gateway: &Arc<AppState>,
+    mover: &SessionMover,
     view: &LedgerView,
     (session, to): (&Session, Owner),
 ) -> Result<Option<TransferResult>, Problem> {
@@ -170,17 +172,17 @@ pub(super) async fn ensure_head_present(
     let source = view.session_owner(session).or_else(|| source_owner(view, &artifact));
     let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
     let moving = MoveRequest { tenant: session.tenant.clone(), point, bytes, action: Action::StateMigration };
-    ensure_present(gateway, moving, (source, to)).await
+    ensure_present(mover, moving, (source, to)).await
 }
 
 /// Grants a session to `to`, which has its newest head. Refused if the epoch is not `seen` any more.
 pub(super) async fn record_move(
-    gateway: &AppState,
+    ledger: &LedgerAccess,
     (session, seen): (&Session, Epoch),
     to: Owner,
 ) -> Result<Epoch, Problem> {
     let head = session.head().map(|head| head.point.id);
-    let outcome = commit(gateway, Command::Migrate(MigrateSession { session: session.id, to, head, seen })).await?;
+    let outcome = commit(ledger, Command::Migrate(MigrateSession { session: session.id, to, head, seen })).await?;
     Ok(granted_epoch(&outcome))
 }
 
@@ -214,7 +216,7 @@ fn source_owner(view: &LedgerView, artifact: &Artifact) -> Option<Owner> {
 
 /// Transfers the blocks to the target; `None` if the target already owns them.
 async fn ensure_present(
-    gateway: &Arc<AppState>,
+    mover: &SessionMover,
     moving: MoveRequest,
     (source, target): (Option<Owner>, Owner),
 ) -> Result<Option<TransferResult>, Problem> {
@@ -227,8 +229,8 @@ async fn ensure_present(
     if source.worker == target.worker {
         return Ok(None);
     }
-    check_link(gateway, source.worker, target.worker)?;
-    let Some(kept) = find_prompt(gateway, &moving).await else {
+    check_link(mover, source.worker, target.worker)?;
+    let Some(kept) = find_prompt(mover, &moving).await else {
         let why = "no router that answers knows the prompt's token ids, without which no engine moves blocks";
         return Err(transfer_not_possible(
             why,
@@ -238,7 +240,7 @@ async fn ensure_present(
     let since = Instant::now();
     let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
     let wanted = PrefixRelocation { blocks, bytes, source, target, action: moving.action };
-    let remark = gateway.prefix_mover.relocate(&kept, wanted).await;
+    let remark = mover.prefixes.relocate(&kept, wanted).await;
     let duration = DurationText::whole_millis(since.elapsed());
     match remark {
         None | Some(AttemptEvent::SourceRecomputed) => {
@@ -256,18 +258,18 @@ async fn ensure_present(
 }
 
 /// Finds a prompt that covers what is to be moved, here or at another router.
-async fn find_prompt(gateway: &AppState, moving: &MoveRequest) -> Option<Arc<StoredPrompt>> {
-    if let Some(kept) = gateway.caches.prompts.find_containing(&moving.tenant, moving.point) {
+async fn find_prompt(mover: &SessionMover, moving: &MoveRequest) -> Option<Arc<StoredPrompt>> {
+    if let Some(kept) = mover.prompts.find_containing(&moving.tenant, moving.point) {
         return Some(kept);
     }
     let wanted = PromptKey { tenant: moving.tenant.clone(), point: moving.point };
-    let seed_of = |model: &ModelId| gateway.catalog().model(model).identifier.seed();
-    fetch_prompt(gateway.directory().peers(), &wanted, seed_of, &gateway.metrics.exchange).await.map(Arc::new)
+    let seed_of = |model: &ModelId| mover.catalog.model(model).identifier.seed();
+    fetch_prompt(mover.ledger.directory().peers(), &wanted, seed_of, &mover.exchange_metrics).await.map(Arc::new)
 }
 
 /// Checks that both workers are listed and reachable, their link is not disabled, and they share a KV fabric.
-fn check_link(gateway: &AppState, source: WorkerId, target: WorkerId) -> Result<(), Problem> {
-    let fleet = gateway.fleet().snapshot();
+fn check_link(mover: &SessionMover, source: WorkerId, target: WorkerId) -> Result<(), Problem> {
+    let fleet = mover.fleet.snapshot();
     let find = |id: WorkerId| {
         let found = fleet.iter().find(|worker| worker.id == id);
         found
@@ -280,7 +282,7 @@ fn check_link(gateway: &AppState, source: WorkerId, target: WorkerId) -> Result<
             "Look at GET /ownerserve/v1/workers, and try again.",
         ));
     }
-    if gateway.decisions.transfer_checks.barred_links().contains(&BarredLink { from: source.id, to: target.id }) {
+    if mover.transfer_checks.barred_links().contains(&BarredLink { from: source.id, to: target.id }) {
         return Err(transfer_not_possible(
             "the link is disabled, because a transfer over it failed its check",
             "GET /ownerserve/v1/transfer-checks shows it; DELETE enables it again.",

@@ -1,6 +1,7 @@
 //! The OpenAPI document: generated from the routes, served, and used to validate query parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
@@ -14,12 +15,12 @@ use strum::{VariantArray as _, VariantNames as _};
 use utoipa::{PartialSchema as _, ToSchema as _};
 use utoipa_axum::router::OpenApiRouter;
 
+use super::access::PUBLIC_PATHS;
 use super::idempotency::MAX_KEY_CHARS;
 use super::members::MEMBER_REASONS;
 use super::problem::{API_REASONS, Problem, ProblemDocument, ProblemKind};
-use super::request_gate::PUBLIC_PATHS;
 use super::schemas;
-use super::state::OperatorState;
+use super::watch::{CompactedEvent, ProgressEvent};
 
 const DESCRIPTION: &str = "Owners, leases, sessions, artifacts and decisions of OwnerServe.
 
@@ -101,7 +102,10 @@ impl OpenApiDocument {
     }
 
     /// Extracts the document from the routes.
-    pub(super) fn attach(&self, routes: OpenApiRouter<OperatorState>) -> axum::Router<OperatorState> {
+    pub(super) fn attach<S>(&self, routes: OpenApiRouter<S>) -> axum::Router<S>
+    where
+        S: Clone + Send + Sync + 'static,
+    {
         let (routes, document) = routes.split_for_parts();
         let mut document = serde_json::to_value(&document).unwrap_or_default();
         let mut parameters = BTreeMap::new();
@@ -167,6 +171,7 @@ fn set_info(document: &mut Value) {
         "description": "Needed where operator.tokens_file is set. The role `read` reads, the role `operator` also writes.",
     }});
     let mut schemas = schemas::parameter_schemas();
+    schemas.extend([schemas::named_schema::<ProgressEvent>(), schemas::named_schema::<CompactedEvent>()]);
     ProblemDocument::schemas(&mut schemas);
     schemas.push((ProblemDocument::name().into_owned(), ProblemDocument::schema()));
     for (name, schema) in schemas {
@@ -275,6 +280,6 @@ fn add_problems(responses: &mut Value, kinds: &[ProblemKind]) {
 /// The document itself.
 #[utoipa::path(get, path = "/ownerserve/v1/openapi.json", tag = "process",
     responses((status = 200, description = "The OpenAPI 3.1 document.", body = Object)))]
-pub(super) async fn document(State(desk): State<OperatorState>) -> Response {
-    ([(CONTENT_TYPE, "application/json")], desk.document.json().to_owned()).into_response()
+pub(super) async fn document(State(document): State<Arc<OpenApiDocument>>) -> Response {
+    ([(CONTENT_TYPE, "application/json")], document.json().to_owned()).into_response()
 }

@@ -7,6 +7,7 @@ use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, WorkerId};
 
 use super::artifacts::{ArtifactFilter, OwnershipState, ReplicaResource};
+use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::extractors::{PathId, QueryParams};
 use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
@@ -95,7 +96,7 @@ pub(super) async fn owners_of(
     };
     let searched = view.clone();
     let list = move || searched.artifacts().filter_map(owned).take(usize::from(MAX_LIMIT)).collect::<Vec<_>>();
-    let owners = super::run_blocking(list).await?;
+    let owners = run_blocking(list).await?;
     if owners.is_empty() {
         let detail = "No artifact keeps that prefix as a boundary. It was never sealed, was merged into a longer extent, or is gone.";
         return Err(Problem::not_found(detail));
@@ -130,7 +131,7 @@ pub(super) async fn owners(
         };
         page.fill(looking.artifacts_after(page.after).map(line))
     };
-    let (owners, listed) = super::run_blocking(list).await?;
+    let (owners, listed) = run_blocking(list).await?;
     Ok(LedgerResponse::new(&view, OwnerPage { owners, listed }))
 }
 
@@ -177,7 +178,7 @@ pub(super) async fn replicas(
             None => page.fill(looking.artifacts_after(page.after).map(lines)),
         }
     };
-    let (replicas, listed) = super::run_blocking(list).await?;
+    let (replicas, listed) = run_blocking(list).await?;
     Ok(LedgerResponse::new(&view, ReplicaPage { replicas, listed }))
 }
 
@@ -219,6 +220,6 @@ pub(super) async fn groups(
         };
         page.fill(looking.groups_after(page.after).map(line))
     };
-    let (groups, listed) = super::run_blocking(list).await?;
+    let (groups, listed) = run_blocking(list).await?;
     Ok(LedgerResponse::new(&view, GroupPage { groups, listed }))
 }

@@ -1,7 +1,5 @@
 //! Ownership writes: claim, release and close.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use ownership::LedgerView;
 use ownership::ledger::{ClaimOwner, Command, OwnershipSubject, ReleaseOwner};
@@ -18,7 +16,7 @@ use super::writes::{
     EmptyBody, OptionalIfMatch, OwnerTarget, RequiredIfMatch, WriteResult, commit, granted_epoch, linearizable_view,
 };
 use super::{artifacts, sessions};
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 
 /// The new owner.
 #[derive(Deserialize, ToSchema)]
@@ -28,14 +26,14 @@ pub(super) struct ClaimBody {
 }
 
 async fn claim_owner(
-    gateway: &AppState,
+    ledger: &LedgerAccess,
     subject: OwnershipSubject,
     claim: ClaimBody,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let owner = claim.owner.owner(&*linearizable_view(gateway).await?)?;
-    let outcome = commit(gateway, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
+    let owner = claim.owner.owner(&*linearizable_view(ledger).await?)?;
+    let outcome = commit(ledger, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
     let epoch = granted_epoch(&outcome);
-    Ok(WriteResult::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
+    Ok(WriteResult::granted(ledger, format!("{} owns it since {epoch}", owner.worker), epoch))
 }
 
 /// Grants a session without a live owner to a worker.
@@ -45,11 +43,11 @@ async fn claim_owner(
     params(("id" = SessionIdSchema, Path)), request_body = ClaimBody,
     responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn claim_session(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<SessionId>,
     JsonBody(claim): JsonBody<ClaimBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    claim_owner(&gateway, OwnershipSubject::Session(id), claim).await
+    claim_owner(&ledger, OwnershipSubject::Session(id), claim).await
 }
 
 /// Grants an artifact without a live owner to a worker.
@@ -57,11 +55,11 @@ pub(super) async fn claim_session(
     params(("id" = ArtifactIdSchema, Path)), request_body = ClaimBody,
     responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn claim_artifact(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
     JsonBody(claim): JsonBody<ClaimBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    claim_owner(&gateway, OwnershipSubject::Artifact(id), claim).await
+    claim_owner(&ledger, OwnershipSubject::Artifact(id), claim).await
 }
 
 /// Returns the owner in a view, and the epoch of the grant.
@@ -77,15 +75,15 @@ fn find_owner(view: &LedgerView, subject: OwnershipSubject) -> Result<(Option<Ow
 /// Releases the ownership that the client saw. Reads linearizably first: a node that lags must not claim that
 /// something is unowned.
 async fn release_owner(
-    gateway: &AppState,
+    ledger: &LedgerAccess,
     subject: OwnershipSubject,
     fence: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let (owner, current) = find_owner(&*linearizable_view(gateway).await?, subject)?;
+    let (owner, current) = find_owner(&*linearizable_view(ledger).await?, subject)?;
     let seen = fence.required_epoch(current)?;
-    let Some(owner) = owner else { return Ok(WriteResult::plain(gateway, "nobody owned it")) };
-    commit(gateway, Command::Release(ReleaseOwner { subject, owner, seen })).await?;
-    Ok(WriteResult::plain(gateway, format!("{} does not own it any more", owner.worker)))
+    let Some(owner) = owner else { return Ok(WriteResult::plain(ledger, "nobody owned it")) };
+    commit(ledger, Command::Release(ReleaseOwner { subject, owner, seen })).await?;
+    Ok(WriteResult::plain(ledger, format!("{} does not own it any more", owner.worker)))
 }
 
 /// Takes a session from its owner without granting it to another.
@@ -93,12 +91,12 @@ async fn release_owner(
     params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
     responses((status = 200, description = "The session has no owner; its next step is placed anew.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_session(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<SessionId>,
     fence: IfMatch,
     JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    release_owner(&gateway, OwnershipSubject::Session(id), fence).await
+    release_owner(&ledger, OwnershipSubject::Session(id), fence).await
 }
 
 /// Takes an artifact from its owner without granting it to another.
@@ -106,12 +104,12 @@ pub(super) async fn release_session(
     params(("id" = ArtifactIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
     responses((status = 200, description = "The artifact has no owner.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_artifact(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
     fence: IfMatch,
     JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    release_owner(&gateway, OwnershipSubject::Artifact(id), fence).await
+    release_owner(&ledger, OwnershipSubject::Artifact(id), fence).await
 }
 
 /// Closes a session. Its artifacts stay until nothing references them and they go cold.
@@ -119,11 +117,11 @@ pub(super) async fn release_artifact(
     params(("id" = SessionIdSchema, Path), OptionalIfMatch),
     responses((status = 200, description = "The session is closed.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn close_session(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<SessionId>,
     fence: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(sessions::find_session(&*linearizable_view(&gateway).await?, id)?.epoch)?;
-    commit(&gateway, Command::CloseSession(id)).await?;
-    Ok(WriteResult::plain(&gateway, "the session is closed"))
+    fence.check_optional(sessions::find_session(&*linearizable_view(&ledger).await?, id)?.epoch)?;
+    commit(&ledger, Command::CloseSession(id)).await?;
+    Ok(WriteResult::plain(&ledger, "the session is closed"))
 }

@@ -13,10 +13,11 @@ use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
 use super::request_units::RequestDuration;
 use super::schemas::{RoleSchema, WorkerIdSchema};
+use super::sources::FleetSources;
 use super::writes::WriteResult;
-use crate::app_state::AppState;
 use crate::config::WorkerConfig;
 use crate::discovery::RegistrationOutcome;
+use crate::ledger_access::LedgerAccess;
 use crate::time_text::DurationText;
 
 /// Maximum length of a URL and of an event address; maximum number of models.
@@ -129,12 +130,13 @@ impl RegistrationBody {
 #[utoipa::path(post, path = "/ownerserve/v1/registrations", tag = "workers", request_body = RegistrationBody,
     responses((status = 200, description = "The worker is listed, and gets work once it answers.", body = LedgerResponse<RegistrationResponse>)))]
 pub(super) async fn register(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
+    State(fleet): State<FleetSources>,
     JsonBody(body): JsonBody<RegistrationBody>,
 ) -> Result<LedgerResponse<RegistrationResponse>, Problem> {
     let (worker, ttl) = body.validate()?;
     let id = WorkerId::of_endpoint(worker.endpoint());
-    let came = gateway.discovery().register(worker, ttl);
+    let came = fleet.discovery.register(worker, ttl);
     let came = came.map_err(|full| {
         let detail = format!(
             "Nothing was changed: {} workers are registered, and no more are accepted (discovery.max_registrations).",
@@ -142,7 +144,7 @@ pub(super) async fn register(
         );
         Problem::new(ProblemKind::Conflict, detail).with_reason("registrations_full")
     })?;
-    let other = gateway.workers.worker(id).map(|member| member.source).filter(|source| source.is_configured());
+    let other = fleet.workers.worker(id).map(|member| member.source).filter(|source| source.is_configured());
     let result = match (other, came) {
         (Some(source), _) => format!("it is listed by {} already, which goes first", source.as_ref()),
         (None, RegistrationOutcome::New) => "the worker is listed".into(),
@@ -150,7 +152,7 @@ pub(super) async fn register(
         (None, RegistrationOutcome::Changed) => "the worker is listed as it is described now, and begins anew".into(),
     };
     Ok(LedgerResponse::new(
-        &gateway.directory().view(),
+        &ledger.directory().view(),
         RegistrationResponse { worker: id, ttl: DurationText(ttl), result },
     ))
 }
@@ -159,7 +161,7 @@ pub(super) async fn register(
 #[utoipa::path(get, path = "/ownerserve/v1/registrations", tag = "workers",
     responses((status = 200, description = "All registrations, with the time until they expire.", body = LedgerResponse<RegistrationList>)))]
 pub(super) async fn registrations(
-    State(gateway): State<Arc<AppState>>,
+    State(fleet): State<FleetSources>,
     ReadView(view): ReadView,
 ) -> Result<LedgerResponse<RegistrationList>, Problem> {
     let now = Instant::now();
@@ -168,7 +170,7 @@ pub(super) async fn registrations(
         endpoint: it.worker.endpoint().clone(),
         expires_in: DurationText::whole_millis(it.expires_at.saturating_duration_since(now)),
     };
-    let registrations = gateway.discovery().registered(line);
+    let registrations = fleet.discovery.registered(line);
     Ok(LedgerResponse::new(&view, RegistrationList { registrations }))
 }
 
@@ -177,11 +179,12 @@ pub(super) async fn registrations(
     params(("id" = WorkerIdSchema, Path)),
     responses((status = 200, description = "The worker is not listed any more, unless another source lists it.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn deregister(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
+    State(fleet): State<FleetSources>,
     PathId(id): PathId<WorkerId>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    if !gateway.discovery().withdraw(id) {
+    if !fleet.discovery.withdraw(id) {
         return Err(Problem::not_found(format!("{id} is not registered at this router.")));
     }
-    Ok(WriteResult::plain(&gateway, "the worker is not registered any more; what it began goes on"))
+    Ok(WriteResult::plain(&ledger, "the worker is not registered any more; what it began goes on"))
 }

@@ -14,15 +14,16 @@ use http::header::{CONTENT_TYPE, ETAG, IF_MATCH};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
-use super::access::{Principal, TokenRole};
+use super::access::{PUBLIC_PATHS, Principal, TokenRole};
 use super::audit::{AuditLog, AuditedRequest, SpaceReservation, loggable_body, truncate_path, truncate_tag};
+use super::blocking::run_blocking;
 use super::consistency::ViewStamp;
 use super::entity_tags;
 use super::extractors::read_write_body;
 use super::idempotency::{IdempotentWrite, REPLAYED_HEADER};
 use super::problem::{Problem, ProblemKind};
+use super::sources::OperatorParts;
 use super::state::OperatorState;
-use crate::app_state::AppState;
 use crate::client_request::new_request_id;
 use crate::host_check::HostCheck;
 use crate::server::{RemoteAddr, UnauthenticatedPermit};
@@ -30,8 +31,6 @@ use crate::server::{RemoteAddr, UnauthenticatedPermit};
 /// Maximum length of path and query.
 const MAX_URI_BYTES: usize = 8 << 10;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Paths without authentication: liveness, readiness and the API description.
-pub(super) const PUBLIC_PATHS: [&str; 3] = ["/livez", "/readyz", "/ownerserve/v1/openapi.json"];
 /// Reads that reveal everything and so require the operator role.
 const SENSITIVE_PATHS: [&str; 1] = ["/ownerserve/v1/cluster/snapshot"];
 
@@ -48,7 +47,7 @@ pub(super) async fn gate(State(desk): State<OperatorState>, request: Request, ne
         response.headers_mut().remove(http::header::CONTENT_LENGTH);
         response.headers_mut().remove(CONTENT_TYPE);
     }
-    ViewStamp::of(&desk.gateway.directory().view()).write_headers(response.headers_mut());
+    ViewStamp::of(&desk.parts.ledger.directory().view()).write_headers(response.headers_mut());
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -78,12 +77,12 @@ async fn handle(desk: &OperatorState, request: Request, (next, id): (Next, &str)
         parts.extensions.get().map(UnauthenticatedPermit::mark_authenticated);
     }
     let needed = if audited { TokenRole::Operator } else { TokenRole::Read };
-    let allowed = HostCheck::of_operators(&desk.gateway.config).check(&parts).map_err(Problem::from);
+    let allowed = HostCheck::new(&desk.settings.host_rules).check(&parts).map_err(Problem::from);
     let allowed = allowed.and_then(|()| who.map_or(Ok(()), |who| who.and_then(|who| authorize(&who, needed))));
     let allowed = allowed.and_then(|()| desk.document.check_query(&parts, &path));
     let allowed = allowed.map(|()| Request::from_parts(parts, body));
     let request = match allowed {
-        Ok(request) if writes => read_write(&desk.gateway, request, &mut asked).await,
+        Ok(request) if writes => read_write(&desk.parts, request, &mut asked).await,
         other => other.map(|request| (request, None)),
     };
     if !audited {
@@ -133,7 +132,7 @@ async fn run_audited(
 /// Fails if the write cannot be logged.
 async fn reserve_audit_space(audit: &Arc<AuditLog>) -> Result<(), Problem> {
     let audit = audit.clone();
-    super::run_blocking(move || audit.reserve()).await?.map_err(|error| {
+    run_blocking(move || audit.reserve()).await?.map_err(|error| {
         let detail = format!(
             "Nothing was changed: the audit log of this node takes no line ({}). Free space on the disk of its data \
              directory, or ask another node.",
@@ -170,7 +169,7 @@ fn audited_request(parts: &Parts, path: &str, id: &str) -> AuditedRequest {
 
 /// Reads the write's whole body and its idempotency key.
 async fn read_write(
-    gateway: &AppState,
+    handles: &OperatorParts,
     request: Request,
     asked: &mut AuditedRequest,
 ) -> Result<(Request, Option<IdempotentWrite>), Problem> {
@@ -181,7 +180,7 @@ async fn read_write(
         let wanted = "Send a JSON object, {} where there is nothing to say, with Content-Type: application/json.";
         return Err(Problem::new(ProblemKind::UnsupportedMediaType, wanted));
     }
-    let body = read_write_body(gateway, &parts, body).await?;
+    let body = read_write_body((&handles.memory_budget, &handles.offload_pool), &parts, body).await?;
     asked.body = loggable_body(&body);
     let keyed = IdempotentWrite::from_request(asked.principal.as_ref(), &parts, &body)?;
     Ok((Request::from_parts(parts, Body::from(body)), keyed))

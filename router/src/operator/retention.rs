@@ -1,7 +1,5 @@
 //! Writes about retention and workers: pins, groups, evictions, leases and drains.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use ownership::ledger::{Command, Outcome, PinArtifact, PinFlag, RenewLease, RetireIncarnation, SetGroup};
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -14,9 +12,10 @@ use super::entity_tags::IfMatch;
 use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
 use super::schemas::{ArtifactIdSchema, GroupIdSchema, WorkerIdSchema};
+use super::sources::FleetSources;
 use super::writes::{EmptyBody, OptionalIfMatch, WriteResult, commit, linearizable_view};
 use super::{artifacts, leases};
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 use crate::time_text::DurationText;
 
 /// Whether an artifact is pinned.
@@ -32,18 +31,18 @@ pub(super) struct PinBody {
     params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = PinBody,
     responses((status = 200, description = "The artifact is pinned, or may be collected again.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn pin(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
     fence: IfMatch,
     JsonBody(body): JsonBody<PinBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
+    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     let (pinned, result) = match body.pinned {
         true => (PinFlag::Yes, "the artifact is pinned"),
         false => (PinFlag::No, "the artifact is not pinned"),
     };
-    commit(&gateway, Command::Pin(PinArtifact { artifact: id, pinned })).await?;
-    Ok(WriteResult::plain(&gateway, result))
+    commit(&ledger, Command::Pin(PinArtifact { artifact: id, pinned })).await?;
+    Ok(WriteResult::plain(&ledger, result))
 }
 
 /// Group of an artifact.
@@ -61,16 +60,16 @@ pub(super) struct GroupBody {
     params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = GroupBody,
     responses((status = 200, description = "The artifact is in that group, or in none.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn set_group(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
     fence: IfMatch,
     JsonBody(body): JsonBody<GroupBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
-    commit(&gateway, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
+    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
+    commit(&ledger, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
     let result =
         body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
-    Ok(WriteResult::plain(&gateway, result))
+    Ok(WriteResult::plain(&ledger, result))
 }
 
 /// Artifacts of a new group.
@@ -100,13 +99,13 @@ pub(super) struct CreatedGroup {
 #[utoipa::path(post, path = "/ownerserve/v1/groups", tag = "artifacts", request_body = NewGroupBody,
     responses((status = 200, description = "Its id, which no other group has.", body = LedgerResponse<CreatedGroup>)))]
 pub(super) async fn new_group(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     JsonBody(body): JsonBody<NewGroupBody>,
 ) -> Result<LedgerResponse<CreatedGroup>, Problem> {
     if body.artifacts.len() > MAX_GROUP_ARTIFACTS {
         return Err(Problem::bad_body(format!("artifacts: accepted are at most {MAX_GROUP_ARTIFACTS}")));
     }
-    let view = linearizable_view(&gateway).await?;
+    let view = linearizable_view(&ledger).await?;
     for id in &body.artifacts {
         artifacts::find_artifact(&view, *id)?;
     }
@@ -117,13 +116,13 @@ pub(super) async fn new_group(
     let puts: Vec<Command> = body.artifacts.iter().map(put).collect();
     let wanted = puts.len();
     if wanted > 0 {
-        match commit(&gateway, Command::Batch(puts)).await {
+        match commit(&ledger, Command::Batch(puts)).await {
             // Artifacts forgotten meanwhile are ignored; the others are in the group.
             Err(problem) if problem.kind() != ProblemKind::NotFound => return Err(problem),
             _ => {}
         }
     }
-    let view = gateway.directory().view();
+    let view = ledger.directory().view();
     let result = match (view.group(group).count(), wanted) {
         (_, 0) => "the id is new; the group is listed once an artifact is in it".to_owned(),
         (1, 1) => "one artifact is in it".to_owned(),
@@ -142,13 +141,13 @@ pub(super) async fn new_group(
         status = 200, description = "The artifact is not in the ledger any more.",
         body = LedgerResponse<WriteResult>)))]
 pub(super) async fn evict(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
     fence: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&gateway).await?, id)?.epoch)?;
-    commit(&gateway, Command::Evict(id)).await?;
-    Ok(WriteResult::plain(&gateway, "the artifact is forgotten"))
+    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
+    commit(&ledger, Command::Evict(id)).await?;
+    Ok(WriteResult::plain(&ledger, "the artifact is forgotten"))
 }
 
 /// Renews the lease of a worker's present incarnation by one lease duration.
@@ -158,20 +157,20 @@ pub(super) async fn evict(
     params(("worker" = WorkerIdSchema, Path), OptionalIfMatch), request_body = EmptyBody,
     responses((status = 200, description = "The lease is held for one more lease duration.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn renew(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(id): PathId<WorkerId>,
     fence: IfMatch,
     JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let view = linearizable_view(&gateway).await?;
+    let view = linearizable_view(&ledger).await?;
     let worker = leases::find_worker(&view, id)?;
     fence.check_optional(worker.epoch)?;
-    let ttl = Micros::of(gateway.directory().lease_duration());
+    let ttl = Micros::of(ledger.directory().lease_duration());
     let outcome =
-        commit(&gateway, Command::RenewLease(RenewLease { alive: vec![(id, worker.incarnation)], ttl })).await?;
+        commit(&ledger, Command::RenewLease(RenewLease { alive: vec![(id, worker.incarnation)], ttl })).await?;
     match outcome {
         Outcome::Renewed { renewed: 1.., .. } => Ok(WriteResult::granted(
-            &gateway,
+            &ledger,
             format!("the lease is held for {} more", DurationText::from(ttl)),
             worker.epoch,
         )),
@@ -190,14 +189,15 @@ pub(super) async fn renew(
     params(("id" = WorkerIdSchema, Path), OptionalIfMatch),
     responses((status = 200, description = "The worker owns nothing any more.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn retire(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
+    State(fleet): State<FleetSources>,
     PathId(id): PathId<WorkerId>,
     fence: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    let view = linearizable_view(&gateway).await?;
+    let view = linearizable_view(&ledger).await?;
     let seen = leases::find_worker(&view, id)?.epoch;
     fence.check_optional(seen)?;
-    let fleet = gateway.fleet().snapshot();
+    let fleet = fleet.workers.fleet().snapshot();
     if fleet.iter().any(|worker| worker.id == id && worker.health != WorkerHealth::Unreachable) {
         let detail = "Nothing was changed: the worker answers, and would be registered again. Stop it first, or take it \
                       out of the configuration; PUT /ownerserve/v1/workers/ID/drain empties it before.";
@@ -206,6 +206,6 @@ pub(super) async fn retire(
     let fenced = Command::RetireLife(RetireIncarnation { worker: id, seen });
     // A cluster at level 1 does not support the fenced command.
     let retire = if fenced.level() <= view.level() { fenced } else { Command::RetireWorker(id) };
-    commit(&gateway, retire).await?;
-    Ok(WriteResult::plain(&gateway, "the worker is retired: it owns nothing any more"))
+    commit(&ledger, retire).await?;
+    Ok(WriteResult::plain(&ledger, "the worker is retired: it owns nothing any more"))
 }

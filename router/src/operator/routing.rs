@@ -1,7 +1,5 @@
 //! `/ownerserve/v1/routing` and `/decisions`: the routing mode, and why steps were served as they were.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::State;
 use planner::{Action, ActionSet, StepKind};
@@ -16,7 +14,7 @@ use super::paging::parse_limit;
 use super::problem::{Problem, ProblemKind};
 use super::request_units::RequestDuration;
 use super::schemas::{RequestIdSchema, SessionIdSchema, WorkerIdSchema};
-use crate::app_state::AppState;
+use super::sources::RoutingSources;
 use crate::decisions::DecisionFilter;
 use crate::error::truncated;
 use crate::guardrail::can_be_disabled;
@@ -114,32 +112,32 @@ fn parse_percent<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>,
 /// Routing mode and rollout share of this router.
 #[utoipa::path(get, path = "/ownerserve/v1/routing", tag = "routing",
     responses((status = 200, description = "The routing in force.", body = RoutingState)))]
-pub(super) async fn routing(State(gateway): State<Arc<AppState>>) -> Json<RoutingState> {
-    Json(gateway.routing.get().into())
+pub(super) async fn routing(State(routing): State<RoutingSources>) -> Json<RoutingState> {
+    Json(routing.live.get().into())
 }
 
 /// Changes the routing of this router, until its next start.
 #[utoipa::path(put, path = "/ownerserve/v1/routing", tag = "routing", request_body = RoutingPatch,
     responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
 pub(super) async fn set_routing(
-    State(gateway): State<Arc<AppState>>,
+    State(routing): State<RoutingSources>,
     told: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingState>, Problem> {
     let accepted = "accepted is {\"mode\": \"active\" | \"shadow\" | \"bypass\" | \"active\", \"rollout_percent\": 0 to 100, \
                     \"disabled_actions\": [\"artifact_fetch\", ...]}";
     let JsonBody(change) = told.map_err(|problem| problem.with_accepted(accepted))?;
-    let before = gateway.routing.get();
+    let before = routing.live.get();
     let share = change.rollout_percent.unwrap_or(before.rollout_percent);
-    gateway.routing.set(change.mode.unwrap_or(before.mode), share);
+    routing.live.set(change.mode.unwrap_or(before.mode), share);
     if let Some(disabled) = change.disabled_actions {
-        let before = gateway.routing.set_disabled(disabled);
-        before.without(disabled).iter().for_each(|action| gateway.decisions.guardrail.reset(action));
+        let before = routing.live.set_disabled(disabled);
+        before.without(disabled).iter().for_each(|action| routing.guardrail.reset(action));
     }
-    let after = gateway.routing.get();
+    let after = routing.live.get();
     if after.mode != RoutingMode::Active || u8::from(after.rollout_percent) == 0 {
         // Nothing is compared any more, so nothing else would end the guardrail's reports about placement.
         let placement = Action::ALL.into_iter().filter(|action| !can_be_disabled(*action));
-        placement.for_each(|action| gateway.decisions.guardrail.reset(action));
+        placement.for_each(|action| routing.guardrail.reset(action));
     }
     tracing::info!(?before, ?after, "an operator changed the routing");
     Ok(Json(after.into()))
@@ -149,10 +147,10 @@ pub(super) async fn set_routing(
 #[utoipa::path(patch, path = "/ownerserve/v1/routing", tag = "routing", request_body = RoutingPatch,
     responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
 pub(super) async fn patch_routing(
-    gateway: State<Arc<AppState>>,
+    routing: State<RoutingSources>,
     told: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingState>, Problem> {
-    set_routing(gateway, told).await
+    set_routing(routing, told).await
 }
 
 /// Filter of decisions; all conditions must hold.
@@ -241,11 +239,11 @@ async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 #[utoipa::path(get, path = "/ownerserve/v1/decisions", tag = "routing", params(DecisionQuery),
     responses((status = 200, description = "Receipts, the newest first.", body = DecisionList)))]
 pub(super) async fn decisions(
-    State(gateway): State<Arc<AppState>>,
+    State(routing): State<RoutingSources>,
     QueryParams(query): QueryParams<DecisionQuery>,
 ) -> Result<Json<DecisionList>, Problem> {
     let (limit, wanted) = (query.limit.unwrap_or(100).into(), query.filter());
-    let decisions = gateway.decisions.clone();
+    let decisions = routing.decisions;
     let found = run_blocking(move || decisions.search(&wanted, limit)).await?;
     Ok(Json(DecisionList { decisions: found.receipts, search_complete: found.complete }))
 }
@@ -255,10 +253,10 @@ pub(super) async fn decisions(
     params(("request" = RequestIdSchema, Path)),
     responses((status = 200, description = "The receipt, whole.", body = Object)))]
 pub(super) async fn decision(
-    State(gateway): State<Arc<AppState>>,
+    State(routing): State<RoutingSources>,
     PathId(request): PathId<RequestId>,
 ) -> Result<Json<Box<RawValue>>, Problem> {
-    let decisions = gateway.decisions.clone();
+    let decisions = routing.decisions;
     let mut found = run_blocking(move || decisions.find_request(request)).await?;
     let why = match found.complete {
         true => {

@@ -10,7 +10,6 @@ use utoipa::{PartialSchema, ToSchema};
 use vocabulary::{DpRank, Incarnation, LedgerTime, Micros, Owner, WorkerId};
 
 use super::request_units::RequestSize;
-use super::watch::{CompactedEvent, ProgressEvent};
 use crate::time_text::{DurationText, UtcTime};
 
 /// Defines the schema of a string with a fixed format.
@@ -87,24 +86,24 @@ impl ToSchema for TenantSchema {
     }
 }
 
+/// Returns a schema under its name.
+pub(super) fn named_schema<T: ToSchema>() -> (String, RefOr<Schema>) {
+    (T::name().into_owned(), T::schema())
+}
+
 /// Schemas used in paths and queries, which utoipa does not collect by itself.
 pub(super) fn parameter_schemas() -> Vec<(String, RefOr<Schema>)> {
-    fn word<T: ToSchema>() -> (String, RefOr<Schema>) {
-        (T::name().into_owned(), T::schema())
-    }
     vec![
-        word::<SessionIdSchema>(),
-        word::<ArtifactIdSchema>(),
-        word::<PrefixIdSchema>(),
-        word::<GroupIdSchema>(),
-        word::<WorkerIdSchema>(),
-        word::<RequestIdSchema>(),
-        word::<TenantSchema>(),
-        word::<DurationText>(),
-        word::<RequestSize>(),
-        word::<UtcTime>(),
-        word::<ProgressEvent>(),
-        word::<CompactedEvent>(),
+        named_schema::<SessionIdSchema>(),
+        named_schema::<ArtifactIdSchema>(),
+        named_schema::<PrefixIdSchema>(),
+        named_schema::<GroupIdSchema>(),
+        named_schema::<WorkerIdSchema>(),
+        named_schema::<RequestIdSchema>(),
+        named_schema::<TenantSchema>(),
+        named_schema::<DurationText>(),
+        named_schema::<RequestSize>(),
+        named_schema::<UtcTime>(),
     ]
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Epoch, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
 
+use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::entity_tags::EntityTag;
 use super::extractors::{PathId, QueryParams};
@@ -186,7 +187,7 @@ pub(super) async fn sessions(
             None => page.fill(looking.sessions_after(page.after).map(line)),
         }
     };
-    let (sessions, listed) = super::run_blocking(list).await?;
+    let (sessions, listed) = run_blocking(list).await?;
     Ok(LedgerResponse::new(&view, SessionPage { total: view.session_count(), sessions, listed }))
 }
 
@@ -230,7 +231,7 @@ pub(super) async fn tree(
 ) -> Result<LedgerResponse<ForkTree>, Problem> {
     find_session(&view, id)?;
     let looking: Arc<LedgerView> = view.clone();
-    let tree = super::run_blocking(move || fork_tree(&looking, id)).await?;
+    let tree = run_blocking(move || fork_tree(&looking, id)).await?;
     Ok(LedgerResponse::new(&view, tree))
 }
 

@@ -1,21 +1,22 @@
-//! Shared state of the operator routes: application state, tokens, audit log, OpenAPI document.
+//! Shared state of the operator routes: handles of the router, settings, tokens, audit log, OpenAPI document.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::extract::FromRef;
-use tokio::sync::Semaphore;
 
 use super::access::{OperatorTokens, TokensFileError};
 use super::audit::AuditLog;
 use super::drain::DrainRegistry;
 use super::idempotency::IdempotencyStore;
 use super::openapi::OpenApiDocument;
-use super::watch::MAX_WATCHERS;
-use crate::app_state::AppState;
-use crate::config::Config;
+use super::settings::OperatorSettings;
+use super::sources::{FleetSources, OperatorParts, RoutingSources, SessionMover};
+use super::watch::WatcherPlaces;
+use crate::ledger_access::LedgerAccess;
 use crate::telemetry::metrics::Metrics;
+use crate::watched_files::WatchedFiles;
 
 /// The operator listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -36,37 +37,38 @@ pub enum OperatorStartError {
 /// The state of the operators' routes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct OperatorState {
-    pub(super) gateway: Arc<AppState>,
+    pub(super) parts: Arc<OperatorParts>,
+    pub(super) settings: Arc<OperatorSettings>,
     pub(super) tokens: Arc<OperatorTokens>,
     pub(super) audit: Arc<AuditLog>,
     pub(super) document: Arc<OpenApiDocument>,
-    pub(super) watchers: Arc<Semaphore>,
     pub(super) idempotency: Arc<IdempotencyStore>,
-    pub(super) drains: Arc<DrainRegistry>,
+    watchers: WatcherPlaces,
+    drains: Arc<DrainRegistry>,
     /// Whether this router is shutting down.
     shutting_down: Arc<AtomicBool>,
 }
 
 impl OperatorState {
     /// Checks that the tokens can be read and the audit log can be opened, before the ledger is.
-    pub fn check(config: &Config) -> Result<(), OperatorStartError> {
-        OperatorTokens::open(config.operator.tokens_file.as_deref())?;
-        open_audit(config, &Metrics::default()).map(drop)
+    pub fn check(settings: &OperatorSettings) -> Result<(), OperatorStartError> {
+        OperatorTokens::open(settings.tokens_file.as_deref())?;
+        open_audit(settings, &Metrics::default()).map(drop)
     }
 
     /// Reads the tokens and opens the audit log.
-    pub fn open(gateway: &Arc<AppState>) -> Result<Self, OperatorStartError> {
-        let config = &gateway.config;
-        let audit = open_audit(config, &gateway.metrics)?;
+    pub fn open(parts: OperatorParts, settings: OperatorSettings) -> Result<Self, OperatorStartError> {
+        let audit = open_audit(&settings, &parts.metrics)?;
         Ok(Self {
-            gateway: gateway.clone(),
-            tokens: Arc::new(OperatorTokens::open(config.operator.tokens_file.as_deref())?),
+            tokens: Arc::new(OperatorTokens::open(settings.tokens_file.as_deref())?),
             audit: Arc::new(audit),
             document: Arc::new(OpenApiDocument::default()),
-            watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
             idempotency: Arc::default(),
+            watchers: WatcherPlaces::default(),
             drains: Arc::default(),
             shutting_down: Arc::default(),
+            parts: Arc::new(parts),
+            settings: Arc::new(settings),
         })
     }
 
@@ -82,19 +84,37 @@ impl OperatorState {
 
     /// Follows changes of the tokens file forever.
     pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.watched_files("operator_tokens"))
+        let followed = WatchedFiles { name: "operator_tokens", stale: self.parts.stale_files.clone() };
+        self.tokens.clone().follow_file(Duration::from_secs(5), followed)
     }
 }
 
-fn open_audit(config: &Config, metrics: &Metrics) -> Result<AuditLog, OperatorStartError> {
-    let folder = config.ledger.data_dir.join("audit");
-    let audit =
-        AuditLog::open(&folder, config.operator.max_audit_log_size.0 as u64, metrics.process.audit_failed.clone());
+fn open_audit(settings: &OperatorSettings, metrics: &Metrics) -> Result<AuditLog, OperatorStartError> {
+    let folder = settings.audit_folder.clone();
+    let audit = AuditLog::open(&folder, settings.max_audit_log_size, metrics.process.audit_failed.clone());
     audit.map_err(|source| OperatorStartError::Audit { folder, source })
 }
 
-impl FromRef<OperatorState> for Arc<AppState> {
-    fn from_ref(desk: &OperatorState) -> Self {
-        desk.gateway.clone()
-    }
+/// Lets handlers extract a part of the state.
+macro_rules! extracted_parts {
+    ($($part:ty: |$desk:ident| $value:expr;)*) => {$(
+        impl FromRef<OperatorState> for $part {
+            fn from_ref($desk: &OperatorState) -> Self {
+                $value.clone()
+            }
+        }
+    )*};
+}
+
+extracted_parts! {
+    Arc<OperatorParts>: |desk| desk.parts;
+    LedgerAccess: |desk| desk.parts.ledger;
+    FleetSources: |desk| desk.parts.fleet;
+    RoutingSources: |desk| desk.parts.routing;
+    SessionMover: |desk| desk.parts.sessions;
+    Arc<OperatorSettings>: |desk| desk.settings;
+    Arc<OperatorTokens>: |desk| desk.tokens;
+    Arc<OpenApiDocument>: |desk| desk.document;
+    WatcherPlaces: |desk| desk.watchers;
+    Arc<DrainRegistry>: |desk| desk.drains;
 }

@@ -15,7 +15,7 @@ use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::TenantSchema;
 use super::writes::{WriteResult, commit};
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 
 /// A tenant's entries and quota.
 #[derive(Serialize, ToSchema)]
@@ -129,7 +129,7 @@ pub(super) struct TenantQuota {
     params(("tenant" = TenantSchema, Path)), request_body = TenantQuota,
     responses((status = 200, description = "The quota holds for new entries.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn set_quota(
-    State(gateway): State<Arc<AppState>>,
+    State(ledger): State<LedgerAccess>,
     PathId(name): PathId<TenantName>,
     JsonBody(quota): JsonBody<TenantQuota>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
@@ -137,6 +137,6 @@ pub(super) async fn set_quota(
         Some(most) => format!("{} may have {most} artifacts and as many sessions", name.0),
         None => format!("{} has no quota", name.0),
     };
-    commit(&gateway, Command::SetQuota(SetQuota { tenant: name.0, artifacts: quota.max_entries })).await?;
-    Ok(WriteResult::plain(&gateway, result))
+    commit(&ledger, Command::SetQuota(SetQuota { tenant: name.0, artifacts: quota.max_entries })).await?;
+    Ok(WriteResult::plain(&ledger, result))
 }

@@ -12,9 +12,10 @@ use vocabulary::WorkerId;
 use super::extractors::PathIds;
 use super::problem::Problem;
 use super::schemas::WorkerIdSchema;
-use crate::app_state::AppState;
+use super::settings::OperatorSettings;
+use super::sources::{FleetSources, RoutingSources};
 use crate::time_text::UtcTime;
-use crate::transfer_check::BarredLinkRecord;
+use crate::transfer_check::{BarredLinkRecord, TransferChecks};
 
 /// How transfers are checked, and the result.
 #[derive(Serialize, ToSchema)]
@@ -43,23 +44,23 @@ struct DisabledLinkResource {
     disabled_at: UtcTime,
 }
 
-fn check_status(gateway: &AppState) -> Json<TransferCheckStatus> {
-    let records = gateway.decisions.transfer_checks.barred_records().into_iter();
+fn check_status(checks: &TransferChecks, settings: &OperatorSettings) -> Json<TransferCheckStatus> {
+    let records = checks.barred_records().into_iter();
     let links = records.map(|BarredLinkRecord { link: BarredLink { from, to }, action, since_unix_ms }| {
         let disabled_at = UtcTime::from_unix_ms(since_unix_ms);
         DisabledLinkResource { source: from, target: to, action, disabled_at }
     });
-    Json(TransferCheckStatus {
-        sample_every: gateway.config.transfer_check.sample_every,
-        disabled_links: links.collect(),
-    })
+    Json(TransferCheckStatus { sample_every: settings.transfer_check_sampling, disabled_links: links.collect() })
 }
 
 /// Links that transfer nothing at this router, because a transfer over them failed its check.
 #[utoipa::path(get, path = "/ownerserve/v1/transfer-checks", tag = "routing",
     responses((status = 200, description = "How transfers are checked, and disabled links.", body = TransferCheckStatus)))]
-pub(super) async fn transfer_checks(State(gateway): State<Arc<AppState>>) -> Json<TransferCheckStatus> {
-    check_status(&gateway)
+pub(super) async fn transfer_checks(
+    State(routing): State<RoutingSources>,
+    State(settings): State<Arc<OperatorSettings>>,
+) -> Json<TransferCheckStatus> {
+    check_status(&routing.transfer_checks, &settings)
 }
 
 /// Enables a link at this router again; the next transfer over it is checked.
@@ -67,22 +68,23 @@ pub(super) async fn transfer_checks(State(gateway): State<Arc<AppState>>) -> Jso
     params(("source" = WorkerIdSchema, Path), ("target" = WorkerIdSchema, Path)),
     responses((status = 200, description = "The links that are still disabled.", body = TransferCheckStatus)))]
 pub(super) async fn enable_link(
-    State(gateway): State<Arc<AppState>>,
+    State(routing): State<RoutingSources>,
+    State(settings): State<Arc<OperatorSettings>>,
     PathIds(source, target): PathIds<WorkerId, WorkerId>,
 ) -> Result<Json<TransferCheckStatus>, Problem> {
-    if !gateway.decisions.transfer_checks.clear(BarredLink { from: source, to: target }) {
+    if !routing.transfer_checks.clear(BarredLink { from: source, to: target }) {
         return Err(Problem::not_found(format!("The link from {source} to {target} is not disabled at this router.")));
     }
     tracing::info!(%source, %target, "an operator enabled the link: KV moves over it again");
-    Ok(check_status(&gateway))
+    Ok(check_status(&routing.transfer_checks, &settings))
 }
 
 /// Describes each disabled link, for people.
-pub(super) fn disabled_link_details(gateway: &AppState) -> impl Iterator<Item = String> {
+pub(super) fn disabled_link_details(checks: &TransferChecks, fleet: &FleetSources) -> impl Iterator<Item = String> {
     let endpoint = |id: WorkerId| {
-        gateway.workers.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string())
+        fleet.workers.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string())
     };
-    gateway.decisions.transfer_checks.barred_records().into_iter().map(move |barred| {
+    checks.barred_records().into_iter().map(move |barred| {
         let (source, target) = (barred.link.from, barred.link.to);
         format!(
             "KV that {} moved from {} to {} gave another answer than computing the prompt: the link is disabled until \

@@ -18,20 +18,31 @@ use ownership::ledger::{ChangeOp, RecordKey};
 use ownership::{ChangeEvent, ChangeStream, CompactedRevision};
 use serde::{Deserialize, Serialize};
 use strum::EnumString;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use utoipa::{IntoParams, ToSchema};
 
+use super::access::OperatorTokens;
 use super::consistency::REVISION_HEADER;
 use super::extractors::QueryParams;
 use super::problem::{Problem, ProblemKind};
-use super::state::OperatorState;
+use crate::ledger_access::LedgerAccess;
 
 /// Maximum number of concurrent watchers.
-pub(super) const MAX_WATCHERS: usize = 64;
+const MAX_WATCHERS: usize = 64;
 /// Interval between heartbeats of an idle watch.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Places for watchers. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct WatcherPlaces(Arc<Semaphore>);
+
+impl Default for WatcherPlaces {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_WATCHERS)))
+    }
+}
 
 /// What is watched.
 #[derive(Deserialize, IntoParams)]
@@ -121,7 +132,9 @@ pub(super) struct CompactedEvent {
         (status = 410, description = "The revision is not kept any more; `oldest_revision` is."),
         (status = 429, description = "Too many watchers.")))]
 pub(super) async fn watch(
-    State(desk): State<OperatorState>,
+    State(ledger): State<LedgerAccess>,
+    State(places): State<WatcherPlaces>,
+    State(tokens): State<Arc<OperatorTokens>>,
     headers: HeaderMap,
     QueryParams(query): QueryParams<WatchQuery>,
 ) -> Result<impl IntoResponse, Problem> {
@@ -130,13 +143,13 @@ pub(super) async fn watch(
         let accepted = "kind: accepted are worker, session, artifact, node and quota, with commas between";
         Problem::bad_query(accepted)
     })?;
-    let place = desk.watchers.clone().try_acquire_owned().map_err(|_| {
+    let place = places.0.try_acquire_owned().map_err(|_| {
         Problem::new(
             ProblemKind::TooManyRequests,
             format!("There are {MAX_WATCHERS} watchers already. Watch at another node, or end one."),
         )
     })?;
-    let directory = desk.gateway.directory();
+    let directory = ledger.directory();
     let now = directory.view().applied();
     let from = match (parse_last_event_id(&headers)?, query.from_revision) {
         (Some(last), _) => last.saturating_add(1),
@@ -149,7 +162,6 @@ pub(super) async fn watch(
         Problem::new(ProblemKind::Compacted, detail).with_oldest_revision(oldest)
     })?;
     let told = Instant::now();
-    let tokens = desk.tokens.clone();
     let is_let_in = Box::new(move || tokens.authenticate(&headers).is_ok());
     let seen = from.saturating_sub(1);
     let watcher = WatchStream {

@@ -20,7 +20,7 @@ use super::leases::LeaseStatus;
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{HealthSchema, KvIndexStateSchema, RoleSchema, WorkerIdSchema};
-use crate::app_state::AppState;
+use super::sources::FleetSources;
 use crate::calibration::PredictionDrift;
 use crate::discovery::WorkerSource;
 use crate::outliers::Ejection;
@@ -309,22 +309,22 @@ impl From<EventCounts> for EventStatistics {
 }
 
 impl WorkerResource {
-    fn new(gateway: &AppState, view: &LedgerView, worker: &WorkerView) -> Self {
+    fn new(sources: &FleetSources, view: &LedgerView, worker: &WorkerView) -> Self {
         let WorkerView { id, endpoint, incarnation, role, models, ranks, health, .. } = worker.clone();
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
         // The worker may have left since the snapshot.
-        let source = gateway.workers.worker(id).map_or(WorkerSource::Static, |member| member.source);
-        let (kv_index_state, kv_index_reason) = kv_index_state_and_reason(gateway, worker);
+        let source = sources.workers.worker(id).map_or(WorkerSource::Static, |member| member.source);
+        let (kv_index_state, kv_index_reason) = kv_index_state_and_reason(sources, worker);
         let (load, capacity, speeds) = (load.into(), capacity.into(), speeds.into());
         let link = link.map(LinkResource::from);
-        let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
+        let confidence = sources.workers.fleet().confidence(id).unwrap_or_default().into();
         Self {
             lease: view.worker(id).map(|record| LeaseStatus::new(view, record)),
-            kv_event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
+            kv_event_sources: sources.workers.fleet().event_sources(id).unwrap_or_default().into(),
             kv_index_reason,
-            kv_event_counts: gateway.fleet().events(id).map(EventStatistics::from),
-            ejection: gateway.policies.outliers.lock().ejection(worker).map(EjectionStatus::from),
-            ttft_prediction: gateway.decisions.calibration.of(id),
+            kv_event_counts: sources.workers.fleet().events(id).map(EventStatistics::from),
+            ejection: sources.outliers.lock().ejection(worker).map(EjectionStatus::from),
+            ttft_prediction: sources.calibration.of(id),
             seen: WorkerStatus { id, endpoint, source, incarnation, role, models, ranks, health, kv_index_state },
             able: WorkerPerformance { load, capacity, speeds, kv_bytes_per_token, link, confidence },
         }
@@ -332,22 +332,22 @@ impl WorkerResource {
 }
 
 /// Returns the state of a worker's KV index, and the most important reason if it is not exact.
-fn kv_index_state_and_reason(gateway: &AppState, worker: &WorkerView) -> (KvIndexState, Option<String>) {
-    let agreement = &gateway.caches.prefix_cache.tokenizer_drift;
+fn kv_index_state_and_reason(sources: &FleetSources, worker: &WorkerView) -> (KvIndexState, Option<String>) {
+    let agreement = &sources.tokenizer_drift;
     let doubted = worker.models.iter().find(|model| agreement.is_suspected_mismatch(model, worker.id));
     let doubt = || match worker.health {
         // Further problems show once it answers.
         WorkerHealth::Unreachable => Some(InexactReason::Unreachable.to_string()),
-        _ => gateway.fleet().inexact_reason(worker.id).map(|doubt| doubt.to_string()),
+        _ => sources.workers.fleet().inexact_reason(worker.id).map(|doubt| doubt.to_string()),
     };
-    if gateway.isolation.keys().has_several_tenants()
-        && let Some(doubt) = gateway.isolation.salt_proofs().problem(worker.id)
+    if sources.isolation.keys().has_several_tenants()
+        && let Some(doubt) = sources.isolation.salt_proofs().problem(worker.id)
     {
         return (KvIndexState::Degraded, Some(doubt.to_owned()));
     }
     match (worker.knowledge, doubted) {
         (KvIndexState::Exact, None) => {
-            (KvIndexState::Exact, gateway.isolation.salt_proofs().untold(worker.id).map(str::to_owned))
+            (KvIndexState::Exact, sources.isolation.salt_proofs().untold(worker.id).map(str::to_owned))
         }
         (KvIndexState::Exact, Some(model)) => {
             let why = format!(
@@ -357,7 +357,7 @@ fn kv_index_state_and_reason(gateway: &AppState, worker: &WorkerView) -> (KvInde
             (KvIndexState::Approximate, Some(why))
         }
         (knowledge, _) => {
-            let all = [gateway.isolation.salt_proofs().untold(worker.id).map(str::to_owned), doubt()];
+            let all = [sources.isolation.salt_proofs().untold(worker.id).map(str::to_owned), doubt()];
             (knowledge, all.into_iter().flatten().reduce(|all, next| format!("{all} {next}")))
         }
     }
@@ -389,19 +389,19 @@ pub(super) struct WorkerPage {
         status = 200, description = "A page of workers as the planner sees them, and where the next one begins.",
         body = LedgerResponse<WorkerPage>)))]
 pub(super) async fn workers(
-    State(gateway): State<Arc<AppState>>,
+    State(sources): State<FleetSources>,
     ReadView(view): ReadView,
     QueryParams(filter): QueryParams<WorkerFilter>,
     QueryParams(page): QueryParams<PageQuery>,
 ) -> Result<LedgerResponse<WorkerPage>, Problem> {
     let page = page.page::<WorkerId>("workers", &filter, view.applied())?;
-    let mut fleet = gateway.fleet().snapshot().to_vec();
+    let mut fleet = sources.workers.fleet().snapshot().to_vec();
     fleet.sort_by_key(|worker| worker.id);
     let behind = fleet.iter().filter(|worker| page.after.is_none_or(|after| worker.id > after));
     let line = |worker: &WorkerView| {
         let accepted = filter.role.is_none_or(|role| worker.role == role)
             && filter.health.is_none_or(|health| worker.health == health);
-        (worker.id, accepted.then(|| WorkerResource::new(&gateway, &view, worker)).into_iter().collect())
+        (worker.id, accepted.then(|| WorkerResource::new(&sources, &view, worker)).into_iter().collect())
     };
     let lines: Vec<_> = behind.map(line).collect();
     let (workers, listed) = page.fill(lines.into_iter());
@@ -421,17 +421,17 @@ pub(super) struct WorkerResponse {
         status = 200, description = "The worker as the planner sees it, with its lease.",
         body = LedgerResponse<WorkerResponse>)))]
 pub(super) async fn worker(
-    State(gateway): State<Arc<AppState>>,
+    State(sources): State<FleetSources>,
     ReadView(view): ReadView,
     PathId(id): PathId<WorkerId>,
 ) -> Result<LedgerResponse<WorkerResponse>, Problem> {
-    let fleet = gateway.fleet().snapshot();
+    let fleet = sources.workers.fleet().snapshot();
     let found = fleet.iter().find(|worker| worker.id == id);
     let missing = || {
         let detail =
             format!("{id} is not listed to this router. GET /ownerserve/v1/leases lists all that the ledger knows.");
         Problem::not_found(detail)
     };
-    let worker = WorkerResource::new(&gateway, &view, found.ok_or_else(missing)?);
+    let worker = WorkerResource::new(&sources, &view, found.ok_or_else(missing)?);
     Ok(LedgerResponse::new(&view, WorkerResponse { worker }))
 }

@@ -13,7 +13,7 @@ use super::consistency::LedgerResponse;
 use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
 use super::schemas::{EpochSchema, WorkerIdSchema};
-use crate::app_state::AppState;
+use crate::ledger_access::LedgerAccess;
 use crate::time_text::DurationText;
 
 /// Maximum wait for a command's outcome; after that the outcome is unknown.
@@ -54,13 +54,17 @@ pub(super) struct TransferResult {
 
 impl WriteResult {
     /// Result of a write without a grant.
-    pub(super) fn plain(gateway: &AppState, result: impl Into<String>) -> LedgerResponse<WriteResult> {
-        LedgerResponse::new(&gateway.directory().view(), Self { result: result.into(), epoch: None, transfer: None })
+    pub(super) fn plain(ledger: &LedgerAccess, result: impl Into<String>) -> LedgerResponse<WriteResult> {
+        LedgerResponse::new(&ledger.directory().view(), Self { result: result.into(), epoch: None, transfer: None })
     }
 
     /// Result of a write that granted `epoch`.
-    pub(super) fn granted(gateway: &AppState, result: impl Into<String>, epoch: Epoch) -> LedgerResponse<WriteResult> {
-        Self { result: result.into(), epoch: Some(epoch), transfer: None }.into_response(gateway)
+    pub(super) fn granted(
+        ledger: &LedgerAccess,
+        result: impl Into<String>,
+        epoch: Epoch,
+    ) -> LedgerResponse<WriteResult> {
+        Self { result: result.into(), epoch: Some(epoch), transfer: None }.into_response(ledger)
     }
 
     /// Result of a write that transferred blocks, if necessary.
@@ -69,9 +73,9 @@ impl WriteResult {
     }
 
     /// Converts to a response, tagged with the granted epoch.
-    pub(super) fn into_response(self, gateway: &AppState) -> LedgerResponse<WriteResult> {
+    pub(super) fn into_response(self, ledger: &LedgerAccess) -> LedgerResponse<WriteResult> {
         let tag = self.epoch.map(EntityTag::of_grant);
-        let answer = LedgerResponse::new(&gateway.directory().view(), self);
+        let answer = LedgerResponse::new(&ledger.directory().view(), self);
         match tag {
             Some(tag) => answer.with_tag(tag),
             None => answer,
@@ -133,11 +137,11 @@ impl OwnerTarget {
 }
 
 /// Submits a command to the ledger and waits for its outcome.
-pub(super) async fn commit(gateway: &AppState, command: Command) -> Result<Outcome, Problem> {
-    if gateway.directory().view().quorum().stale {
+pub(super) async fn commit(ledger: &LedgerAccess, command: Command) -> Result<Outcome, Problem> {
+    if ledger.directory().view().quorum().stale {
         return Err(Problem::no_quorum());
     }
-    let ticket = gateway.directory().submit(command)?;
+    let ticket = ledger.directory().submit(command)?;
     let outcome = tokio::time::timeout(COMMIT_TIMEOUT, ticket).await.map_err(|_| Problem::unknown_outcome())??;
     match outcome {
         Outcome::Refused(refusal) => Err(refusal_problem(&refusal)),
@@ -148,7 +152,7 @@ pub(super) async fn commit(gateway: &AppState, command: Command) -> Result<Outco
         outcome => {
             // Makes sure that the response's revision includes the write, wherever the leader is. The write stands
             // even if this fails.
-            let _ = gateway.directory().read(Consistency::Linearizable).await;
+            let _ = ledger.directory().read(Consistency::Linearizable).await;
             Ok(outcome)
         }
     }
@@ -156,11 +160,11 @@ pub(super) async fn commit(gateway: &AppState, command: Command) -> Result<Outco
 
 /// Returns a linearizable view to decide a write on. Without a quorum no write is decided, not even one without
 /// effect.
-pub(super) async fn linearizable_view(gateway: &AppState) -> Result<Arc<LedgerView>, Problem> {
-    if gateway.directory().view().quorum().stale {
+pub(super) async fn linearizable_view(ledger: &LedgerAccess) -> Result<Arc<LedgerView>, Problem> {
+    if ledger.directory().view().quorum().stale {
         return Err(Problem::no_quorum());
     }
-    gateway.directory().read(Consistency::Linearizable).await.map_err(|_| Problem::no_quorum())
+    ledger.directory().read(Consistency::Linearizable).await.map_err(|_| Problem::no_quorum())
 }
 
 /// Returns the epoch that a command was granted.
