@@ -7,19 +7,19 @@
 mod files;
 mod filter;
 mod reader;
+mod record;
 mod version_1;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use planner::{AttentionSpec, ParallelShape, PlanningCase, Policy};
-use serde::{Deserialize, Serialize};
+use planner::{PlanningCase, Policy};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use smart_default::SmartDefault;
-use vocabulary::{ByteCount, ModelId, RequestId, WorkerId};
+use vocabulary::{ByteCount, RequestId};
 
 use crate::calibration::PredictionCalibration;
 use crate::guardrail::Guardrail;
@@ -29,7 +29,10 @@ use crate::transfer_check::TransferChecks;
 pub(crate) use files::LogSizeLimit;
 pub(crate) use filter::DecisionFilter;
 use reader::DecisionSearch;
-pub(crate) use reader::{DecisionRecords, DecisionRecordsError, ReplayAttempt, ReplayRecord};
+pub(crate) use reader::{DecisionRecords, DecisionRecordsError, ReplayRecord};
+use record::DecisionRecord;
+pub use record::StaticPlanningInputs;
+pub(crate) use record::{DecisionLogHeader, ReplayAttempt};
 use writer::DecisionLogWriter;
 
 /// Section `[decision_log]`.
@@ -50,56 +53,6 @@ impl DecisionLogConfig {
         let is_none = self.max_size == ByteCount(0);
         (!is_none && self.max_size < Self::MIN_BYTES)
             .then_some(("decision_log.max_size", "accepted is 0B, which keeps none, or 1MiB and more"))
-    }
-}
-
-/// Header of every log file: what its records were decided by.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub(crate) struct DecisionLogHeader {
-    /// Format version of the records in the file.
-    pub(crate) version: u32,
-    pub(crate) release: String,
-    #[serde(rename = "planner")]
-    pub(crate) policy: Policy,
-    /// Planner inputs from the configuration.
-    #[serde(flatten)]
-    pub(crate) configured: StaticPlanningInputs,
-}
-
-/// Planner inputs that come from the configuration and do not change.
-#[derive(Clone, PartialEq, Default, Serialize, Deserialize, Debug)]
-pub struct StaticPlanningInputs {
-    /// Attention layers of each model, where known.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub attention: BTreeMap<ModelId, AttentionSpec>,
-    /// Parallel shapes of workers, where known, ordered by worker id.
-    #[serde(rename = "parallelism", default, skip_serializing_if = "Vec::is_empty")]
-    pub shapes: Vec<(WorkerId, ParallelShape)>,
-}
-
-/// Format version that this release writes. It reads version 1 as well.
-pub(crate) const FORMAT_VERSION: u32 = 2;
-
-impl DecisionLogHeader {
-    fn new(policy: Policy, configured: StaticPlanningInputs) -> Self {
-        Self { version: FORMAT_VERSION, release: env!("CARGO_PKG_VERSION").into(), policy, configured }
-    }
-}
-
-/// A finished step on its way into the log.
-#[derive(Debug)]
-struct DecisionRecord {
-    receipt: Arc<Receipt>,
-    case: Option<PlanningCase>,
-}
-
-impl DecisionRecord {
-    /// Size of the record in entries: candidates, planned workers and sessions that would be evicted there.
-    fn entry_count(&self) -> usize {
-        let candidates = self.receipt.decision.as_ref().map_or(0, |decision| decision.candidates.len());
-        let victims =
-            |case: &PlanningCase| case.memory.iter().flatten().map(|told| 1 + told.victims.len()).sum::<usize>();
-        1 + candidates + self.case.as_ref().map_or(0, |case| case.workers.len() + case.overlaps.len() + victims(case))
     }
 }
 

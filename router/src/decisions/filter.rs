@@ -4,7 +4,7 @@ use planner::{Action, StepKind};
 use serde::Deserialize;
 use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
-use super::reader::{ReplayAttempt, ReplayPrompt};
+use super::record::{ReplayAttempt, ReplayPrompt};
 use crate::receipt::{self, Attempt, Receipt, RequestOutcome, rfc3339};
 use crate::routing::RoutingMode;
 

@@ -6,17 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use planner::{Action, Decision, PlanningCase};
+use planner::{Decision, PlanningCase};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use simulator::trace::is_truncated;
-use vocabulary::{Micros, RequestId, SessionId};
+use vocabulary::{Micros, RequestId};
 
 use super::files::{self, CURRENT_FILE, LogSegment};
 use super::filter::{DecisionFilter, ReceiptFields};
-use super::{DecisionLogHeader, FORMAT_VERSION, version_1};
-use crate::receipt::{AttemptLeg, RequestOutcome, rfc3339};
+use super::record::{DecisionLogHeader, FORMAT_VERSION, ReplayAttempt, ReplayPrompt};
+use super::version_1;
+use crate::receipt::{RequestOutcome, rfc3339};
 use crate::routing::RoutingMode;
 
 /// Maximum duration of a search on disk.
@@ -156,17 +157,6 @@ pub(crate) struct ReplayReceipt {
 pub(crate) struct ReplayWait {
     #[serde(with = "vocabulary::micros_with_unit")]
     pub(crate) duration: Micros,
-}
-
-#[derive(Deserialize, Debug)]
-pub(crate) struct ReplayPrompt {
-    pub(crate) session_id: SessionId,
-}
-
-#[derive(Clone, Deserialize, Debug)]
-pub(crate) struct ReplayAttempt {
-    pub(crate) action: Action,
-    pub(crate) legs: Vec<AttemptLeg>,
 }
 
 #[derive(Clone, Copy, Deserialize, Debug)]

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::FORMAT_VERSION;
+use super::record::FORMAT_VERSION;
 use crate::config::renamed_keys::{ATTENTION_FILE, RenamedKeys, SETTINGS, key, micros, value};
 use crate::receipt::rfc3339;
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::files::{self, CURRENT_FILE, LogSizeLimit};
-use super::{DecisionLogHeader, DecisionRecord};
+use super::record::{DecisionLogHeader, DecisionRecord};
 use crate::receipt::Receipt;
 use crate::telemetry::decisions::DecisionMetrics;
 
