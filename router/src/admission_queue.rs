@@ -7,14 +7,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use planner::{AdmissionDecision, AdmissionLimits, AdmissionReason, AdmissionRequest, StepQueue};
+use planner::{AdmissionDecision, AdmissionLimits, AdmissionRequest, StepQueue};
 use prometheus::HistogramVec;
-use serde::Serialize;
-use strum::{AsRefStr, VariantArray};
 use tokio::sync::Notify;
 use vocabulary::{Micros, RequestId};
 
 use crate::kv_reservation::OccupancyTracker;
+use crate::receipt::{AdmissionWait, WaitOutcome};
 
 /// Longest time between two rounds.
 const MAX_ROUND_INTERVAL: Duration = Duration::from_millis(500);
@@ -153,51 +152,6 @@ impl Drop for QueueTicket {
         let mut account = self.tracker.lock();
         let now = account.now;
         account.admission_queue().leave(self.step, now);
-    }
-}
-
-/// How long a step waited for admission and why the wait ended; zero time where the queue was full.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct AdmissionWait {
-    /// Time spent waiting.
-    #[serde(with = "vocabulary::micros_with_unit")]
-    pub duration: Micros,
-    /// Compute time that other sessions would have lost to recomputation if the step had started at once.
-    #[serde(with = "vocabulary::micros_with_unit")]
-    pub displaced_compute: Micros,
-    /// Why the wait ended.
-    pub outcome: WaitOutcome,
-}
-
-impl AdmissionWait {
-    pub(crate) fn record(&self, seconds: &HistogramVec) {
-        seconds.with_label_values(&[self.outcome.as_ref()]).observe(self.duration.duration().as_secs_f64());
-    }
-}
-
-/// Why a wait for admission ended.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Debug, AsRefStr, VariantArray)]
-#[strum(serialize_all = "snake_case")]
-#[serde(rename_all = "snake_case")]
-pub enum WaitOutcome {
-    /// The step costs others no more than is tolerated, or admission no longer applies: the mode was changed, or the KV
-    /// index of its worker is not exact.
-    Admitted,
-    /// The maximum wait had passed.
-    MaxWaitReached,
-    /// The queue was full, so the step started at once.
-    QueueFull,
-    /// The client left, or no worker can serve the step any more.
-    Abandoned,
-}
-
-impl From<AdmissionReason> for WaitOutcome {
-    fn from(why: AdmissionReason) -> Self {
-        match why {
-            AdmissionReason::Tolerated => Self::Admitted,
-            AdmissionReason::Longest => Self::MaxWaitReached,
-            AdmissionReason::NoPlace => Self::QueueFull,
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use prefix::TokenCheckpoint;
 use vocabulary::{SessionId, TenantId, Tokens};
 
-use crate::pipeline::identify::IdentifiedRequest;
+use crate::identified_request::IdentifiedRequest;
 use crate::shared_cache::{CacheEntryKind, CacheKey, SharedCache};
 
 /// Minimum size of a body for a lookup; smaller ones are tokenized again. Measured: the tokenizer, which caches words

@@ -109,7 +109,7 @@ pub(crate) async fn forward(
                 }
                 tried.push(worker);
                 if !error.retryable() || matches!(to, WorkerSelector::Worker(_)) || tried.len() == MAX_ATTEMPTS {
-                    return Err(client_error(&error));
+                    return Err(error.client_error());
                 }
                 gateway.metrics.requests.retries.with_label_values(&[error.as_ref()]).inc();
             }
@@ -160,18 +160,6 @@ async fn attempt(
         body: request.body.clone(),
     };
     reject_redirects(gateway.workers.send(member, outgoing).await?)
-}
-
-/// Returns the error for the client, which does not reveal the worker's address.
-pub fn client_error(error: &UpstreamError) -> ApiError {
-    let failed = |detail: &str| ApiError::WorkerFailed { detail: detail.into() };
-    match error {
-        UpstreamError::Connect(_) => failed("it cannot be reached"),
-        UpstreamError::Broken(_) => failed("it broke off before its answer began"),
-        UpstreamError::Timeout(_) => ApiError::WorkerTimeout,
-        UpstreamError::Redirect(_) => failed("it answered with a redirect, which is not followed"),
-        UpstreamError::Unsendable(_) => failed("the request cannot be put into HTTP"),
-    }
 }
 
 async fn response_recorders(

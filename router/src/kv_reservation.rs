@@ -13,8 +13,7 @@ use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::Fleet;
 
 use crate::admission_queue::AdmissionQueue;
-use crate::pipeline::commit::serving_owner;
-use crate::pipeline::plan::ClassifiedStep;
+use crate::request_states::{ClassifiedStep, serving_owner};
 
 /// How often the model is reconciled with what workers report to hold.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);

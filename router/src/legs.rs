@@ -10,21 +10,18 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
 use vocabulary::{Micros, WorkerId};
-use workers_shim::engine_api::{
-    Api, EngineResponse, KvTransfer, LegOptions, RequestBody, TokenIdsMode, UsageEventMode,
-};
+use workers_shim::engine_api::{Api, EngineResponse, KvTransfer, LegOptions, RequestBody, TokenIdsMode};
 use workers_shim::fleet::InFlightRequest;
 use workers_shim::scrape::EngineKind;
 
 use crate::client_request::{GenerationEndpoint, REQUEST_ID};
-use crate::error::ApiError;
+use crate::identified_request::{ParsedRequest, leg_options};
+use crate::leg_outcome::{LegError, LegResponse};
 use crate::liveness_watch::LivenessWatch;
 use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::OffloadTask;
 use crate::passthrough::is_event_stream;
-use crate::pipeline::parse::{ParsedRequest, ResponseDelivery};
-use crate::pipeline::plan::ClassifiedStep;
-use crate::receipt::AttemptEvent;
+use crate::request_states::ClassifiedStep;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects, response_headers};
 use crate::worker_client::WorkerClient;
 
@@ -33,97 +30,6 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Timeout for a leg whose text nobody reads.
 pub const SILENT_LEG_TIMEOUT: Duration = Duration::from_secs(120);
 const RANK_HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-
-/// Why a leg produced no answer that could be delivered.
-#[derive(Debug, thiserror::Error)]
-pub enum LegError {
-    /// The worker has left the configuration; nothing was sent.
-    #[error("the worker is not configured any more")]
-    UnknownWorker,
-    /// No response head arrived.
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    /// The connection broke before the first byte of the body, or inside an answer that is delivered whole.
-    #[error("the answer broke off")]
-    Broken,
-    /// The worker became unreachable, and its answer made no progress for a while.
-    #[error("the worker cannot be reached any more")]
-    Silent,
-    /// The worker is out of capacity, or is not ready.
-    #[error("the worker answered {0}")]
-    Busy(StatusCode),
-    /// The worker answered with a server error.
-    #[error("the worker answered {0}")]
-    Failed(StatusCode),
-    /// The prefill leg failed, and its target computes no prompts or is waiting for a source that is gone.
-    #[error("there is no prompt's KV to go on with")]
-    NoSource,
-    /// The memory budget has no room for the leg's body; nothing was sent.
-    #[error("no memory for the body of the leg: {0}")]
-    OverBudget(ApiError),
-}
-
-impl LegError {
-    /// Returns the event that the receipt records for this error.
-    pub fn attempt_event(&self) -> AttemptEvent {
-        match self {
-            LegError::UnknownWorker | LegError::Upstream(UpstreamError::Connect(_)) => AttemptEvent::DecodeUnreachable,
-            LegError::Upstream(UpstreamError::Timeout(_)) => AttemptEvent::DecodeTimeout,
-            LegError::Silent => AttemptEvent::DecodeLost,
-            LegError::Upstream(_) | LegError::Broken | LegError::Failed(_) | LegError::NoSource => {
-                AttemptEvent::DecodeFailed
-            }
-            LegError::Busy(_) => AttemptEvent::DecodeBusy,
-            LegError::OverBudget(_) => AttemptEvent::MemoryBudgetExceeded,
-        }
-    }
-
-    /// Whether another worker may succeed. A timed-out request may still be running, so a retry would double it.
-    pub fn retryable(&self) -> bool {
-        match self {
-            LegError::Upstream(error) => error.retryable(),
-            LegError::OverBudget(_) => false,
-            LegError::UnknownWorker
-            | LegError::Broken
-            | LegError::Silent
-            | LegError::Busy(_)
-            | LegError::Failed(_)
-            | LegError::NoSource => true,
-        }
-    }
-
-    /// Returns the error for the client, which does not reveal the worker's address.
-    pub fn client_error(&self) -> ApiError {
-        match self {
-            LegError::Upstream(error) => crate::forward::client_error(error),
-            LegError::OverBudget(error) => error.clone(),
-            LegError::Busy(_) => ApiError::Overloaded { what: "the workers take no more requests" },
-            LegError::UnknownWorker
-            | LegError::Broken
-            | LegError::Silent
-            | LegError::Failed(_)
-            | LegError::NoSource => ApiError::WorkerFailed { detail: "it failed before its answer began".into() },
-        }
-    }
-}
-
-/// A leg's answer whose first byte has arrived.
-pub enum LegResponse {
-    /// The complete answer.
-    Whole(Response<Bytes>, EngineResponse),
-    /// The head and the first chunk; the rest follows.
-    Stream(Response<WorkerBody>, Bytes),
-}
-
-impl LegResponse {
-    /// The answer's status.
-    pub fn status(&self) -> StatusCode {
-        match self {
-            LegResponse::Whole(answer, _) => answer.status(),
-            LegResponse::Stream(answer, _) => answer.status(),
-        }
-    }
-}
 
 /// The requests of one plan. Cheap to clone: the body is shared.
 #[derive(Clone)]
@@ -322,24 +228,6 @@ fn client_headers(request: &ParsedRequest) -> HeaderMap {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
     headers
-}
-
-/// Returns the options that all legs of a request share.
-pub fn leg_options(request: &ParsedRequest) -> LegOptions {
-    LegOptions {
-        api: match request.endpoint {
-            GenerationEndpoint::ChatCompletions => Api::Chat,
-            GenerationEndpoint::Completions => Api::Completions,
-            GenerationEndpoint::Messages => Api::Messages,
-            GenerationEndpoint::Responses => Api::Responses,
-        },
-        salt: request.salt.clone(),
-        usage: match request.delivery {
-            ResponseDelivery::Stream { usage_wanted: false } => UsageEventMode::Always,
-            ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => UsageEventMode::AsRequested,
-        },
-        ids: TokenIdsMode::AsRequested,
-    }
 }
 
 /// Returns the error that a status stands for; `None` for answers that are the client's to read.

@@ -5,7 +5,6 @@
 //! residency snapshots to a router that starts. On the request path this costs only short memory reads. Missing data
 //! makes a plan worse, never an answer wrong; a single router exchanges nothing.
 
-pub mod commit_retry;
 mod in_flight_tables;
 pub mod ledger_health;
 mod message;

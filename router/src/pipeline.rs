@@ -5,6 +5,7 @@
 mod batch;
 mod blame;
 pub mod commit;
+pub mod commit_retry;
 pub mod conversation_fingerprint;
 pub mod dispatched;
 mod end_guard;
@@ -47,6 +48,7 @@ use crate::ledger_access::LedgerAccess;
 use crate::legs::Legs;
 use crate::offload_pool::OffloadPool;
 use crate::prefix_mover::PrefixMover;
+use crate::request_states::ClassifiedStep;
 use crate::routing::LiveRouting;
 use crate::telemetry::metrics::{Metrics, PlanMetrics};
 use crate::tenant_isolation::TenantIsolation;
@@ -58,7 +60,7 @@ use execute::ExecuteStage;
 use identify::IdentifyStage;
 use locate::LocateStage;
 use parse::ParseStage;
-use plan::{ClassifiedStep, ClassifyStage, PlanStage, RoutingPolicies};
+use plan::{ClassifyStage, PlanStage, RoutingPolicies};
 use planning::{FailedStep, PlanVerdict, Planning};
 use request_end::{
     CalibrationSink, CommitSink, GuardrailSink, MetricsSink, OccupancySink, QuotaSink, ReceiptSink, RequestEnd,

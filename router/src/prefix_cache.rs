@@ -19,7 +19,7 @@ use smart_default::SmartDefault;
 use vocabulary::{ByteCount, Bytes, Tokens};
 
 use crate::checkpoints::CheckpointStore;
-use crate::pipeline::identify::IdentifiedRequest;
+use crate::identified_request::IdentifiedRequest;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 use spot_check::{SpotCheck, SpotCheckQueue};
 use tokenizer_drift::TokenizerDrift;

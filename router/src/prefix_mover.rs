@@ -12,7 +12,8 @@ use workers_shim::engine_api::{
     EngineResponse, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
 };
 
-use crate::legs::{LegError, Legs};
+use crate::leg_outcome::LegError;
+use crate::legs::Legs;
 use crate::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
 use crate::receipt::AttemptEvent;
 use crate::single_flight::SingleFlight;

@@ -24,10 +24,10 @@ pub use idle_sessions::PredictedStep;
 use idle_sessions::ReplicationProgress;
 
 use crate::app_state::AppState;
-use crate::pipeline::plan::ClassifiedStep;
 use crate::prefix_mover::PrefixRelocation;
 use crate::prompts::StoredPrompt;
 use crate::receipt::AttemptEvent;
+use crate::request_states::ClassifiedStep;
 use crate::routing::RoutingMode;
 use crate::telemetry::metrics::KvMovementMetrics;
 

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use vocabulary::{Blocks, ModelId, PrefixChain, SessionId, TenantId};
 
-use crate::pipeline::plan::ClassifiedStep;
+use crate::request_states::ClassifiedStep;
 use crate::token_ids::PromptTokenIds;
 
 /// Limit for the bytes of stored token ids and block hashes.

@@ -6,18 +6,15 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use planner::{Action, Decision, Leg, LegRole};
+use planner::{Action, AdmissionReason, Decision, Leg, LegRole, TransferObstacle};
+use prometheus::HistogramVec;
 use serde::{Deserialize, Serialize};
-use strum::{AsRefStr, IntoStaticStr};
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::{
-    Bytes, Epoch, KvIndexState, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId,
+    Blocks, Bytes, Epoch, KvIndexState, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId,
 };
 
-use crate::admission_queue::AdmissionWait;
-use crate::pipeline::locate::LookupEvidence;
-use crate::prefix_cache::tokenizer_drift::{CacheHitCheck, PromptTokenCount};
 use crate::routing::RoutingMode;
-use crate::session_key::KeySource;
 use crate::shared_cache::SharedCacheHealth;
 
 /// Wall clock, milliseconds since 1970. For display.
@@ -122,6 +119,103 @@ pub struct PromptSummary {
     pub max_overlap_tokens: Tokens,
     /// Further evidence that the lookup used.
     pub evidence: LookupEvidence,
+}
+
+/// Where a session's name came from, the most trusted source first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum KeySource {
+    /// `x-session-id`.
+    SessionHeader,
+    /// `x-claude-code-session-id`, with the agent's id where one is given.
+    ClaudeCode,
+    /// `session-id` or `session_id` (Codex).
+    Codex,
+    /// `x-session-affinity` (OpenCode).
+    Affinity,
+    /// `x-dynamo-session-id`.
+    Dynamo,
+    /// `x-litellm-session-id`.
+    LiteLlm,
+    /// A body field: `prompt_cache_key`, `session_params.session_id`, `metadata.session_id`.
+    Body,
+}
+
+/// Whether the ledger view is known to be fresh.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum LedgerFreshness {
+    /// There is a quorum.
+    Current,
+    /// This node knows of no quorum: ownership cannot change.
+    Stale,
+}
+
+/// What a lookup is based on.
+#[derive(Clone, Copy, Serialize, Debug)]
+pub struct LookupEvidence {
+    /// The deepest block of the chain that the ledger knows.
+    #[serde(skip)]
+    pub known: Blocks,
+    /// Leading blocks that many conversations share, where that had to be computed.
+    #[serde(skip)]
+    pub preamble: Blocks,
+    /// Freshness of the ledger view.
+    pub ledger_view: LedgerFreshness,
+    /// Whether the lookup includes a step of this session that this router served and the view does not show yet.
+    pub pending_commit: bool,
+    /// Number of intents by other routers for this session.
+    pub peer_intents: usize,
+    /// Number of other routers whose requests in flight were counted.
+    pub peer_routers: usize,
+    /// What in the request keeps engines from using their prefix caches, so that overlaps count as zero.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_not_readable: Option<TransferObstacle>,
+}
+
+/// How long a step waited for admission and why the wait ended; zero time where the queue was full.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub struct AdmissionWait {
+    /// Time spent waiting.
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub duration: Micros,
+    /// Compute time that other sessions would have lost to recomputation if the step had started at once.
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub displaced_compute: Micros,
+    /// Why the wait ended.
+    pub outcome: WaitOutcome,
+}
+
+impl AdmissionWait {
+    pub(crate) fn record(&self, seconds: &HistogramVec) {
+        seconds.with_label_values(&[self.outcome.as_ref()]).observe(self.duration.duration().as_secs_f64());
+    }
+}
+
+/// Why a wait for admission ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum WaitOutcome {
+    /// The step costs others no more than is tolerated, or admission no longer applies: the mode was changed, or the KV
+    /// index of its worker is not exact.
+    Admitted,
+    /// The maximum wait had passed.
+    MaxWaitReached,
+    /// The queue was full, so the step started at once.
+    QueueFull,
+    /// The client left, or no worker can serve the step any more.
+    Abandoned,
+}
+
+impl From<AdmissionReason> for WaitOutcome {
+    fn from(why: AdmissionReason) -> Self {
+        match why {
+            AdmissionReason::Tolerated => Self::Admitted,
+            AdmissionReason::Longest => Self::MaxWaitReached,
+            AdmissionReason::NoPlace => Self::QueueFull,
+        }
+    }
 }
 
 /// One leg of an attempt.
@@ -237,6 +331,20 @@ impl AttemptEvent {
     }
 }
 
+/// What became of parameters that were handed back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum ReversePullOutcome {
+    /// The next step's prefill leg was answered with them.
+    Pulled,
+    /// It was not.
+    Failed,
+    /// The next step's prompt begins otherwise, or is not known by its tokens.
+    PromptMismatch,
+    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
+    Unusable,
+}
+
 /// How a step ended.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
@@ -288,6 +396,47 @@ pub struct StepObservation {
     /// that the worker computed meanwhile for others are reported by events, but do not count as a difference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_hit_mismatch: Option<CacheHitCheck>,
+}
+
+/// Two counts of the tokens in one request's prompts.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub struct PromptTokenCount {
+    /// The count computed here.
+    pub router: Tokens,
+    /// The count in the engine's usage.
+    pub engine: Tokens,
+}
+
+impl PromptTokenCount {
+    pub(crate) fn agree(self) -> bool {
+        self.router == self.engine
+    }
+}
+
+/// Two reports by an engine about how many tokens of one prompt were in its cache.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub struct CacheHitCheck {
+    /// What its events had reported of the prompt as computed here: before the step, until its answer was over, or
+    /// `EVENT_GRACE_PERIOD` after that.
+    pub reported: Tokens,
+    /// What its usage reports.
+    pub cached_tokens: Tokens,
+    /// Size of one engine block: a difference up to this may be due to rounding.
+    pub block_size: Tokens,
+}
+
+impl CacheHitCheck {
+    /// Returns `None` where the check could only agree, and so shows nothing: a prompt that is new to the engine
+    /// neither raises nor clears a suspicion.
+    pub fn conclusive(self) -> Option<Self> {
+        (self.cached_tokens > self.block_size).then_some(self)
+    }
+
+    /// Whether the cache hit is what the engine reported, or less because of evictions. A larger hit belongs to another
+    /// prompt.
+    pub fn agree(self) -> bool {
+        self.cached_tokens <= self.reported + self.block_size
+    }
 }
 
 /// The newest receipts, bounded in number and in the candidates that they list: with many workers a receipt is large.
@@ -343,7 +492,6 @@ impl ReceiptBuffer {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::pipeline::locate::LedgerFreshness;
 
     /// A receipt of session 0 or 1 whose step was not planned.
     pub(crate) fn receipt(n: u128) -> Receipt {

@@ -17,7 +17,8 @@ use vocabulary::{DpRank, Tokens, WorkerHealth, WorkerId, WorkerView};
 
 use crate::app_state::AppState;
 use crate::client_request::{GenerationEndpoint, new_request_id};
-use crate::legs::{LegError, Legs};
+use crate::leg_outcome::LegError;
+use crate::legs::Legs;
 use crate::tenant_isolation::SaltVerdict;
 
 /// Time between two searches for workers without a verdict.

@@ -13,7 +13,7 @@ use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exposure::exposures;
 use crate::operator::{OperatorStartError, OperatorState};
-use crate::peer_exchange::commit_retry;
+use crate::pipeline::commit_retry;
 use crate::prefix_cache::tokenizer_drift;
 use crate::server::{
     BoundSocket, ClosedConnections, ConnectionCounts, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,

@@ -4,28 +4,10 @@
 
 use http::HeaderMap;
 
+use crate::receipt::KeySource;
+
 /// Longest name that is used; bytes beyond it do not distinguish sessions.
 pub const MAX_KEY_BYTES: usize = 512;
-
-/// Where a session's name came from, the most trusted source first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KeySource {
-    /// `x-session-id`.
-    SessionHeader,
-    /// `x-claude-code-session-id`, with the agent's id where one is given.
-    ClaudeCode,
-    /// `session-id` or `session_id` (Codex).
-    Codex,
-    /// `x-session-affinity` (OpenCode).
-    Affinity,
-    /// `x-dynamo-session-id`.
-    Dynamo,
-    /// `x-litellm-session-id`.
-    LiteLlm,
-    /// A body field: `prompt_cache_key`, `session_params.session_id`, `metadata.session_id`.
-    Body,
-}
 
 /// A session as its client names it.
 #[derive(Clone, PartialEq, Eq, Debug)]

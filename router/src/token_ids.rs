@@ -12,7 +12,7 @@ use prefix::{
 use vocabulary::PrefixChain;
 
 use crate::catalog::Model;
-use crate::pipeline::identify::IdentifiedRequest;
+use crate::identified_request::IdentifiedRequest;
 
 /// A conversation's request as received, and everything else that its prompt depends on.
 #[derive(Clone, Debug)]

@@ -12,7 +12,8 @@ use serde_json::json;
 use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
 use crate::client_request::new_request_id;
-use crate::legs::{LegError, Legs};
+use crate::leg_outcome::LegError;
+use crate::legs::Legs;
 use crate::prompts::{PromptStore, StoredPrompt};
 use crate::receipt::unix_ms;
 use crate::transfer_check::{

@@ -24,6 +24,8 @@ use tokio::time::{Instant, Sleep};
 use vocabulary::{ByteCount, TimeSpan};
 use workers_shim::engine_api::EventBudget;
 
+use crate::error::ApiError;
+
 /// Section `[upstream]`: how workers are reached.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
@@ -92,6 +94,18 @@ impl UpstreamError {
     /// Whether another worker may succeed. A timed-out request may still be running, so a retry would double it.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Broken(_))
+    }
+
+    /// Returns the error for the client, which does not reveal the worker's address.
+    pub fn client_error(&self) -> ApiError {
+        let failed = |detail: &str| ApiError::WorkerFailed { detail: detail.into() };
+        match self {
+            Self::Connect(_) => failed("it cannot be reached"),
+            Self::Broken(_) => failed("it broke off before its answer began"),
+            Self::Timeout(_) => ApiError::WorkerTimeout,
+            Self::Redirect(_) => failed("it answered with a redirect, which is not followed"),
+            Self::Unsendable(_) => failed("the request cannot be put into HTTP"),
+        }
     }
 }
 

@@ -6,9 +6,10 @@ use workers_shim::sim::SimWorker;
 
 use super::*;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
-use crate::pipeline::plan::ClassifiedStep;
-use crate::pipeline::{identify, locate, parse, plan};
+use crate::pipeline::{identify, locate, plan};
 use crate::receipt::{Receipt, RequestOutcome};
+use crate::request_parser::parse;
+use crate::request_states::ClassifiedStep;
 use crate::routing::{Percent, RoutingMode};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, post, raw, request_bytes, start_router_at, wait_until};
@@ -143,7 +144,7 @@ async fn step(front: &TestRouter, word: &str) -> ClassifiedStep {
         memory: None,
         addition: None,
     };
-    let request = parse::parse(incoming, GenerationEndpoint::Completions, None).unwrap();
+    let request = parse(incoming, GenerationEndpoint::Completions, None).unwrap();
     let model = front.gateway.catalog().model(&request.model);
     let request = identify::UnidentifiedRequest::new(request, model);
     let found = request.compute_whole(&front.gateway.caches.prefix_cache.conversations, None);

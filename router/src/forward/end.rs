@@ -11,11 +11,13 @@ use workers_shim::engine_api::TokenUsage;
 
 use super::UsageBounds;
 use crate::decisions::DecisionHistory;
+use crate::identified_request::ParsedRequest;
 use crate::ledger_access::LedgerAccess;
-use crate::pipeline::locate::{LedgerFreshness, LookupEvidence};
-use crate::pipeline::parse::ParsedRequest;
 use crate::quotas::{RequestCompletion, TokenReservation};
-use crate::receipt::{Attempt, AttemptLeg, PromptSummary, Receipt, RequestOutcome, StepObservation, unix_ms};
+use crate::receipt::{
+    Attempt, AttemptLeg, LedgerFreshness, LookupEvidence, PromptSummary, Receipt, RequestOutcome, StepObservation,
+    unix_ms,
+};
 use crate::routing::LiveRouting;
 use crate::shared_cache::SharedCache;
 

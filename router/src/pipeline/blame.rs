@@ -5,10 +5,10 @@ use std::time::Instant;
 use planner::{Handoff, HandoffKind, Plan};
 use vocabulary::WorkerId;
 
-use super::plan::ClassifiedStep;
-use crate::legs::{LegError, LegResponse};
+use crate::leg_outcome::{LegError, LegResponse};
 use crate::outliers::{OutlierTracker, Trials};
 use crate::receipt::{Attempt, AttemptEvent};
+use crate::request_states::ClassifiedStep;
 use crate::tenant_isolation::TenantIsolation;
 
 /// Returns the worker that a failure counts against: the one that failed, which need not be the one that the next plan

@@ -9,30 +9,18 @@ use futures::future::BoxFuture;
 use ownership::ledger::{
     Command, KvOrigin, OwnershipTransition, PrefixPoint, PrefixRef, ReplicateReadonly, SetIntent, StepOutcome,
 };
-use planner::{Handoff, HandoffKind, OwnershipEffect, Plan, WorkerRank};
+use planner::{Handoff, HandoffKind, OwnershipEffect, Plan};
 use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 
-use super::locate::LocatedRequest;
-use super::plan::ClassifiedStep;
 use crate::ledger_access::LedgerAccess;
 use crate::peer_exchange::pending_commits::{CommitOutcome, UncommittedStep};
+use crate::request_states::{ClassifiedStep, LocatedRequest, serving_owner};
 use crate::routing::RoutingMode;
 
 /// How long other routers count a dispatched step as in flight.
 const INTENT_TTL: Micros = Micros(120_000_000);
 /// How long a read-only replica is assumed to exist without being observed again.
 const REPLICA_TTL: Micros = Micros(600_000_000);
-
-/// Returns the worker incarnation that serves the step, the plan's target; `None` when it has left the fleet.
-pub fn serving_owner(located: &LocatedRequest, plan: &Plan) -> Option<Owner> {
-    owner_at(located, plan.answer_leg().at())
-}
-
-/// Returns the worker incarnation at a rank; `None` when it has left the fleet.
-pub(super) fn owner_at(located: &LocatedRequest, WorkerRank { worker, rank }: WorkerRank) -> Option<Owner> {
-    let worker = located.workers.iter().find(|view| view.id == worker)?;
-    Some(Owner { worker: worker.id, incarnation: worker.incarnation, rank })
-}
 
 /// Publishes the step's intent at dispatch. It is advice to the other routers and changes no ownership.
 pub fn announce(ledger: &LedgerAccess, step: &ClassifiedStep, plan: &Plan) {

@@ -7,9 +7,8 @@ use serde_json::value::RawValue;
 use vocabulary::{Blocks, SessionId};
 use workers_shim::engine_api::{JsonFields, JsonSplice};
 
-use super::identify::IdentifiedRequest;
-use super::parse::ParsedRequest;
 use crate::client_request::GenerationEndpoint;
+use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 
 /// Bytes of a completion's prompt that enter its fingerprint.
 const FINGERPRINT_BYTES: usize = 1024;

@@ -6,14 +6,14 @@ use vocabulary::Micros;
 
 use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, Suspects, culprit};
 use super::end_guard::RequestState;
-use super::execute::{FailedAttempt, StartedAnswer};
-use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use super::plan::PlanGuards;
 use super::planning::{AttemptLog, FailedStep, LastFailure, PartialAnswer, Planning, UnansweredStep};
 use super::request_end::RequestEnd;
 use super::streaming::Streaming;
-use crate::legs::{LegError, LegResponse};
+use crate::leg_outcome::{FailedAttempt, LegError, LegResponse, StartedAnswer};
 use crate::outliers::Trials;
 use crate::receipt::{RequestOutcome, StreamResumption};
+use crate::request_states::{ClassifiedStep, PlannedStep};
 
 /// Maximum number of plans for one request.
 const MAX_ATTEMPTS: usize = 3;

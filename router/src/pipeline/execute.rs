@@ -8,46 +8,17 @@ use std::time::Instant;
 
 use planner::{Handoff, HandoffKind, Plan, PlanPart};
 use prometheus::IntCounterVec;
-use vocabulary::WorkerId;
-use workers_shim::fleet::InFlightRequest;
 
-use super::plan::ClassifiedStep;
 use super::remote_prefill::{LegPair, remote_prefill};
 use super::replicate::replicate;
 use super::reverse_pull::{self, ReversePullStore};
 use crate::ledger_access::LedgerAccess;
-use crate::legs::{LegError, LegResponse, Legs, culprit};
+use crate::leg_outcome::{FailedAttempt, StartedAnswer};
+use crate::legs::{Legs, culprit};
 use crate::prefix_mover::PrefixMover;
 use crate::prompts::PromptStore;
-use crate::receipt::AttemptEvent;
+use crate::request_states::ClassifiedStep;
 use crate::worker_client::WorkerClient;
-
-/// An answer that has begun.
-pub struct StartedAnswer {
-    /// Head and body of the answer leg.
-    pub response: LegResponse,
-    /// The request as counted in the target's load.
-    pub in_flight: InFlightRequest,
-    /// When the legs were sent.
-    pub sent_at: Instant,
-    /// When the first byte arrived.
-    pub first_byte: Instant,
-    /// Deviations from the plan.
-    pub events: Vec<AttemptEvent>,
-}
-
-/// A plan that failed before the client got a byte.
-#[derive(Debug)]
-pub struct FailedAttempt {
-    /// When the legs were sent.
-    pub sent_at: Instant,
-    /// Deviations from the plan; the last one is the cause of the failure.
-    pub events: Vec<AttemptEvent>,
-    /// Worker to exclude from the next plan.
-    pub exclude: WorkerId,
-    /// Cause of the failure.
-    pub error: LegError,
-}
 
 /// What executing a plan uses.
 #[derive(Debug)]

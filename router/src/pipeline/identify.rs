@@ -5,73 +5,20 @@
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, ChatLayout, ConversationCache, ConversationLookup, ConvertedRequest, ExtendedPrompt, FallbackReason,
-    LookupTier, PrefixError, Prompt, PromptIdentity, PromptInputs, ResolvedPrompt, TokenCheckpoint, WallTime,
+    ChatEndpoint, ChatLayout, ConversationCache, ConversationLookup, ConvertedRequest, ExtendedPrompt, LookupTier,
+    PrefixError, Prompt, PromptIdentity, PromptInputs, ResolvedPrompt, TokenCheckpoint, WallTime,
 };
 use prometheus::IntCounterVec;
 use vocabulary::{PrefixChain, SessionId, Tokens};
 
 use super::conversation_fingerprint::conversation_fingerprint;
-use super::parse::ParsedRequest;
 use crate::catalog::{Catalog, Model};
 use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
 use crate::error::ApiError;
+use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::prefix_cache::PrefixCache;
-
-/// A request whose prompt's block hashes are known.
-#[derive(Debug)]
-pub struct IdentifiedRequest {
-    /// The request.
-    pub request: ParsedRequest,
-    /// The model it is for, as far as this router knows it.
-    pub model: Arc<Model>,
-    /// The prompt; of a batch the first one, which determines the session.
-    pub prompt: Prompt,
-    /// Chains of the other prompts of a batch.
-    pub other_chains: Vec<PrefixChain>,
-    /// Cache tier that recognised the conversation; `None` where its token ids are unknown, and for completions.
-    pub tier: Option<LookupTier>,
-    /// Wall-clock time for chat templates that print it.
-    pub wall_time: WallTime,
-    /// The session that the client names, if any.
-    pub named_session: Option<SessionId>,
-    /// Key that is stable over a conversation's steps: the client's session name, else the conversation fingerprint.
-    pub affinity_key: SessionId,
-}
-
-impl IdentifiedRequest {
-    /// Returns why the prompt is identified by its bytes only; `None` when it is identified by token ids.
-    pub fn fallback_reason(&self) -> Option<FallbackReason> {
-        match self.prompt.identity {
-            PromptIdentity::Exact => None,
-            PromptIdentity::Fallback(reason) => Some(reason),
-        }
-    }
-
-    /// Returns the number of prompt tokens that the engine must count, too. `None` where ours is an estimate, or where
-    /// the engine's count may legitimately differ or does not depend on how the text was tokenized here.
-    pub fn comparable_tokens(&self) -> Option<Tokens> {
-        let is_certain = self.fallback_reason().is_none() && self.request.has_comparable_counts();
-        is_certain.then(|| self.total_tokens())
-    }
-
-    /// Returns the chains of all prompts.
-    pub fn chains(&self) -> impl Iterator<Item = &PrefixChain> {
-        std::iter::once(&self.prompt.chain).chain(&self.other_chains)
-    }
-
-    /// Tokens of all prompts together.
-    pub fn total_tokens(&self) -> Tokens {
-        self.chains().map(|chain| chain.tokens).sum()
-    }
-
-    /// Tokens of the longest prompt.
-    pub fn longest_prompt(&self) -> Tokens {
-        self.chains().map(|chain| chain.tokens).max().unwrap_or_default()
-    }
-}
 
 /// A prompt, and how it was identified.
 #[derive(Debug)]

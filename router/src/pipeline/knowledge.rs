@@ -7,8 +7,8 @@ use vocabulary::{KvIndexState, WorkerId, WorkerView};
 use workers_shim::fleet::Fleet;
 use workers_shim::scrape::EngineKind;
 
-use super::identify::IdentifiedRequest;
 use crate::client_request::GenerationEndpoint;
+use crate::identified_request::IdentifiedRequest;
 use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
 
 /// Returns the fleet as seen by this step. Planning and receipts both use this view.

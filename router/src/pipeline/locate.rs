@@ -5,104 +5,23 @@ use std::time::Instant;
 
 use ownership::LedgerView;
 use ownership::ledger::{Ledger, Lineage, LocateQuery, LocateResult as Found};
-use planner::{HeadRelation, LiveIntent, SessionView, TransferObstacle, lcm};
+use planner::{HeadRelation, LiveIntent, SessionView};
 use prefix::ConvertedRequest;
-use serde::Serialize;
-use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerHealth, WorkerView};
+use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, WorkerHealth, WorkerView};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
 use super::batch;
 use super::conversation_fingerprint::shared_prefix_blocks;
-use super::identify::IdentifiedRequest;
 use super::knowledge;
-use super::parse::ParsedRequest;
 use super::session_resolution::SessionResolution;
 use crate::error::ApiError;
+use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 use crate::ledger_access::LedgerAccess;
 use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
-
-/// A request whose session, owner and block residency are known.
-#[derive(Debug)]
-pub struct LocatedRequest {
-    /// The identified request.
-    pub identified: IdentifiedRequest,
-    /// Key that is stable over a conversation's steps: the client's session name, else the conversation fingerprint.
-    pub affinity_key: SessionId,
-    /// The session: the one that the client names, the one that the chain extends, or a new one.
-    pub session: SessionView,
-    /// The session that this one forks or was spawned from, according to the chain or the client.
-    pub parent: Option<SessionId>,
-    /// What the lookup is based on.
-    pub evidence: LookupEvidence,
-    /// The head that the step extends: the intent's base.
-    pub base: PrefixId,
-    /// The head whose history the client rewrote.
-    pub rewrites: Option<PrefixId>,
-    /// How the prompt relates to the session's head.
-    pub relation: HeadRelation,
-    /// Blocks that the prompt shares with the session's head.
-    pub shared_blocks: Blocks,
-    /// Time since the session's last step.
-    pub idle: Option<Micros>,
-    /// How many blocks of the prompt each worker holds.
-    pub overlaps: Vec<Overlap>,
-    /// The fleet at this moment, with how reliably each worker's blocks of this prompt are known.
-    pub workers: Arc<[WorkerView]>,
-}
-
-/// Whether the ledger view is known to be fresh.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-#[serde(rename_all = "snake_case")]
-pub enum LedgerFreshness {
-    /// There is a quorum.
-    Current,
-    /// This node knows of no quorum: ownership cannot change.
-    Stale,
-}
-
-/// What a lookup is based on.
-#[derive(Clone, Copy, Serialize, Debug)]
-pub struct LookupEvidence {
-    /// The deepest block of the chain that the ledger knows.
-    #[serde(skip)]
-    pub known: Blocks,
-    /// Leading blocks that many conversations share, where that had to be computed.
-    #[serde(skip)]
-    pub preamble: Blocks,
-    /// Freshness of the ledger view.
-    pub ledger_view: LedgerFreshness,
-    /// Whether the lookup includes a step of this session that this router served and the view does not show yet.
-    pub pending_commit: bool,
-    /// Number of intents by other routers for this session.
-    pub peer_intents: usize,
-    /// Number of other routers whose requests in flight were counted.
-    pub peer_routers: usize,
-    /// What in the request keeps engines from using their prefix caches, so that overlaps count as zero.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache_not_readable: Option<TransferObstacle>,
-}
-
-impl LocatedRequest {
-    /// Returns the largest overlap that any worker has.
-    pub fn deepest_overlap(&self) -> Blocks {
-        self.overlaps.iter().map(|overlap| overlap.blocks).max().unwrap_or_default()
-    }
-
-    /// Returns the whole blocks that every engine of the model can keep.
-    pub fn sealable_blocks(&self) -> Blocks {
-        sealable_blocks_of(&self.identified, &self.workers)
-    }
-
-    /// Returns the leading tokens known from before; zero where the engine does not use its cache.
-    pub fn reused_tokens(&self) -> Tokens {
-        if self.evidence.cache_not_readable.is_some() {
-            return Tokens::ZERO;
-        }
-        self.deepest_overlap().max(self.shared_blocks).tokens(self.identified.prompt.chain.block)
-    }
-}
+use crate::receipt::{LedgerFreshness, LookupEvidence};
+use crate::request_states::{LocatedRequest, sealable_blocks_of};
 
 /// What locating a prompt reads.
 #[derive(Debug)]
@@ -249,16 +168,6 @@ fn resolve_session(
 fn is_reachable(workers: &[WorkerView], owner: Owner) -> bool {
     let is_it = |worker: &WorkerView| worker.id == owner.worker && worker.incarnation == owner.incarnation;
     workers.iter().any(|worker| is_it(worker) && worker.health != WorkerHealth::Unreachable)
-}
-
-/// Whole blocks of the prompt, rounded down to a multiple of every engine's own block size: engines keep and drop whole
-/// blocks only.
-fn sealable_blocks_of(prefixed: &IdentifiedRequest, workers: &[WorkerView]) -> Blocks {
-    let chain = &prefixed.prompt.chain;
-    let serving = workers.iter().filter(|worker| worker.models.contains(&prefixed.request.model));
-    let units = serving.map(|worker| worker.capacity.block.whole_blocks(chain.block).0.max(1));
-    let unit = units.fold(1, lcm);
-    Blocks(chain.blocks().0 / unit * unit)
 }
 
 /// Returns the session that, according to the client, spawned this one.

@@ -7,21 +7,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use planner::{
-    ActionSet, AdmissionDecision, AdmissionRequest, BarredLink, Decision, DisabledFeatures, Plan, PlanningError,
-    PlanningInputs, Policy, RankMemory, RequestProfile, SelectionRule, StepFacts, StepKind, TransferObstacle,
-    TransferPermission, classify as kind_of,
+    AdmissionRequest, DisabledFeatures, PlanningError, PlanningInputs, Policy, RequestProfile, SelectionRule,
+    TransferObstacle, TransferPermission, classify as kind_of,
 };
 use prometheus::HistogramVec;
 use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
 
-use super::locate::LocatedRequest;
-use super::resume_blocker::{ResumeBlocker, resume_blocker};
+use super::resume_blocker::resume_blocker;
 use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, truncated};
-use crate::guardrail::Arm;
 use crate::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
 use crate::outliers::{OutlierTracker, Trials};
 use crate::prefix_replication::PrefixReplicator;
+use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep, step_facts};
 use crate::retries::{RetryBudget, TenantShare};
 use crate::routing::{LiveRouting, RoutingMode};
 use crate::telemetry::metrics::RequestMetrics;
@@ -94,47 +92,6 @@ pub struct PlanStage {
     pub(super) admission_wait: HistogramVec,
 }
 
-/// A located step with its kind and what the planner is asked.
-#[derive(Debug)]
-pub struct ClassifiedStep {
-    /// The located request.
-    pub located: LocatedRequest,
-    /// The kind of the step.
-    pub kind: StepKind,
-    /// What is asked of the workers.
-    pub ask: RequestProfile,
-    /// Routing mode for this step.
-    pub mode: RoutingMode,
-    /// The arm of the guardrail's comparison that its session belongs to.
-    pub arm: Option<Arm>,
-    /// Actions that are disabled at run time.
-    pub disabled: ActionSet,
-    /// Why a broken answer cannot resume at another worker; `None` where it can.
-    pub resume_blocker: Option<ResumeBlocker>,
-    /// Links over which no KV may move.
-    pub barred_links: Vec<BarredLink>,
-}
-
-/// A plan for a step, with what it is based on.
-#[derive(Debug)]
-pub struct PlannedStep {
-    /// The plan that is executed.
-    pub plan: Plan,
-    /// The planner's decision, where it was asked; in mode `shadow` its plan is not the one that is executed.
-    pub decision: Option<Decision>,
-    /// What the planner was asked instead of the step's own lengths, where those are estimates and exceeded the limit.
-    pub shortened_ask: Option<RequestProfile>,
-    /// Workers that were excluded: those that failed earlier in this request, and the ejected ones.
-    pub excluded: Vec<WorkerId>,
-    /// The ejected workers among the excluded.
-    pub ejected: Vec<WorkerId>,
-    /// What the occupancy model reported about KV that would be evicted.
-    pub rank_memory: Vec<RankMemory>,
-    /// Cost of a start to other sessions, where the planner was asked, and the admission decision where the step may be
-    /// queued.
-    pub admission: Option<(AdmissionRequest, Option<AdmissionDecision>)>,
-}
-
 /// What a plan holds until its attempt is over: nothing while its step waits.
 #[derive(Debug, Default)]
 pub struct PlanGuards {
@@ -142,34 +99,6 @@ pub struct PlanGuards {
     pub reservation: Option<KvReservation>,
     /// Trials of ejected workers that the plan contains; `None` where there are none.
     pub trials: Option<Trials>,
-}
-
-impl PlannedStep {
-    /// Builds a planned step that is not admitted.
-    fn of(
-        plan: Plan,
-        (decision, rank_memory, asking): (Option<Decision>, Vec<RankMemory>, Option<AdmissionRequest>),
-        (shortened_ask, excluded): (Option<RequestProfile>, &[WorkerId]),
-    ) -> Self {
-        let admission = asking.map(|asking| (asking, None));
-        let (excluded, ejected) = (excluded.to_vec(), Vec::new());
-        Self { plan, decision, shortened_ask, excluded, ejected, rank_memory, admission }
-    }
-
-    /// Whether the step is to be queued and planned again later.
-    pub fn must_wait(&self) -> bool {
-        matches!(self.admission, Some((_, Some(AdmissionDecision::Hold { .. }))))
-    }
-}
-
-/// Collects the facts that determine the kind of a step.
-pub fn step_facts(located: &LocatedRequest) -> StepFacts {
-    StepFacts {
-        prompt: located.identified.total_tokens(),
-        reused: located.reused_tokens(),
-        relation: located.relation,
-        idle: located.idle,
-    }
 }
 
 /// Determines the kind of the step.

@@ -10,11 +10,12 @@ use workers_shim::engine_api::TokenUsage;
 use super::blame::BlameRecord;
 use super::dispatched::Dispatched;
 use super::end_guard::RequestState;
-use super::plan::{ClassifiedStep, PlanGuards, PlanStage, PlannedStep};
+use super::plan::{PlanGuards, PlanStage};
 use super::request_end::{AnswerRecord, RequestEnd};
-use crate::admission_queue::{AdmissionWait, QueueTicket, WaitOutcome};
+use crate::admission_queue::QueueTicket;
 use crate::error::ApiError;
-use crate::receipt::{Attempt, AttemptEvent, AttemptLeg, RequestOutcome};
+use crate::receipt::{AdmissionWait, Attempt, AttemptEvent, AttemptLeg, RequestOutcome, WaitOutcome};
+use crate::request_states::{ClassifiedStep, PlannedStep};
 
 /// Status that is recorded for a client that left before its answer began, as in nginx logs.
 const CLIENT_LEFT: u16 = 499;

@@ -12,9 +12,10 @@ use planner::Leg;
 use tokio::sync::oneshot;
 use workers_shim::engine_api::{EngineResponse, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
 
-use super::reverse_pull::{ReversePullOutcome, ReversePullSource};
-use crate::legs::{LegError, LegResponse, Legs};
-use crate::receipt::AttemptEvent;
+use super::reverse_pull::ReversePullSource;
+use crate::leg_outcome::{LegError, LegResponse};
+use crate::legs::Legs;
+use crate::receipt::{AttemptEvent, ReversePullOutcome};
 
 /// The two legs of a remote prefill.
 #[derive(Clone, Copy, Debug)]

@@ -7,12 +7,12 @@ use futures::FutureExt as _;
 use planner::{Handoff, Leg, LegRole};
 use vocabulary::Blocks;
 
-use super::identify::IdentifiedRequest;
-use super::plan::ClassifiedStep;
+use crate::identified_request::IdentifiedRequest;
 use crate::legs::Legs;
 use crate::prefix_mover::{PrefixMove, PrefixMover, TokenIdsFuture};
 use crate::prompts::{PromptStore, TokenIdsUnavailable};
 use crate::receipt::AttemptEvent;
+use crate::request_states::ClassifiedStep;
 use crate::token_ids::PromptTokenIds;
 
 /// Replicates the first blocks of the prompt as the plan's handoff says. A failure is returned as an event; the step is

@@ -20,9 +20,9 @@ use workers_shim::fleet::{Fleet, InFlightRequest};
 
 use super::blame::FailedWorkers;
 use super::knowledge::is_converted_by_guess;
-use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
-use crate::admission_queue::AdmissionWait;
-use crate::receipt::{Attempt, RequestOutcome};
+use super::plan::PlanGuards;
+use crate::receipt::{AdmissionWait, Attempt, RequestOutcome};
+use crate::request_states::{ClassifiedStep, PlannedStep};
 pub(super) use calibration::CalibrationSink;
 pub(super) use commit::CommitSink;
 pub(super) use guardrail::GuardrailSink;

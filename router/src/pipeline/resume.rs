@@ -10,13 +10,15 @@ use workers_shim::engine_api::AnswerContinuation;
 
 use super::commit;
 use super::end_guard::EndGuard;
-use super::execute::{FailedAttempt, execute};
-use super::plan::{ClassifiedStep, plan};
+use super::execute::execute;
+use super::plan::plan;
 use super::planning::{PlanVerdict, Planning};
 use super::stream::StreamStage;
 use super::streaming::Streaming;
 use crate::error::ApiError;
-use crate::legs::{LegError, LegResponse, Legs};
+use crate::leg_outcome::{FailedAttempt, LegError, LegResponse};
+use crate::legs::Legs;
+use crate::request_states::ClassifiedStep;
 use crate::upstream::WorkerBody;
 
 /// Token ids of the prompt, and of the answer part that is kept. Without them the whole answer is requested again.

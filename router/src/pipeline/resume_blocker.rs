@@ -5,67 +5,13 @@
 use planner::TransferObstacle;
 use prefix::FallbackReason;
 use serde_json::Value;
-use workers_shim::engine_api::{
-    AnswerDeterminism, JsonFields, ReplayVerifier, TextDelivery, TokenIdVisibility, TokenTranscript,
-};
+use workers_shim::engine_api::{AnswerDeterminism, JsonFields, ReplayVerifier, TextDelivery, TokenTranscript};
 use workers_shim::scrape::EngineKind;
 
-use super::identify::IdentifiedRequest;
-use super::parse::{ParsedRequest, ResponseDelivery};
 use crate::client_request::GenerationEndpoint;
 use crate::config::ResumeConfig;
-use crate::legs::leg_options;
-
-/// Why an answer cannot resume at another worker by token ids.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ResumeBlocker {
-    /// Resuming is disabled.
-    Disabled,
-    /// The answer is delivered whole; it is requested again as a whole.
-    NotStreamed,
-    /// The prompt is so long that returning its ids would delay the first token.
-    PromptTooLong,
-    /// The response is stored at one engine, or the engine runs its tools.
-    EngineState,
-    /// `/v1/messages` and `/v1/responses`: their events carry more than text.
-    Endpoint,
-    /// Several choices, prompts or beams.
-    SeveralChoices,
-    /// Log probabilities of the answer or the prompt.
-    Logprobs,
-    /// An answer with a constrained format.
-    Format,
-    /// Penalties, checks and stop texts that depend on the answer so far.
-    HistoryDependent,
-    /// Reasoning that is not returned.
-    HiddenReasoning,
-    /// Tools that the answer may call.
-    Tools,
-    /// A prompt with more than text.
-    NotText,
-}
-
-impl ResumeBlocker {
-    /// Returns the reason in words, to follow "because".
-    pub fn reason(self) -> &'static str {
-        match self {
-            ResumeBlocker::Disabled => "that is switched off",
-            ResumeBlocker::NotStreamed => "it comes whole",
-            ResumeBlocker::PromptTooLong => "its prompt is too long for its token ids to be told",
-            ResumeBlocker::EngineState => "its engine keeps it, or runs its tools",
-            ResumeBlocker::Endpoint => "answers of this endpoint do not go on by token ids",
-            ResumeBlocker::SeveralChoices => "the request asks for several choices",
-            ResumeBlocker::Logprobs => "the request asks for log probabilities or an echo",
-            ResumeBlocker::Format => "the request holds it to a format",
-            ResumeBlocker::HistoryDependent => {
-                "the request has penalties or stop texts for which what was said before counts"
-            }
-            ResumeBlocker::HiddenReasoning => "the request leaves thoughts out",
-            ResumeBlocker::Tools => "the request has tools",
-            ResumeBlocker::NotText => "the prompt is more than text",
-        }
-    }
-}
+use crate::identified_request::{IdentifiedRequest, ParsedRequest, ResponseDelivery, leg_options, shown_ids};
+use crate::request_states::ResumeBlocker;
 
 /// Fields that constrain an answer to a format.
 const FORMAT_FIELDS: [&str; 7] = [
@@ -148,14 +94,6 @@ pub fn replay_verifier(
     let is_seeded = fields.read::<i64>("seed").is_some();
     let repeats = if is_greedy || is_seeded { AnswerDeterminism::Always } else { AnswerDeterminism::UntilFirstOutput };
     Some(ReplayVerifier::new(leg_options(request).api, shown_ids(request), repeats))
-}
-
-pub(super) fn shown_ids(request: &ParsedRequest) -> TokenIdVisibility {
-    if request.body.json_fields().read("return_token_ids").unwrap_or(false) {
-        TokenIdVisibility::All
-    } else {
-        TokenIdVisibility::None
-    }
 }
 
 /// Whether a response belongs to a conversation stored at its engine, or has tools that the engine runs.

@@ -13,38 +13,23 @@ use http::header::CONTENT_LENGTH;
 use parking_lot::Mutex;
 use planner::{AttentionSpec, BarredLink, LayerState, Leg, LegRole, WorkerRank, check_kv_compatibility};
 use prometheus::IntCounterVec;
-use strum::{AsRefStr, VariantArray};
 use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, WorkerHealth, WorkerId};
 use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
 
-use super::commit::owner_at;
 use super::execute::ExecuteStage;
-use super::identify::IdentifiedRequest;
 use super::knowledge::is_converted_by_guess;
-use super::plan::ClassifiedStep;
 use super::remote_prefill::LegPair;
-use super::resume_blocker::shown_ids;
-use crate::legs::{LegResponse, Legs};
+use crate::identified_request::{IdentifiedRequest, shown_ids};
+use crate::leg_outcome::LegResponse;
+use crate::legs::Legs;
+use crate::receipt::ReversePullOutcome;
+use crate::request_states::{ClassifiedStep, owner_at};
 use crate::token_ids::PromptTokenIds;
 
 /// How long parameters are kept: a minute less than an engine keeps the blocks (`decoder_kv_blocks_ttl`).
 const RETENTION: Duration = Duration::from_secs(420);
 /// Maximum number of sessions whose parameters are kept.
 const MAX_SESSIONS: usize = 4096;
-
-/// What became of parameters that were handed back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
-#[strum(serialize_all = "snake_case")]
-pub enum ReversePullOutcome {
-    /// The next step's prefill leg was answered with them.
-    Pulled,
-    /// It was not.
-    Failed,
-    /// The next step's prompt begins otherwise, or is not known by its tokens.
-    PromptMismatch,
-    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
-    Unusable,
-}
 
 /// Stored parameters for the next step of a session.
 #[derive(Debug)]

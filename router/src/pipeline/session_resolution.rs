@@ -72,7 +72,7 @@ impl SessionResolution {
 }
 
 /// Whether the ledger view contains a step, or a later one.
-pub(crate) fn view_contains(view: &Ledger, step: &UncommittedStep) -> bool {
+pub(super) fn view_contains(view: &Ledger, step: &UncommittedStep) -> bool {
     let Some(head) = step.head() else { return true };
     let is_head = |session: ownership::ledger::Session| session.heads.iter().any(|known| known.point == head);
     view.session(step.session).is_some_and(is_head)

@@ -8,11 +8,11 @@ use workers_shim::engine_api::{StreamFacts, TokenUsage};
 use workers_shim::fleet::InFlightRequest;
 
 use super::blame::{BlameRecord, FailedWorkers};
-use super::locate::LocatedRequest;
-use super::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use super::plan::PlanGuards;
 use super::planning::{AttemptLog, BrokenAnswer, LastFailure, PartialAnswer, Planning};
 use super::request_end::{AnswerRecord, RequestEnd};
 use crate::receipt::{Attempt, AttemptEvent, RequestOutcome};
+use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep};
 
 /// A step that is being answered.
 pub struct Streaming {

@@ -9,10 +9,12 @@ use vocabulary::{Blocks, KvIndexState, ModelId, SessionId, TenantId, Tokens};
 
 use super::conversation_fingerprint::shared_prefix_blocks;
 use super::identify::UnidentifiedRequest;
-use super::{identify, locate, parse, plan};
+use super::{identify, locate, plan};
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::decisions::DecisionRecords;
+use crate::request_parser::parse;
+use crate::request_states::ClassifiedStep;
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{StubWorker, TestRouter, get, post, send, start_router, start_router_at, wait_until};
 
@@ -150,8 +152,7 @@ async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting()
             memory: None,
             addition: None,
         };
-        let request =
-            UnidentifiedRequest::new(parse::parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
+        let request = UnidentifiedRequest::new(parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
         let found = request.compute_whole(&front.gateway.caches.prefix_cache.conversations, None);
         request.with_prompt(found)
     };
@@ -280,7 +281,7 @@ pub(super) async fn classified_step(
     gateway: &Arc<AppState>,
     endpoint: GenerationEndpoint,
     body: &Value,
-) -> plan::ClassifiedStep {
+) -> ClassifiedStep {
     let incoming = ClientRequest {
         id: new_request_id(),
         tenant: TenantId::default(),
@@ -293,7 +294,7 @@ pub(super) async fn classified_step(
         memory: None,
         addition: None,
     };
-    let request = parse::parse(incoming, endpoint, None).unwrap();
+    let request = parse(incoming, endpoint, None).unwrap();
     let model = gateway.catalog().model(&request.model);
     let request = identify::UnidentifiedRequest::new(request, model);
     let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);

@@ -9,7 +9,7 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
 use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
-use crate::pipeline::identify::IdentifiedRequest;
+use crate::identified_request::IdentifiedRequest;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 use crate::token_ids::EncodableRequest;
 

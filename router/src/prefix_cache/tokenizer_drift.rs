@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde::Serialize;
 use strum::{AsRefStr, IntoStaticStr};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use vocabulary::{ModelId, Tokens, WorkerId};
+use vocabulary::{ModelId, WorkerId};
 
 use crate::app_state::AppState;
+use crate::receipt::{CacheHitCheck, PromptTokenCount};
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 
 /// Consecutive agreeing answers that clear a suspicion.
@@ -30,27 +30,6 @@ const MAX_DEFERRED_CHECKS: usize = 256;
 const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum time between two warnings for a model at a worker.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Two counts of the tokens in one request's prompts.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct PromptTokenCount {
-    /// The count computed here.
-    pub router: Tokens,
-    /// The count in the engine's usage.
-    pub engine: Tokens,
-}
-
-/// Two reports by an engine about how many tokens of one prompt were in its cache.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct CacheHitCheck {
-    /// What its events had reported of the prompt as computed here: before the step, until its answer was over, or
-    /// `EVENT_GRACE_PERIOD` after that.
-    pub reported: Tokens,
-    /// What its usage reports.
-    pub cached_tokens: Tokens,
-    /// Size of one engine block: a difference up to this may be due to rounding.
-    pub block_size: Tokens,
-}
 
 /// The sign by which an engine shows that its prompts differ from those computed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr)]
@@ -333,26 +312,6 @@ impl DriftSignal {
             DriftSignal::TokenCount => 3,
             DriftSignal::CacheHit => 6,
         }
-    }
-}
-
-impl PromptTokenCount {
-    fn agree(self) -> bool {
-        self.router == self.engine
-    }
-}
-
-impl CacheHitCheck {
-    /// Returns `None` where the check could only agree, and so shows nothing: a prompt that is new to the engine
-    /// neither raises nor clears a suspicion.
-    pub fn conclusive(self) -> Option<Self> {
-        (self.cached_tokens > self.block_size).then_some(self)
-    }
-
-    /// Whether the cache hit is what the engine reported, or less because of evictions. A larger hit belongs to another
-    /// prompt.
-    pub fn agree(self) -> bool {
-        self.cached_tokens <= self.reported + self.block_size
     }
 }
 

@@ -12,8 +12,9 @@ use super::listener::BodyFormat;
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::forward::ForwardedStep;
+use crate::identified_request::ParsedRequest;
 use crate::offload_pool::OffloadTask;
-use crate::pipeline::parse::{self, ParsedRequest};
+use crate::request_parser::parse;
 
 /// Reads the answer to one step.
 pub(crate) struct ReceiptRecorder {
@@ -84,7 +85,7 @@ impl ReceiptRecorder {
             return None;
         }
         let (load, request) = (OffloadTask::of(request), request.clone());
-        let read = move || parse::parse(request, GenerationEndpoint::Responses, None);
+        let read = move || parse(request, GenerationEndpoint::Responses, None);
         let request = load.run(&gateway.offload_pool, read).await.ok()?.ok()?;
         // Only the worker knows which conversation this continues: without a name it is a session of its own.
         let previous = request.body.json_fields().read::<String>("previous_response_id").unwrap_or_default();

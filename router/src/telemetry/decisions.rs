@@ -3,8 +3,8 @@
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{SECONDS, families, label_values};
-use crate::admission_queue::WaitOutcome;
 use crate::outliers::EjectionReason;
+use crate::receipt::WaitOutcome;
 use crate::transfer_check::TransferCheckOutcome;
 
 families! {

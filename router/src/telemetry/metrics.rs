@@ -16,7 +16,7 @@ use super::families::{FINE_SECONDS, FamilyDescription, FamilyRegistrar, SECONDS,
 use super::peer_exchange::ExchangeMetrics;
 use super::prefix_cache::PrefixCacheMetrics;
 use super::shared_cache::SharedCacheMetrics;
-use crate::pipeline::reverse_pull::ReversePullOutcome;
+use crate::receipt::ReversePullOutcome;
 use crate::server::ClosedConnections;
 use crate::tenant_isolation::SaltVerdict;
 

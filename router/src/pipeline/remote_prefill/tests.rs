@@ -9,14 +9,15 @@ use workers_shim::sim::SimWorker;
 use super::*;
 use crate::app_state::AppState;
 use crate::client_request::GenerationEndpoint;
+use crate::leg_outcome::FailedAttempt;
 use crate::memory_budget::{MemoryBudget, MemoryLimits};
 use crate::outliers::Trials;
 use crate::pipeline::end_guard::EndGuard;
-use crate::pipeline::execute::FailedAttempt;
 use crate::pipeline::plan;
-use crate::pipeline::plan::{ClassifiedStep, PlanGuards, PlannedStep};
+use crate::pipeline::plan::PlanGuards;
 use crate::pipeline::planning::{PlanVerdict, Planning};
 use crate::pipeline::tests::classified_step;
+use crate::request_states::{ClassifiedStep, PlannedStep};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{TestRouter, get, start_router_at, wait_until};
 

@@ -14,8 +14,8 @@ use workers_shim::fleet::Fleet;
 use super::RequestEnd;
 use crate::calibration::PredictionCalibration;
 use crate::pipeline::blame::{AnswerStatus, OutlierReporter};
-use crate::prefix_cache::tokenizer_drift::{CacheHitCheck, EVENT_GRACE_PERIOD, PromptTokenCount, TokenizerDrift};
-use crate::receipt::{RequestOutcome, StepObservation};
+use crate::prefix_cache::tokenizer_drift::{EVENT_GRACE_PERIOD, TokenizerDrift};
+use crate::receipt::{CacheHitCheck, PromptTokenCount, RequestOutcome, StepObservation};
 use crate::telemetry::decisions::DecisionMetrics;
 
 /// Judges workers by the step, and returns what was seen of it.

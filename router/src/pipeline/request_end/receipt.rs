@@ -8,8 +8,8 @@ use vocabulary::Blocks;
 use super::RequestEnd;
 use crate::decisions::DecisionHistory;
 use crate::guardrail::Arm;
-use crate::pipeline::plan::{PlannedStep, step_facts};
 use crate::receipt::{PromptSummary, Receipt, StepObservation, unix_ms};
+use crate::request_states::{PlannedStep, step_facts};
 use crate::shared_cache::SharedCache;
 
 /// Records every request in the decision history.

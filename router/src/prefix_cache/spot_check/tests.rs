@@ -10,7 +10,7 @@ use super::*;
 use crate::catalog::Model;
 use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
 use crate::pipeline::identify::UnidentifiedRequest;
-use crate::pipeline::parse::parse;
+use crate::request_parser::parse;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
 use crate::token_ids::PromptTokenIds;
 

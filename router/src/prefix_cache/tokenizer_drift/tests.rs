@@ -1,5 +1,5 @@
 use serde_json::{Value, json};
-use vocabulary::KvIndexState;
+use vocabulary::{KvIndexState, Tokens};
 
 use super::*;
 use crate::receipt::Receipt;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::pending_commits::QuorumReachability;
+use super::{commit, session_resolution};
 use crate::ledger_access::LedgerAccess;
-use crate::pipeline::{commit, session_resolution};
+use crate::peer_exchange::pending_commits::QuorumReachability;
 
 /// Time between two sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
