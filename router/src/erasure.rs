@@ -76,8 +76,8 @@ mod tests {
             transcript("resp_1", None, Some(7)),
             transcript("resp_4", None, Some(8)),
             transcript("resp_5", Some("resp_4"), None),
-            (key(CacheEntryKind::Maker, "resp_2"), None),
-            (key(CacheEntryKind::Maker, "resp_4"), None),
+            (key(CacheEntryKind::ResponseWorker, "resp_2"), None),
+            (key(CacheEntryKind::ResponseWorker, "resp_4"), None),
             (key(CacheEntryKind::Checkpoint, &SessionId(7).to_string()), None),
             (key(CacheEntryKind::Checkpoint, &SessionId(8).to_string()), None),
         ];

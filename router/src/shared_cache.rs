@@ -286,7 +286,10 @@ impl SharedCacheState {
     /// Largest value of a kind, in bytes. Larger ones are neither written nor read.
     fn max_value_bytes(&self, kind: CacheEntryKind) -> usize {
         match kind {
-            CacheEntryKind::Maker | CacheEntryKind::Holder | CacheEntryKind::Quota | CacheEntryKind::Charge => 64,
+            CacheEntryKind::ResponseWorker
+            | CacheEntryKind::ResponseTenant
+            | CacheEntryKind::Quota
+            | CacheEntryKind::QuotaCharge => 64,
             CacheEntryKind::Transcript => self.transcript_limit,
             CacheEntryKind::Checkpoint => 4 << 20,
         }

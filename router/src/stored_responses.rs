@@ -55,13 +55,13 @@ impl StoredResponses {
             return false;
         }
         let value = Bytes::copy_from_slice(&worker.0.to_le_bytes());
-        self.shared_cache.put(CacheKey::new(CacheEntryKind::Maker, tenant, id), value);
+        self.shared_cache.put(CacheKey::new(CacheEntryKind::ResponseWorker, tenant, id), value);
         true
     }
 
     /// Returns the worker that created `id`, if the response is this tenant's.
     pub async fn worker_of(&self, tenant: &TenantId, id: &str) -> Option<WorkerId> {
-        let value = self.shared_cache.get(&CacheKey::new(CacheEntryKind::Maker, tenant, id)).await?;
+        let value = self.shared_cache.get(&CacheKey::new(CacheEntryKind::ResponseWorker, tenant, id)).await?;
         if self.tenant_mode == TenantMode::Several {
             // Another router may have registered the id first.
             let first = self.shared_cache.get_shared(&tenant_key(id)).await;
@@ -78,7 +78,7 @@ impl StoredResponses {
 
     /// Forgets `id`.
     pub fn forget(&self, tenant: &TenantId, id: &str) {
-        self.shared_cache.forget(&CacheKey::new(CacheEntryKind::Maker, tenant, id));
+        self.shared_cache.forget(&CacheKey::new(CacheEntryKind::ResponseWorker, tenant, id));
         self.shared_cache.forget(&CacheKey::new(CacheEntryKind::Transcript, tenant, id));
     }
 
@@ -141,7 +141,7 @@ impl StoredResponses {
 }
 
 fn tenant_key(id: &str) -> CacheKey {
-    CacheKey::without_tenant(CacheEntryKind::Holder, id)
+    CacheKey::without_tenant(CacheEntryKind::ResponseTenant, id)
 }
 
 /// Digest that identifies a tenant as the holder of an id.
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(makers.worker_of(&tenant("a"), "resp_1").await, None);
         makers.register(&tenant("a"), &"x".repeat(1000), WorkerId(1));
         assert_eq!(makers.worker_of(&tenant("a"), &"x".repeat(1000)).await, None, "an endless id takes nobody's place");
-        assert_eq!(metrics.writes.with_label_values(&["holder", "too_large"]).get(), 1);
+        assert_eq!(metrics.writes.with_label_values(&["response_tenant", "too_large"]).get(), 1);
     }
 
     #[tokio::test]

@@ -135,14 +135,14 @@ def test_a_broken_file_of_workers_changes_nothing_and_is_an_alarm_until_it_is_me
     serve = serve_with(started, f"discovery.workers_file={path}")
     until("it is there", lambda: ready(serve) == {one.url})
     put(path, '[[workers]]\nurl = "nowhere"\n')
-    until("it is noticed", lambda: serve.metric("discovery_failing", source="file") == 1)
+    until("it is noticed", lambda: serve.metric("discovery_up", source="file") == 0)
     alarms = json.loads(ctl("--endpoint", serve.operator, "alarms", "list", "-o", "json").stdout)
     (told,) = [alarm["message"] for alarm in alarms if alarm["alarm"] == "files_workers"]
     assert "workers[0].url" in told and "accepted is" in told, told
     assert ready(serve) == {one.url}
     assert exchange(serve.port, chat("hello")).status == 200
     put(path, f'[[workers]]\nurl = "{one.url}#decode"\n')
-    until("it is mended", lambda: serve.metric("discovery_failing", source="file") == 0)
+    until("it is mended", lambda: serve.metric("discovery_up", source="file") == 1)
     role = lambda: [line["role"] for line in get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]]
     until("its role is another", lambda: role() == ["decode"])
 
@@ -199,7 +199,7 @@ def test_the_addresses_of_a_name_are_workers_and_a_name_that_nobody_knows_is_an_
     names = f'[{{address="localhost:{one.port}", refresh_interval="1s"}}, {{address="no-such-host.invalid:80", refresh_interval="1s"}}]'
     serve = serve_with(started, f"discovery.dns={names}")
     until("it was found", lambda: ready(serve) == {one.url})
-    until("the other name fails", lambda: serve.metric("discovery_failing", source="dns") == 1)
+    until("the other name fails", lambda: serve.metric("discovery_up", source="dns") == 0)
     alarms = json.loads(ctl("--endpoint", serve.operator, "alarms", "list", "-o", "json").stdout)
     (told,) = [alarm["message"] for alarm in alarms if alarm["alarm"] == "discovery_dns"]
     assert "no-such-host.invalid:80 cannot be resolved" in told, told

@@ -224,7 +224,7 @@ def test_the_ready_endpoints_of_a_service_are_workers_as_soon_as_they_change(sta
     until("it listed again, as what it had was too old", lambda: api.lists == 2)
     api.delete("engines-b")
     until("all are gone, and that is believed", lambda: ready(serve) == set() and serve.metric("discovery_workers", source="kubernetes") == 0)
-    assert serve.metric("discovery_failing", source="kubernetes") == 0
+    assert serve.metric("discovery_up", source="kubernetes") == 1
     api.put("engines-a", endpoint(ready=True), port=one.port)
     until("it came back", lambda: ready(serve) == {one.url})
 
@@ -235,11 +235,11 @@ def test_an_api_server_that_cannot_be_asked_changes_nothing_and_is_an_alarm(stag
     serve = serving()
     until("it was found", lambda: ready(serve) == {one.url})
     api.shut()
-    until("it is told", lambda: serve.metric("discovery_failing", source="kubernetes") == 1)
+    until("it is told", lambda: serve.metric("discovery_up", source="kubernetes") == 0)
     assert "503: apiserver is shutting down" in failing(serve)
     assert ready(serve) == {one.url} and exchange(serve.port, chat("hello")).status == 200
     api.open = True
-    until("it is mended", lambda: serve.metric("discovery_failing", source="kubernetes") == 0)
+    until("it is mended", lambda: serve.metric("discovery_up", source="kubernetes") == 1)
     token.write_text("forged")
     api.compact()
     until("a wrong token is told", lambda: "the token is not accepted" in failing(serve))

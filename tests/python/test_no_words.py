@@ -59,7 +59,7 @@ def router_of(redis, workers, folder, *settings: str) -> Serve:
     secret = () if "shared_cache.allow_plaintext=true" in settings else ("shared_cache.encryption_secret=0123456789abcdef",)
     shared = (*secret, TEXT, f'shared_cache.redis_url="{redis.url}"', f'auth.keys_file="{keys}"', *SETTINGS, *settings)
     router = Serve([worker.url for worker in workers], settings=shared).wait()
-    until("Redis is up", lambda: router.metric("soft_state_standing", standing="up") == 1)
+    until("Redis is up", lambda: router.metric("shared_cache_up") == 1)
     return router
 
 
@@ -178,6 +178,6 @@ def test_what_is_kept_of_a_tenant_is_deleted_in_redis(redis, workers, tmp_path):
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert "values were forgotten" in json.load(answer)["result"]
         # What is left are marks: nothing but what every value has beside its words.
-        assert set(lengths("transcript") + lengths("checkpoint") + lengths("maker")) == {29}
+        assert set(lengths("transcript") + lengths("checkpoint") + lengths("response_worker")) == {29}
     finally:
         router.stop()

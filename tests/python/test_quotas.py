@@ -37,7 +37,7 @@ def pair(redis, worker):
     routers = [router_of(worker, *shared) for _ in range(2)]
     for router in routers:
         until("both are counted", lambda router=router: router.metric("shared_cache_routers") == 2)
-        until("Redis is up", lambda router=router: router.metric("soft_state_standing", standing="up") == 1)
+        until("Redis is up", lambda router=router: router.metric("shared_cache_up") == 1)
     yield routers
     for router in routers:
         router.stop()
@@ -130,7 +130,7 @@ def test_without_redis_each_router_keeps_to_its_share(redis, pair):
     one, other = pair
     redis.kill()
     for router in pair:
-        until("it is gone", lambda router=router: router.metric("soft_state_standing", standing="unreachable") == 1)
+        until("it is gone", lambda router=router: router.metric("shared_cache_state", state="unreachable") == 1)
     counts, took = hammer([one], 90)
     assert set(counts) <= {200, 429}
     assert 30 - 1 <= counts[200] <= 30 + took / 2 + 2, (counts, took)
@@ -140,7 +140,7 @@ def test_without_redis_each_router_keeps_to_its_share(redis, pair):
     assert receipts[0]["shared_cache_state"] == "unreachable"
     redis.start()
     for router in pair:
-        until("it is back", lambda router=router: router.metric("soft_state_standing", standing="up") == 1)
+        until("it is back", lambda router=router: router.metric("shared_cache_up") == 1)
     assert wire.exchange(one.port, wire.chat()).status == 200, "the common count begins anew"
 
 
@@ -149,7 +149,7 @@ def test_the_first_request_of_an_outage_is_served_within_its_share(redis, worker
     shared = (f'shared_cache.redis_url="{redis.url}"', "shared_cache.key_prefix=o", "shared_cache.encryption_secret=0123456789abcdef", "tenants.default.requests_per_minute=20")
     router = router_of(worker, *shared)
     try:
-        until("Redis is up", lambda: router.metric("soft_state_standing", standing="up") == 1)
+        until("Redis is up", lambda: router.metric("shared_cache_up") == 1)
         assert [wire.exchange(router.port, wire.chat()).status for _ in range(3)] == [200] * 3
         getattr(redis, how)()
         counts, _ = hammer([router], 24, clients=1)
@@ -157,7 +157,7 @@ def test_the_first_request_of_an_outage_is_served_within_its_share(redis, worker
         assert 17 <= counts[200] <= 20 and counts[429] == 24 - counts[200], counts
         if how == "pause":
             redis.go_on()
-            until("Redis is up again", lambda: router.metric("soft_state_standing", standing="up") == 1)
+            until("Redis is up again", lambda: router.metric("shared_cache_up") == 1)
             counts, _ = hammer([router], 24, clients=1)
             assert 12 <= counts[200] <= 20, f"what all routers had left is leased again: {counts}"
     finally:
@@ -172,4 +172,4 @@ def test_a_quota_that_is_spoilt_in_redis_is_replaced(redis, pair):
         redis.ask(*spoilt)
         assert wire.exchange(pair[0].port, wire.chat()).status == 200, spoilt
     assert 0 < redis.ask("PTTL", "ownerserve:1:q:quota:7:default:requests") <= 120_000
-    assert pair[0].metric("soft_state_standing", standing="up") == 1
+    assert pair[0].metric("shared_cache_up") == 1

@@ -42,7 +42,7 @@ def routers_of(redis, workers, *settings: str, count: int = 2) -> list[Serve]:
     routers = [Serve([worker.url for worker in workers], settings=shared) for _ in range(count)]
     for router in routers:
         router.wait()
-        until("Redis is up", lambda router=router: router.metric("soft_state_standing", standing="up") == 1)
+        until("Redis is up", lambda router=router: router.metric("shared_cache_up") == 1)
     return routers
 
 
@@ -79,7 +79,7 @@ def lookups(router, outcome: str, kind: str | None = None) -> float:
 
 def in_redis(redis, *ids: str) -> bool:
     keys = redis.keys()
-    return all(any(key.endswith(identifier) and f":{kind}:" in key for key in keys) for identifier in ids for kind in ("maker", "transcript"))
+    return all(any(key.endswith(identifier) and f":{kind}:" in key for key in keys) for identifier in ids for kind in ("response_worker", "transcript"))
 
 
 def test_a_response_made_through_one_router_is_found_through_the_other(redis, routers):
@@ -91,8 +91,8 @@ def test_a_response_made_through_one_router_is_found_through_the_other(redis, ro
         follow, headers = respond(other, "and on", answer["id"])
         assert follow["previous_response_id"] == answer["id"]
         assert "x-ownerserve-history-source" not in headers, "its maker is there"
-    assert lookups(other, "shared_hit", "maker") == len(answers)
-    assert lookups(other, "local_hit", "maker") == len(answers), "asked for once only"
+    assert lookups(other, "shared_hit", "response_worker") == len(answers)
+    assert lookups(other, "local_hit", "response_worker") == len(answers), "asked for once only"
 
 
 def test_a_router_that_was_restarted_still_finds_what_it_made(redis, routers):
@@ -102,7 +102,7 @@ def test_a_router_that_was_restarted_still_finds_what_it_made(redis, routers):
     one.process.kill()
     one.start()
     one.wait()
-    until("Redis is up", lambda: one.metric("soft_state_standing", standing="up") == 1)
+    until("Redis is up", lambda: one.metric("shared_cache_up") == 1)
     assert get_json(f"{one.url}/v1/responses/{answer['id']}")["id"] == answer["id"]
 
 
@@ -219,7 +219,7 @@ def test_redis_in_trouble_costs_no_request_and_is_said(standing, redis, routers)
         breaks(redis)
         try:
             for router in routers:
-                until(f"it is {standing}", lambda router=router: router.metric("soft_state_standing", standing=standing) == 1)
+                until(f"it is {standing}", lambda router=router: router.metric("shared_cache_state", state=standing) == 1)
                 assert f"Redis is {standing}" in readyz(router)
             waited = [lookups(router, "timeout") for router in routers]
             load.more(6 * CLIENTS)
@@ -230,7 +230,7 @@ def test_redis_in_trouble_costs_no_request_and_is_said(standing, redis, routers)
         assert all(count <= CLIENTS + FAILURES for count in waited), waited
         assert sum(lookups(router, "skipped") for router in routers) > 0
         for router in routers:
-            until("it is back", lambda router=router: router.metric("soft_state_standing", standing="up") == 1)
+            until("it is back", lambda router=router: router.metric("shared_cache_up") == 1)
             assert json.loads(readyz(router))["degraded"] == []
         load.more(3 * CLIENTS)
     assert load.failed == []
@@ -248,7 +248,7 @@ def test_a_flush_costs_no_request_and_what_was_known_is_told_again(redis, router
         until("it is told again", lambda: in_redis(redis, kept["id"]))
         load.more(2 * CLIENTS)
     assert load.failed == []
-    assert lookups(other, "local_hit", "maker") + lookups(other, "shared_hit", "maker") > 0
+    assert lookups(other, "local_hit", "response_worker") + lookups(other, "shared_hit", "response_worker") > 0
     assert get_json(f"{other.url}/v1/responses/{kept['id']}")["id"] == kept["id"]
 
 
@@ -268,7 +268,7 @@ def test_a_flush_is_noticed_also_where_the_answer_that_tells_it_is_lost(redis, r
     for router in routers:
         until("the flush is noticed", lambda router=router: router.metric("shared_cache_flushes_total") == 1)
     until("it is told again", lambda: in_redis(redis, kept["id"]))
-    assert all(router.metric("soft_state_standing", standing="up") == 1 for router in routers)
+    assert all(router.metric("shared_cache_up") == 1 for router in routers)
 
 
 def test_what_is_torn_foreign_or_huge_in_redis_is_a_miss(redis, routers):
@@ -287,8 +287,8 @@ def test_what_is_torn_foreign_or_huge_in_redis_is_a_miss(redis, routers):
     for identifier in spoilt:
         follow, headers = respond(other, "on", identifier)
         assert follow["previous_response_id"] == identifier and "x-ownerserve-history-source" not in headers
-    assert other.metric("soft_state_standing", standing="up") == 1
-    assert lookups(other, "corrupt", "maker") >= 3 and lookups(other, "error") == 0
+    assert other.metric("shared_cache_up") == 1
+    assert lookups(other, "corrupt", "response_worker") >= 3 and lookups(other, "error") == 0
     until("what was wrong is right again", lambda: all(redis.ask("TYPE", key) == b"string" and redis.ask("STRLEN", key) == whole for key in spoilt.values()))
 
 
@@ -355,7 +355,7 @@ def test_nothing_is_found_across_tenants(redis, workers, tmp_path):
                 respond(router, "on", answer["id"], key="k-b")
             assert refused.value.code == 404
         redis.pause()
-        until("it is slow", lambda: other.metric("soft_state_standing", standing="slow") == 1)
+        until("it is slow", lambda: other.metric("shared_cache_state", state="slow") == 1)
         with pytest.raises(urllib.error.HTTPError) as refused:
             respond(other, "on", "resp_unknown", key="k-b")
         # It may exist, and nobody can tell whose it is.
@@ -402,7 +402,7 @@ def test_a_router_without_redis_starts_and_says_so(workers):
         router.wait()
         first, _ = respond(router, prose(20, 400))
         respond(router, "on", first["id"])
-        assert router.metric("soft_state_standing", standing="unreachable") == 1
+        assert router.metric("shared_cache_state", state="unreachable") == 1
         assert "Redis is unreachable" in readyz(router)
         log = router.process.log.read_text()
         assert "Redis does not answer as it should" in log and "hunter2" not in log
@@ -436,7 +436,7 @@ def test_what_one_router_has_tokenized_the_other_one_need_not(redis, workers):
         other.process.kill()
         other.start()
         other.wait()
-        until("Redis is up", lambda: other.metric("soft_state_standing", standing="up") == 1)
+        until("Redis is up", lambda: other.metric("shared_cache_up") == 1)
         assert ask(other, messages)["usage"]["prompt_tokens"] == usage["prompt_tokens"]
         assert lookups(other, "corrupt", "checkpoint") == 1
         rewritten = [{"role": "user", "content": "rewritten"}, *messages[1:]]

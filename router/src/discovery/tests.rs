@@ -108,7 +108,7 @@ async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged(
     assert!(degraded["detail"].as_str().unwrap().contains("accepted is [[workers]]"), "{degraded}");
     let shown = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
     let lines = [
-        "ownerserve_discovery_failing{source=\"file\"} 1",
+        "ownerserve_discovery_up{source=\"file\"} 0",
         "ownerserve_discovery_workers{source=\"file\"} 2",
         "ownerserve_worker_changes_total{change=\"joined\"} 2",
     ];

@@ -42,13 +42,13 @@ fn workers(parts: &OperatorParts) {
 }
 
 fn discovery(parts: &OperatorParts) {
-    let failing = &parts.metrics.process.discovery.failing;
-    let is_untaken = parts.stale_files.reasons().iter().any(|(what, _)| *what == "workers");
+    let up = &parts.metrics.process.discovery.up;
+    let is_stale = parts.stale_files.reasons().iter().any(|(what, _)| *what == "workers");
     let failures = parts.fleet.discovery.failures();
     for source in WorkerSource::VARIANTS.iter().copied() {
         let fails =
-            failures.iter().any(|(failing, _)| *failing == source) || (is_untaken && source == WorkerSource::File);
-        failing.with_label_values(&[source.as_ref()]).set(fails.into());
+            failures.iter().any(|(failing, _)| *failing == source) || (is_stale && source == WorkerSource::File);
+        up.with_label_values(&[source.as_ref()]).set((!fails).into());
     }
 }
 

@@ -67,7 +67,7 @@ impl IdempotencyKey {
         let name: String = digest(&SHA256, key.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
         let repeats = CacheKey::new(CacheEntryKind::Quota, tenant, &format!("repeats:{name}"));
         Some(Self {
-            charge: CacheKey::new(CacheEntryKind::Charge, tenant, &name),
+            charge: CacheKey::new(CacheEntryKind::QuotaCharge, tenant, &name),
             repeats,
             shared_cache: state.clone(),
         })

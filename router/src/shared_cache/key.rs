@@ -10,9 +10,9 @@ use vocabulary::TenantId;
 #[strum(serialize_all = "snake_case")]
 pub enum CacheEntryKind {
     /// The worker that created a response.
-    Maker,
+    ResponseWorker,
     /// The tenant that a response belongs to; the key does not depend on who asks.
-    Holder,
+    ResponseTenant,
     /// Input and output of a response.
     Transcript,
     /// Token ids of a session's prompt so far.
@@ -20,7 +20,7 @@ pub enum CacheEntryKind {
     /// What remains of a tenant's quota.
     Quota,
     /// What was charged for a request that may be sent again.
-    Charge,
+    QuotaCharge,
 }
 
 /// Format version of everything that is written; values of other versions are not seen.
@@ -74,14 +74,14 @@ mod tests {
     #[test]
     fn keys_are_distinct_by_tenant_and_kind() {
         let key = |kind, tenant: &str, name| CacheKey::new(kind, &TenantId(tenant.into()), name).redis_key("c");
-        assert_eq!(key(CacheEntryKind::Maker, "a", "resp_1"), "ownerserve:1:c:maker:1:a:resp_1");
-        assert_ne!(key(CacheEntryKind::Maker, "a:b", "c"), key(CacheEntryKind::Maker, "a", "b:c"));
-        assert_ne!(key(CacheEntryKind::Maker, "a", "x"), key(CacheEntryKind::Transcript, "a", "x"));
+        assert_eq!(key(CacheEntryKind::ResponseWorker, "a", "resp_1"), "ownerserve:1:c:maker:1:a:resp_1");
+        assert_ne!(key(CacheEntryKind::ResponseWorker, "a:b", "c"), key(CacheEntryKind::ResponseWorker, "a", "b:c"));
+        assert_ne!(key(CacheEntryKind::ResponseWorker, "a", "x"), key(CacheEntryKind::Transcript, "a", "x"));
     }
 
     #[test]
     fn overlong_names_are_not_cached() {
-        let key = |name: &str| CacheKey::new(CacheEntryKind::Maker, &TenantId::default(), name);
+        let key = |name: &str| CacheKey::new(CacheEntryKind::ResponseWorker, &TenantId::default(), name);
         assert!(key(&"x".repeat(128)).is_cacheable());
         assert!(!key(&"x".repeat(129)).is_cacheable());
     }

@@ -80,7 +80,7 @@ impl LocalCache {
     /// Returns the entries that hold this tenant's texts, or their locations.
     pub(super) fn of_tenant(&self, tenant: &TenantId) -> Vec<(CacheKey, Bytes)> {
         let is_kept = |key: &CacheKey| {
-            matches!(key.kind, CacheEntryKind::Maker | CacheEntryKind::Transcript | CacheEntryKind::Checkpoint)
+            matches!(key.kind, CacheEntryKind::ResponseWorker | CacheEntryKind::Transcript | CacheEntryKind::Checkpoint)
         };
         let kept = self.entries.iter_owner(tenant).filter(|(key, _)| is_kept(key));
         kept.map(|(key, entry)| (key.clone(), entry.cached.value.clone())).collect()
@@ -111,7 +111,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     fn key(name: &str) -> CacheKey {
-        CacheKey::new(CacheEntryKind::Maker, &TenantId("t".into()), name)
+        CacheKey::new(CacheEntryKind::ResponseWorker, &TenantId("t".into()), name)
     }
 
     fn cached(bytes: usize) -> CachedValue {

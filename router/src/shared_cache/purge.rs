@@ -27,7 +27,8 @@ const PASSES: usize = 3;
 /// Timeout for the whole purge.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Kinds that hold people's texts, or their locations.
-const KINDS: [CacheEntryKind; 3] = [CacheEntryKind::Maker, CacheEntryKind::Transcript, CacheEntryKind::Checkpoint];
+const KINDS: [CacheEntryKind; 3] =
+    [CacheEntryKind::ResponseWorker, CacheEntryKind::Transcript, CacheEntryKind::Checkpoint];
 
 /// Redis did not answer, or did not forget in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -243,13 +244,16 @@ mod tests {
         for tenant in ["a", "b"] {
             state.put(key(CacheEntryKind::Transcript, tenant, "resp_1"), Bytes::from_static(b"words"));
             state.put(key(CacheEntryKind::Checkpoint, tenant, "s"), Bytes::from_static(b"ids"));
-            state.put(key(CacheEntryKind::Charge, tenant, "c"), Bytes::from_static(b"7"));
+            state.put(key(CacheEntryKind::QuotaCharge, tenant, "c"), Bytes::from_static(b"7"));
         }
         let purged = |forgotten| Ok(PurgeCount { forgotten, unread: 0 });
         assert_eq!(state.purge(&TenantId("a".into())).await, purged(2));
         assert_eq!(state.get_local(&key(CacheEntryKind::Transcript, "a", "resp_1")), None);
         assert_eq!(state.get_local(&key(CacheEntryKind::Checkpoint, "a", "s")), None);
-        assert!(state.get_local(&key(CacheEntryKind::Charge, "a", "c")).is_some(), "what it owes is not forgotten");
+        assert!(
+            state.get_local(&key(CacheEntryKind::QuotaCharge, "a", "c")).is_some(),
+            "what it owes is not forgotten"
+        );
         assert!(state.get_local(&key(CacheEntryKind::Transcript, "b", "resp_1")).is_some());
         assert_eq!(state.purge(&TenantId("a".into())).await, purged(0));
         let transcripts = |kept: &[(CacheKey, Option<usize>)]| {

@@ -121,7 +121,7 @@ impl RedisBackend {
         let millis = u64::try_from(write.value.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
         let Some(value) = self.cipher.seal(&key, &write.value.value) else { return };
         pipeline.cmd("SET").arg(&key).arg(value).arg("PX").arg(millis);
-        if over == WriteCondition::IfAbsent || write.key.kind == CacheEntryKind::Holder {
+        if over == WriteCondition::IfAbsent || write.key.kind == CacheEntryKind::ResponseTenant {
             pipeline.arg("NX");
         }
         pipeline.ignore();
@@ -246,7 +246,7 @@ impl FlushSentinel {
 async fn resend_local_values(inner: &SharedCacheState, shared: &RedisBackend) {
     let ours = inner.local.lock().local_values(Instant::now());
     let lasting = ours.into_iter().filter(|(key, _)| {
-        matches!(key.kind, CacheEntryKind::Maker | CacheEntryKind::Holder | CacheEntryKind::Transcript)
+        matches!(key.kind, CacheEntryKind::ResponseWorker | CacheEntryKind::ResponseTenant | CacheEntryKind::Transcript)
     });
     let writes: Vec<RedisWrite> = lasting.map(|(key, held)| RedisWrite { key, value: held }).collect();
     for batch in writes.chunks(MAX_BATCH) {

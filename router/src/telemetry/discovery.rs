@@ -10,8 +10,8 @@ families! {
     #[derive(Clone, Debug)]
     pub struct DiscoveryMetrics {
         workers: IntGaugeVec = "discovery_workers" {source = label_values::<WorkerSource>()}, "Workers by who lists them.";
-        failing: IntGaugeVec = "discovery_failing" {source = label_values::<WorkerSource>()},
-            "1 while a source of workers cannot be read, and what it last said is kept.";
+        up: IntGaugeVec = "discovery_up" {source = label_values::<WorkerSource>()},
+            "1 while a source of workers can be read; at 0 its last list is kept.";
         left_out: IntGauge = "discovery_workers_over_limit", "Workers that are listed beyond what a router can have.";
         changes: IntCounterVec = "worker_changes_total" {change = ["joined", "changed", "left"]},
             "Workers that joined, changed or left.";

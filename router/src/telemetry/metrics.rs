@@ -224,7 +224,7 @@ families! {
         rollout: Gauge = "routing_rollout_ratio", "Share of sessions that mode active applies to.";
         connections: IntGauge = "client_connections", "Open connections of clients.";
         unauthenticated_closed: IntCounterVec = "unauthenticated_connections_closed_total"
-            {listener = ["clients", "operators"], cause = ClosedConnections::CAUSES},
+            {listener = ["clients", "operators"], reason = ClosedConnections::CAUSES},
             "Connections closed before they had authenticated: for a newer one because there were too many altogether or of \
              one address, or because they took too long.";
         audit_failed: IntCounterVec = "audit_log_failures_total" {kind},

@@ -1,4 +1,4 @@
-//! Metrics of the shared cache: what was found where, what was written, and how Redis stands.
+//! Metrics of the shared cache: what was found where, what was written, and the state of Redis.
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
@@ -6,18 +6,18 @@ use super::families::{FINE_SECONDS, families};
 use crate::shared_cache::{CacheEntryKind, SharedCacheHealth};
 
 const ENTRY_KINDS: [CacheEntryKind; 5] = [
-    CacheEntryKind::Maker,
-    CacheEntryKind::Holder,
+    CacheEntryKind::ResponseWorker,
+    CacheEntryKind::ResponseTenant,
     CacheEntryKind::Transcript,
     CacheEntryKind::Checkpoint,
-    CacheEntryKind::Charge,
+    CacheEntryKind::QuotaCharge,
 ];
 /// How a lookup can end, as `shared_cache_lookups_total` names it.
 const LOOKUP_OUTCOMES: [&str; 8] =
     ["local_hit", "shared_hit", "miss", "deleted", "skipped", "timeout", "error", "corrupt"];
 /// How a write can end, as `shared_cache_writes_total` names it.
 const WRITE_OUTCOMES: [&str; 5] = ["stored", "skipped", "failed", "queue_full", "too_large"];
-const HEALTH_STATES: [&str; 4] = ["alone", "up", "slow", "unreachable"];
+const HEALTH_STATES: [&str; 4] = ["disabled", "up", "slow", "unreachable"];
 
 families! {
     /// Counters are updated when something happens, gauges when scraped; clones share their values.
@@ -31,7 +31,9 @@ families! {
         writes: IntCounterVec = "shared_cache_writes_total"
             {kind = ENTRY_KINDS.map(<&str>::from), outcome = WRITE_OUTCOMES},
             "Writes of the shared cache to Redis, by outcome.";
-        health: IntGaugeVec = "soft_state_standing" {standing}, "1 for how Redis stands: alone, up, slow or unreachable.";
+        up: IntGauge = "shared_cache_up", "1 while Redis answers in time, or while none is configured.";
+        state: IntGaugeVec = "shared_cache_state" {state = HEALTH_STATES},
+            "1 for the state of Redis: disabled (none is configured), up, slow or unreachable.";
         resolutions: IntCounterVec = "response_history_resolutions_total" {outcome = ["resolved", "incomplete"]},
             "Responses away from the maker of the one before: resolved, or incomplete.";
         identified: IntCounterVec = "prefix_lookup_tokens_total" {source = ["conversation", "checkpoint", "encoded"]},
@@ -56,10 +58,11 @@ impl SharedCacheMetrics {
     }
 
     /// Sets the health of Redis; `None` where none is configured.
-    pub fn set_health(&self, standing: Option<SharedCacheHealth>) {
-        let holds = standing.map_or("alone", Into::into);
+    pub fn set_health(&self, health: Option<SharedCacheHealth>) {
+        let state = health.map_or("disabled", Into::into);
+        self.up.set(i64::from(matches!(state, "disabled" | "up")));
         for name in HEALTH_STATES {
-            self.health.with_label_values(&[name]).set(i64::from(name == holds));
+            self.state.with_label_values(&[name]).set(i64::from(name == state));
         }
     }
 
