@@ -12,7 +12,7 @@ use crate::auth::{ApiKeys, KeysError};
 use crate::caches::RouterCaches;
 use crate::catalog::Catalog;
 use crate::composition::{Subsystems, SubsystemsError};
-use crate::config::Config;
+use crate::config::{Config, parts};
 use crate::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
 use crate::discovery::WorkerDiscovery;
 use crate::forward::ForwardEnds;
@@ -132,10 +132,11 @@ impl AppState {
             credentials,
         );
         let cluster = rooms.directory.cluster().to_string();
-        let remembered = RouterCaches::start(&config, (&cluster, rooms.directory.supervision()), &metrics)?;
+        let remembered =
+            RouterCaches::start(parts::cache_settings(&config), (&cluster, rooms.directory.supervision()), &metrics)?;
         let outliers = OutlierTracker::new(config.outliers, rooms.fleet.clone(), metrics.decisions.outliers.clone());
         let share = if is_shared { TenantShare::Half } else { TenantShare::All };
-        let policies = RoutingPolicies::new(&config, share, outliers);
+        let policies = RoutingPolicies::new(parts::routing_policy_settings(&config), share, outliers);
         let log = DecisionLogOptions {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.planner_policy(),

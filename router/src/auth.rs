@@ -15,8 +15,8 @@ use sha2::{Digest as _, Sha256};
 use smart_default::SmartDefault;
 use vocabulary::TenantId;
 
-use crate::config::line_and_column;
 use crate::error::ApiError;
+use crate::toml_errors::line_and_column;
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Maximum number of tenants named in one log line.

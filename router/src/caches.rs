@@ -1,15 +1,15 @@
 //! The router's caches of client data outside the ledger.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ownership::Supervision;
 
 use crate::checkpoints::CheckpointStore;
-use crate::config::Config;
-use crate::prefix_cache::PrefixCache;
+use crate::prefix_cache::{PrefixCache, PrefixCacheConfig};
 use crate::prompts::PromptStore;
-use crate::quotas::Quotas;
-use crate::shared_cache::{SharedCache, SharedCacheError};
+use crate::quotas::{Quotas, TenantConfig};
+use crate::shared_cache::{SharedCache, SharedCacheConfig, SharedCacheError};
 use crate::stored_responses::{StoredResponses, TenantMode};
 use crate::telemetry::metrics::Metrics;
 
@@ -30,21 +30,33 @@ pub struct RouterCaches {
     pub prompts: Arc<PromptStore>,
 }
 
+/// Settings of the caches.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheSettings<'a> {
+    /// The shared cache.
+    pub shared_cache: &'a SharedCacheConfig,
+    /// What conversations leave for their next step.
+    pub prefix_cache: &'a PrefixCacheConfig,
+    /// Quotas, by tenant.
+    pub tenants: &'a BTreeMap<String, TenantConfig>,
+    /// Whether there are several tenants.
+    pub tenancy: TenantMode,
+}
+
 impl RouterCaches {
     /// Starts empty caches.
     pub fn start(
-        config: &Config,
+        settings: CacheSettings<'_>,
         (cluster, tasks): (&str, &Arc<Supervision>),
         metrics: &Metrics,
     ) -> Result<Self, SharedCacheError> {
         let identity_metrics = metrics.prefix_cache.clone();
         let metrics = &metrics.shared_cache;
-        let state = Arc::new(SharedCache::start(&config.shared_cache, (cluster, tasks), metrics.clone())?);
-        let quotas = Quotas::new(&config.tenants, &state, metrics);
+        let state = Arc::new(SharedCache::start(settings.shared_cache, (cluster, tasks), metrics.clone())?);
+        let quotas = Quotas::new(settings.tenants, &state, metrics);
         let checkpoints = Arc::new(CheckpointStore::new(state.clone()));
-        let identity = PrefixCache::start(&config.prefix_cache, checkpoints.clone(), (identity_metrics, tasks));
-        let tenancy = if config.auth.keys_file.is_some() { TenantMode::Several } else { TenantMode::Single };
-        let responses = Arc::new(StoredResponses::new(state.clone(), tenancy));
+        let identity = PrefixCache::start(settings.prefix_cache, checkpoints.clone(), (identity_metrics, tasks));
+        let responses = Arc::new(StoredResponses::new(state.clone(), settings.tenancy));
         Ok(Self {
             checkpoints,
             prefix_cache: Arc::new(identity),

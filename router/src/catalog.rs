@@ -2,6 +2,7 @@
 //! once, at start.
 
 mod attention;
+mod settings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub use attention::AttentionError;
 pub(crate) use attention::load_spec;
-
-use crate::config::ModelConfig;
+pub use settings::ModelConfig;
 
 /// Tokens per chain block where nothing else is configured; divides the block size of every common engine setting.
 pub const DEFAULT_BLOCK_TOKENS: Tokens = Tokens(16);

@@ -1,11 +1,13 @@
 //! The command line: few flags; everything else is `--config FILE` and `--set path=value`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use planner::Policy;
 
 use crate::config::{Config, Overrides};
+use crate::what_if_command::PolicyError;
 use crate::{
     ctl, demo, reference, serve, sim_command, simulate_command, telemetry, trace_command, validate_sim, what_if_command,
 };
@@ -108,7 +110,7 @@ pub fn main() -> ExitCode {
         CliCommand::Trace(args) => ended(trace_command::run(&args)),
         CliCommand::Simulate(args) => ended(simulate_command::run(&args)),
         CliCommand::ValidateSim(args) => ended(runtime.block_on(validate_sim::run(&args))),
-        CliCommand::WhatIf(args) => ended(what_if_command::run(&args)),
+        CliCommand::WhatIf(args) => ended(what_if_command::run(&args, read_policy)),
         CliCommand::Reference { folder } => ended(reference::write(&folder, command())),
     }
 }
@@ -137,6 +139,10 @@ async fn run_sim_worker(args: &sim_command::SimArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report_failure(&error),
     }
+}
+
+fn read_policy(base: &Policy, file: Option<&Path>, settings: &[String]) -> Result<Policy, PolicyError> {
+    Config::policy(base, file, settings).map_err(|error| PolicyError(error.into()))
 }
 
 fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
@@ -183,6 +189,15 @@ mod tests {
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
         assert_eq!(config.routing.mode, crate::routing::RoutingMode::Shadow);
+    }
+
+    #[test]
+    fn settings_of_what_if_change_the_recorded_policy() {
+        let policy = Policy { interference_weight: 3.0, ..Policy::default() };
+        let read = |setting: &str| read_policy(&policy, None, &[setting.to_owned()]);
+        let changed = read("planner.memory_cost_per_mib=7us").unwrap();
+        assert_eq!((changed.interference_weight, changed.memory_cost_per_mib), (3.0, 7.0));
+        assert!(read("planner.lamda=7").unwrap_err().to_string().contains("lamda"));
     }
 
     /// Parses a command line of the fixture up to `--help`, which is shown only if all words before it are accepted.

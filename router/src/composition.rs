@@ -227,7 +227,7 @@ mod tests {
     use vocabulary::{WorkerHealth, WorkerId};
 
     use super::*;
-    use crate::config::WorkerConfig;
+    use crate::discovery::WorkerConfig;
     use crate::discovery::fleet_spec;
     use crate::testing::{StubWorker, wait_until};
 

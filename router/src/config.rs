@@ -2,27 +2,27 @@
 //! them; this module only puts them together and says clearly what is wrong.
 
 mod cluster;
-mod discovery;
-pub(crate) mod renamed_keys;
-mod resume;
-mod workers;
+mod drain;
+mod operator;
+pub(crate) mod parts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use planner::{Action, ActionSet, Policy, SelectionRule};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use smart_default::SmartDefault;
 use toml::{Table, Value};
 use vocabulary::{ByteCount, Micros, TimeSpan};
 
 use crate::auth::AuthConfig;
+use crate::catalog::ModelConfig;
 use crate::decisions::DecisionLogConfig;
+use crate::discovery::{DiscoveryConfig, WorkerConfig, WorkerUrlError, workers_problem};
 use crate::host_check::ServerConfig;
-use crate::operator::OperatorConfig;
 use crate::outliers::OutlierConfig;
 use crate::peer_exchange::ledger_health::FailurePolicy;
+use crate::pipeline::ResumeConfig;
 use crate::prefix_cache::PrefixCacheConfig;
 use crate::prefix_replication::PrefixReplicationConfig;
 use crate::quotas::TenantConfig;
@@ -30,14 +30,12 @@ use crate::retries::RetryConfig;
 use crate::routing::{Percent, RoutingMode, RoutingSettings};
 use crate::server::ProxyConfig;
 use crate::shared_cache::SharedCacheConfig;
+use crate::toml_errors::{U32_RANGE, describe_toml_error, is_setting_char, without_text};
 use crate::transfer_check::TransferCheckConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
-pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig, KubernetesConfig, PortSelector};
-use renamed_keys::RenamedKeys;
-pub use resume::ResumeConfig;
-pub(crate) use workers::problem as workers_problem;
-pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
+pub use drain::DrainConfig;
+pub use operator::OperatorConfig;
 
 /// Everything `ownerserve serve` can be told. Every field has a default but the workers.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -113,24 +111,6 @@ pub struct GuardrailConfig {
     /// make the others slower are found and switched off; 0 to 50, and 0 compares nothing.
     #[default(Percent::NONE)]
     pub control_percent: Percent,
-}
-
-/// Section `[models.NAME]`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ModelConfig {
-    /// Folder with `tokenizer.json`, chat template and `config.json`. Without it prompts are identified by their bytes.
-    pub tokenizer_dir: Option<PathBuf>,
-    /// File that describes what its layers keep, in place of `config.json`; see `planner`'s `AttentionSpec`.
-    pub attention_file: Option<PathBuf>,
-    /// Bits of a number in the engines' KV cache, where that is not the weights' width: `--kv-cache-dtype fp8` is 8.
-    pub kv_cache_bits: Option<u32>,
-    /// Tokens a chain block; must divide the block size of every engine that serves the model.
-    pub block_size: Option<u32>,
-    /// Revision of the weights, where several are in use.
-    pub revision: Option<String>,
-    /// LoRA adapters of it, by the names that the engines serve them under.
-    pub lora_adapters: Vec<String>,
 }
 
 /// Section `[ledger]`.
@@ -263,11 +243,11 @@ impl Config {
         Self::from_table(&mut table, settings).map(|config| config.planner)
     }
 
-    fn from_table(table: &mut Table, settings: &[String]) -> Result<Self, ConfigError> {
+    pub(crate) fn from_table(table: &mut Table, settings: &[String]) -> Result<Self, ConfigError> {
         for setting in settings {
             apply_setting(table, setting)?;
         }
-        let renamed = renamed_keys::SETTINGS.find(table);
+        let renamed = crate::renamed_keys::SETTINGS.find(table);
         if !renamed.is_empty() {
             return Err(ConfigError::Renamed { lines: renamed.join("\n  ") });
         }
@@ -374,89 +354,6 @@ fn read_table(path: &Path) -> Result<Table, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
     text.parse()
         .map_err(|error| ConfigError::NotToml { path: path.into(), problem: describe_toml_error(&text, &error) })
-}
-
-/// Where a parser stumbled, both from 1.
-pub(crate) fn line_and_column(text: &str, error: &toml::de::Error) -> (usize, usize) {
-    let at = text.floor_char_boundary(error.span().map_or(0, |span| span.start));
-    let begin = text[..at].rfind('\n').map_or(0, |end| end + 1);
-    (text[..at].matches('\n').count() + 1, text[begin..at].chars().count() + 1)
-}
-
-/// Line, column and key of what is not TOML, and why. The parser's own message would quote the line, and with it a secret.
-pub(crate) fn describe_toml_error(text: &str, error: &toml::de::Error) -> String {
-    let (line, column) = line_and_column(text, error);
-    let whole = text.lines().nth(line - 1).unwrap_or_default();
-    // Only what looks like one of our settings: a line within a text may be a part of a secret.
-    let is_key = |key: &&str| !key.is_empty() && key.chars().all(is_setting_char);
-    let key = whole.split_once('=').map(|(key, _)| key.trim()).filter(is_key);
-    let key = key.map(|key| format!(", at {key}")).unwrap_or_default();
-    format!("line {line}, column {column}{key}: {}", error.message().trim())
-}
-
-/// Whether our settings have such letters in their names.
-fn is_setting_char(c: char) -> bool {
-    c.is_ascii_lowercase() || c == '_' || c == '.'
-}
-
-/// Returns serde's message without the given text, which may hold a secret, and with TOML's words in place of Rust's.
-pub(crate) fn without_text(message: &str) -> String {
-    let told = ["invalid type: ", "invalid value: ", "invalid length: "].iter().find_map(|kind| {
-        let (found, expected) = message.strip_prefix(kind)?.rsplit_once(", expected ")?;
-        let found = match found {
-            "map" => "table",
-            "sequence" => "list",
-            text if text.starts_with("string \"") => "text",
-            other => other,
-        };
-        // JSON tells the position behind it.
-        let (expected, position) = expected.split_at(expected.find(" at line ").unwrap_or(expected.len()));
-        Some(format!("{kind}{found}, expected {}{position}", expected_in_words(expected)))
-    });
-    told.unwrap_or_else(|| message.to_owned())
-}
-
-/// What serde says of a `u32`, in the words of [`expected_in_words`].
-const U32_RANGE: &str = "a whole number from 0 to 4294967295";
-
-/// Names a type as TOML does, not as Rust does.
-fn expected_in_words(expected: &str) -> &str {
-    match expected {
-        "a boolean" => "true or false",
-        "a string" | "str" | "string" | "a borrowed string" | "path string" => "a text in quotes",
-        "a sequence" => "a list",
-        "a map" | "map" => "a table",
-        "u8" => "a whole number from 0 to 255",
-        "u16" => "a whole number from 0 to 65535",
-        "u32" => U32_RANGE,
-        "u64" | "usize" | "a nonzero u64" => "a whole number, not negative",
-        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
-        "f32" | "f64" => "a number",
-        "variant identifier" | "string or map" | "string or table" => "a word in quotes",
-        table if table.starts_with("struct ") || table.starts_with("internally tagged enum ") => "a table",
-        word if word.starts_with("enum ") => "a word in quotes",
-        other => other,
-    }
-}
-
-/// What is wrong in a file of its own format, such as a profile.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct FileProblem(String);
-
-/// Reads a TOML file of its own format, in which keys may have been renamed.
-pub(crate) fn read_toml<T: DeserializeOwned>(text: &str, keys: RenamedKeys) -> Result<T, FileProblem> {
-    let table: Table = text.parse().map_err(|error| FileProblem(describe_toml_error(text, &error)))?;
-    let renamed = keys.find(&table);
-    if !renamed.is_empty() {
-        return Err(FileProblem(format!("it has keys that were renamed:\n  {}", renamed.join("\n  "))));
-    }
-    serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
-        let path = error.path().to_string();
-        let problem = without_text(error.into_inner().message().trim());
-        // "." is the path of the whole file.
-        FileProblem(if path == "." { problem } else { format!("{path}: {problem}") })
-    })
 }
 
 /// Path and message without the name of an unknown field that cannot be a misspelt setting: clients' keys are put there by mistake.

@@ -8,6 +8,8 @@ pub(crate) mod dns;
 mod file;
 pub(crate) mod kubernetes;
 mod registrations;
+mod settings;
+mod worker_config;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -22,7 +24,6 @@ use utoipa::ToSchema;
 use vocabulary::{ModelId, WorkerId};
 use workers_shim::fleet::{EventSourceSetting, Fleet, FleetDiff, FleetError, WorkerDefinition};
 
-use crate::config::{DiscoveryConfig, WorkerConfig};
 use crate::drains;
 use crate::telemetry::discovery::DiscoveryMetrics;
 use crate::worker_pool::ListedWorkers;
@@ -30,6 +31,9 @@ pub(crate) use file::WorkerFile;
 pub use file::WorkerFileError;
 use registrations::RegistrationTable;
 pub(crate) use registrations::{Registration, RegistrationOutcome, RegistrationsFull};
+pub use settings::{DiscoveryConfig, DnsConfig, KubernetesConfig, PortSelector};
+pub(crate) use worker_config::problem as workers_problem;
+pub use worker_config::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
 /// Maximum number of workers per router; further ones are left out and counted.
 pub const MAX_WORKERS: usize = 1024;

@@ -55,7 +55,7 @@ use utoipa_axum::routes;
 pub use access::TokensFileError;
 pub(crate) use problem::head_problem;
 pub use problem::{Problem, ProblemKind};
-pub use settings::{OperatorConfig, OperatorSettings};
+pub use settings::OperatorSettings;
 pub use sources::{FleetSources, OperatorParts, RoutingSources, SessionMover};
 pub use state::{OperatorStartError, OperatorState};
 

@@ -22,6 +22,7 @@ pub mod replicate;
 pub mod request_end;
 pub mod resume;
 pub mod resume_blocker;
+mod resume_config;
 pub mod reverse_pull;
 pub mod session_resolution;
 pub mod stream;
@@ -41,7 +42,6 @@ use workers_shim::events::SharedIndex;
 use crate::caches::RouterCaches;
 use crate::catalog::Catalog;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
-use crate::config::ResumeConfig;
 use crate::decisions::DecisionHistory;
 use crate::error::ApiError;
 use crate::ledger_access::LedgerAccess;
@@ -66,6 +66,7 @@ use request_end::{
     CalibrationSink, CommitSink, GuardrailSink, MetricsSink, OccupancySink, QuotaSink, ReceiptSink, RequestEnd,
     UsageFilter, VerificationSink,
 };
+pub use resume_config::ResumeConfig;
 use reverse_pull::ReversePullStore;
 use stream::StreamStage;
 

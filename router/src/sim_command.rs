@@ -15,9 +15,10 @@ use workers_shim::sim::{
     EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
 };
 
-use crate::config::{FileProblem, read_toml, renamed_keys};
 use crate::flags;
+use crate::renamed_keys;
 use crate::serve::wait_for_signal;
+use crate::toml_file::{FileProblem, read_toml};
 
 mod codec;
 

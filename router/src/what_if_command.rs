@@ -14,7 +14,6 @@ use planner::Policy;
 use serde::Serialize;
 use vocabulary::WorkerId;
 
-use crate::config::{Config, ConfigError};
 use crate::ctl::{OutputFormat, WorkerArg, aligned, field_list, pretty, row};
 use crate::decisions::{DecisionRecords, DecisionRecordsError};
 use crate::simulate_command::{OutOfRange, ProgressMeter, parse_number};
@@ -58,13 +57,21 @@ fn factor(text: &str) -> Result<f64, OutOfRange> {
     parse_number(text, 0.01..=100.0, "accepted is a number from 0.01 to 100")
 }
 
+/// Reads a policy: of this file, else the given one, with these settings on top.
+pub(crate) type PolicyReader = fn(&Policy, Option<&Path>, &[String]) -> Result<Policy, PolicyError>;
+
+/// Why a policy was refused.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(crate) struct PolicyError(pub(crate) Box<dyn std::error::Error + Send + Sync>);
+
 /// Why nothing was compared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WhatIfError {
     #[error(transparent)]
     Records(#[from] DecisionRecordsError),
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Policy(#[from] PolicyError),
     #[error("--set {0}: only values of the policy change what is planned; accepted are paths that begin with planner.")]
     NotThePolicy(String),
     #[error("--exclude-worker {worker}: no decision of this log knew it; accepted: {known}")]
@@ -84,7 +91,7 @@ struct WhatIfReport<'a> {
     notes: Vec<String>,
 }
 
-pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
+pub(crate) fn run(args: &WhatIfArgs, read_policy: PolicyReader) -> Result<(), WhatIfError> {
     if let Some(other) = args.settings.iter().find(|setting| !setting.trim_start().starts_with("planner.")) {
         return Err(WhatIfError::NotThePolicy(other.clone()));
     }
@@ -97,7 +104,7 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
         let entries = entries?;
         // All of a file were decided by one policy, others perhaps by another.
         let Some(first) = entries.first() else { continue };
-        let change = args.change(&first.head.policy)?;
+        let change = args.change(&first.head.policy, read_policy)?;
         entries.into_iter().for_each(|entry| comparing.add(entry, &change));
     }
     progress.end();
@@ -123,9 +130,9 @@ impl WhatIfArgs {
     }
 
     /// Settings alone go over the recorded policy.
-    fn change(&self, recorded: &Policy) -> Result<Counterfactual, ConfigError> {
+    fn change(&self, recorded: &Policy, read_policy: PolicyReader) -> Result<Counterfactual, PolicyError> {
         let is_changed = self.config.is_some() || !self.settings.is_empty();
-        let other = || Config::policy(recorded, self.config.as_deref().map(Path::new), &self.settings);
+        let other = || read_policy(recorded, self.config.as_deref().map(Path::new), &self.settings);
         Ok(Counterfactual {
             policy: is_changed.then(other).transpose()?,
             removed_workers: self.exclude_worker.iter().map(|worker| worker.0).collect(),

@@ -115,7 +115,8 @@ mod tests {
     use super::*;
     use crate::app_state::AppState;
     use crate::auth::AuthConfig;
-    use crate::config::{Config, LedgerConfig, WorkerConfig};
+    use crate::config::{Config, LedgerConfig};
+    use crate::discovery::WorkerConfig;
     use crate::discovery::WorkerSource;
 
     async fn sent_authorization(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {

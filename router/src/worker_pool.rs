@@ -9,7 +9,7 @@ use planner::ParallelShape;
 use vocabulary::{DpRank, ModelId, Tokens, WorkerHealth, WorkerId, WorkerRole, WorkerView};
 use workers_shim::fleet::{Fleet, InFlightRequest};
 
-use crate::config::WorkerConfig;
+use crate::discovery::WorkerConfig;
 use crate::discovery::WorkerSource;
 use crate::error::{ApiError, truncated};
 

@@ -14,7 +14,9 @@ use vocabulary::ModelId;
 use ownership::ledger::{KvKind, KvKinds};
 
 use super::BUILT_IN;
-use crate::config::{FileProblem, ModelConfig, read_toml, renamed_keys};
+use crate::catalog::ModelConfig;
+use crate::renamed_keys;
+use crate::toml_file::{FileProblem, read_toml};
 
 /// Why a model's attention file or its `kv_cache_bits` cannot be used.
 #[derive(Debug, thiserror::Error)]

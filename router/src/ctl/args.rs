@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 
-use crate::config::WorkerUrl;
+use crate::discovery::WorkerUrl;
 use crate::routing::RoutingMode;
 
 /// A worker, by its id or its URL.

@@ -7,8 +7,8 @@
 use serde_json::{Map, Value, json};
 
 use super::record::FORMAT_VERSION;
-use crate::config::renamed_keys::{ATTENTION_FILE, RenamedKeys, SETTINGS, key, micros, value};
 use crate::receipt::rfc3339;
+use crate::renamed_keys::{ATTENTION_FILE, RenamedKeys, SETTINGS, key, micros, value};
 
 /// The version that this module reads.
 pub(super) const VERSION: u32 = 1;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::{WorkerDiscovery, WorkerSource};
-use crate::config::{DnsConfig, WorkerConfig};
+use crate::discovery::{DnsConfig, WorkerConfig};
 
 /// Consecutive answers without an address before its worker is removed.
 const MAX_MISSES: u32 = 3;

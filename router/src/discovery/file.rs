@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{WorkerDiscovery, WorkerSource};
-use crate::config::{WorkerConfig, describe_toml_error, renamed_keys, without_text, workers_problem};
+use crate::discovery::{WorkerConfig, workers_problem};
+use crate::renamed_keys;
+use crate::toml_errors::{describe_toml_error, without_text};
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
 /// Time between two checks of the file.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vocabulary::WorkerId;
 
-use crate::config::WorkerConfig;
+use crate::discovery::WorkerConfig;
 
 /// The registered workers, and until when.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use super::request_units::RequestDuration;
 use super::schemas::{RoleSchema, WorkerIdSchema};
 use super::sources::FleetSources;
 use super::writes::WriteResult;
-use crate::config::WorkerConfig;
 use crate::discovery::RegistrationOutcome;
+use crate::discovery::WorkerConfig;
 use crate::ledger_access::LedgerAccess;
 use crate::time_text::DurationText;
 

@@ -13,14 +13,14 @@ use planner::{
 use prometheus::HistogramVec;
 use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
 
+use super::ResumeConfig;
 use super::resume_blocker::resume_blocker;
-use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, truncated};
 use crate::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
 use crate::outliers::{OutlierTracker, Trials};
-use crate::prefix_replication::PrefixReplicator;
+use crate::prefix_replication::{PrefixReplicationConfig, PrefixReplicator};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep, step_facts};
-use crate::retries::{RetryBudget, TenantShare};
+use crate::retries::{RetryBudget, RetryConfig, TenantShare};
 use crate::routing::{LiveRouting, RoutingMode};
 use crate::telemetry::metrics::RequestMetrics;
 use crate::tenant_isolation::TenantIsolation;
@@ -40,16 +40,27 @@ pub struct RoutingPolicies {
     pub prefix_replication: Arc<PrefixReplicator>,
 }
 
+/// Sections of the configuration that the policies are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct RoutingPolicySettings<'a> {
+    /// Prices and switches of the planner.
+    pub planner: &'a Policy,
+    /// Budget for retries.
+    pub retries: RetryConfig,
+    /// When a prefix is replicated before a step asks for it.
+    pub prefix_replication: PrefixReplicationConfig,
+}
+
 impl RoutingPolicies {
     /// Builds the policies as configured. One tenant gets `share` of the retry budget.
-    pub fn new(config: &Config, share: TenantShare, outliers: OutlierTracker) -> Self {
-        let policy = &config.planner;
+    pub fn new(settings: RoutingPolicySettings<'_>, share: TenantShare, outliers: OutlierTracker) -> Self {
+        let policy = settings.planner;
         Self {
             planner: Arc::new(Policy { policy: SelectionRule::LowestCost, ..policy.clone() }),
             occupancy: OccupancyTracker::new(policy.admission),
-            retries: Arc::new(RetryBudget::new(config.retries, share)),
+            retries: Arc::new(RetryBudget::new(settings.retries, share)),
             outliers,
-            prefix_replication: Arc::new(PrefixReplicator::new(config.prefix_replication)),
+            prefix_replication: Arc::new(PrefixReplicator::new(settings.prefix_replication)),
         }
     }
 

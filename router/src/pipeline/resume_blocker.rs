@@ -9,8 +9,8 @@ use workers_shim::engine_api::{AnswerDeterminism, JsonFields, ReplayVerifier, Te
 use workers_shim::scrape::EngineKind;
 
 use crate::client_request::GenerationEndpoint;
-use crate::config::ResumeConfig;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest, ResponseDelivery, leg_options, shown_ids};
+use crate::pipeline::ResumeConfig;
 use crate::request_states::ResumeBlocker;
 
 /// Fields that constrain an answer to a format.

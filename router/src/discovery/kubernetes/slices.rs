@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use crate::config::{PortSelector, WorkerUrl};
+use crate::discovery::{PortSelector, WorkerUrl};
 
 /// Maximum number of slices per service; Kubernetes puts a hundred endpoints into each.
 const MAX_SLICES: usize = 256;
@@ -187,7 +187,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::WorkerConfig;
+    use crate::discovery::WorkerConfig;
 
     fn slice(name: &str, ports: serde_json::Value, endpoints: serde_json::Value) -> EndpointSlice {
         serde_json::from_value(json!({

@@ -2,7 +2,8 @@ use planner::AttentionSpec;
 use workers_shim::sim::EngineProfile;
 
 use super::*;
-use crate::config::{Config, FileProblem, read_toml};
+use crate::config::Config;
+use crate::toml_file::{FileProblem, read_toml};
 
 /// Paths that stand for an element of a list.
 const LISTS: [&str; 6] =

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use smart_default::SmartDefault;
-use vocabulary::{ByteCount, TimeSpan, WorkerRole};
+use vocabulary::{TimeSpan, WorkerRole};
 
-use super::workers::UNSENDABLE;
+use super::MAX_WORKERS;
+use super::worker_config::UNSENDABLE;
 use crate::auth::Secret;
-use crate::discovery::MAX_WORKERS;
 use crate::worker_client::bearer;
 
 /// Section `[discovery]`.
@@ -24,22 +24,6 @@ pub struct DiscoveryConfig {
     /// Most workers that are registered over the operators' API at a time; with 0 none can.
     #[default(256)]
     pub max_registrations: usize,
-}
-
-/// Section `[drain]`.
-#[derive(Clone, Copy, Debug, Deserialize, SmartDefault)]
-#[serde(deny_unknown_fields, default)]
-pub struct DrainConfig {
-    /// Most KV that is moved a second when sessions are moved away from a worker, on the average.
-    #[default(ByteCount::mebibytes(1024))]
-    pub bandwidth: ByteCount,
-}
-
-impl DrainConfig {
-    /// What is out of bounds, and what is accepted.
-    pub(super) fn problem(&self) -> Option<(&'static str, &'static str)> {
-        (!self.bandwidth.is_bandwidth()).then_some(("drain.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))
-    }
 }
 
 /// Section `[[discovery.dns]]`.
@@ -141,7 +125,7 @@ impl DiscoveryConfig {
     }
 
     /// What is out of bounds, and what is accepted.
-    pub(super) fn problem(&self) -> Option<(&'static str, &'static str)> {
+    pub(crate) fn problem(&self) -> Option<(&'static str, &'static str)> {
         let is_name = |name: &str| {
             let parts = name.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
             parts.is_some() && name.len() <= 255 && !name.contains(['/', '@', ' '])
