@@ -220,7 +220,8 @@ fn without_generation_tags(template: &str) -> String {
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        // A tag's `%` begins no end: `{%}` is open.
+        let Some(end) = tag[2..].find("%}").map(|end| end + 2) else {
             rest = tag;
             break;
         };

@@ -73,6 +73,13 @@ fn generation_tags_are_transparent() {
 }
 
 #[test]
+fn a_tag_that_never_ends_is_an_error() {
+    for template in ["{%}", "{%}x{%", "{% if x %}{%}{% endif %}", "{%-%"] {
+        assert!(render_with(template, "1").is_err(), "{template}");
+    }
+}
+
+#[test]
 fn date_is_supplied_by_the_caller() {
     check("{{ strftime_now('%d %B %Y') }}", "1", "01 January 1970");
     assert!(render_with("{{ strftime_now('%Q') }}", "1").is_err());
