@@ -9,7 +9,6 @@ use std::time::Duration;
 use vocabulary::{ModelId, WorkerView};
 use workers_shim::fleet::Fleet;
 
-use crate::app_state::AppState;
 use crate::catalog::Catalog;
 
 /// Time between two checks.
@@ -88,10 +87,10 @@ pub(crate) fn mismatches(workers: &Fleet, catalog: &Catalog) -> Vec<AdapterMisma
 }
 
 /// Logs each mismatch once.
-pub(crate) async fn watch_mismatches(gateway: Arc<AppState>) {
+pub(crate) async fn watch_mismatches(workers: Arc<Fleet>, catalog: Arc<Catalog>) {
     let mut before = Vec::new();
     loop {
-        let now = mismatches(gateway.fleet(), gateway.catalog());
+        let now = mismatches(&workers, &catalog);
         now.iter().filter(|odd| !before.contains(*odd)).for_each(|odd| tracing::warn!("{odd}"));
         before = now;
         tokio::time::sleep(CHECK_INTERVAL).await;

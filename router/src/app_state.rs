@@ -15,20 +15,23 @@ use crate::composition::{Subsystems, SubsystemsError};
 use crate::config::{Config, parts};
 use crate::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
 use crate::discovery::WorkerDiscovery;
-use crate::forward::ForwardEnds;
+use crate::forward::{ForwardEnds, Forwarder};
+use crate::front_door::{FrontDoor, FrontDoorParts};
 use crate::ledger_access::LedgerAccess;
 use crate::memory_budget::{MemoryBudget, MemoryLimits};
-use crate::model_list::ModelListCache;
 use crate::offload_pool::OffloadPool;
 use crate::outliers::OutlierTracker;
 use crate::peer_exchange::prompts;
 use crate::pipeline::plan::RoutingPolicies;
 use crate::pipeline::{Pipeline, PipelineParts};
 use crate::prefix_mover::PrefixMover;
+use crate::prefix_replication::ReplicationTask;
 use crate::receipt::ReceiptBuffer;
 use crate::retries::TenantShare;
 use crate::routing::LiveRouting;
+use crate::salt_proof::SaltProver;
 use crate::salts::Salts;
+use crate::server::BodyLimits;
 use crate::shared_cache::{SharedCache, SharedCacheError};
 use crate::telemetry::metrics::Metrics;
 use crate::tenant_isolation::TenantIsolation;
@@ -60,8 +63,6 @@ pub struct AppState {
     pub routing: Arc<LiveRouting>,
     /// The workers, for requests that are not planned.
     pub worker_pool: Arc<ListedWorkers>,
-    /// Cached list of the models that the workers serve.
-    pub model_list: ModelListCache,
     /// The shared cache and its users.
     pub caches: RouterCaches,
     /// Memory budget for requests in progress.
@@ -76,9 +77,9 @@ pub struct AppState {
     /// Moves prefixes between workers.
     pub prefix_mover: PrefixMover,
     /// Serves generation requests.
-    pub(crate) pipeline: Pipeline,
-    /// The sinks that take the end of each forwarded request.
-    pub(crate) forward_ends: Arc<ForwardEnds>,
+    pub pipeline: Arc<Pipeline>,
+    /// What serves the clients' listener.
+    pub(crate) front_door: Arc<FrontDoor>,
     /// Receipts and prediction calibration.
     pub decisions: Arc<DecisionHistory>,
 }
@@ -158,7 +159,7 @@ impl AppState {
         let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts, checker.clone());
         let routing = Arc::new(LiveRouting::new(config.initial_routing()));
         let ledger = LedgerAccess::new(rooms.directory.clone(), metrics.ledger.commit_seconds.clone());
-        let pipeline = Pipeline::new(PipelineParts {
+        let pipeline = Arc::new(Pipeline::new(PipelineParts {
             ledger: ledger.clone(),
             workers: workers.clone(),
             isolation: isolation.clone(),
@@ -174,13 +175,32 @@ impl AppState {
             mover: prefix_mover.clone(),
             offload_pool: aside.clone(),
             metrics: &metrics,
-        });
+        }));
         let forward_ends = Arc::new(ForwardEnds::new(
             ledger.clone(),
             routing.clone(),
             (decisions.clone(), remembered.shared_cache.clone()),
             metrics.requests.implausible_usage.clone(),
         ));
+        let forwarder = Forwarder {
+            workers: workers.clone(),
+            listed_workers: rooms.pool.clone(),
+            isolation: isolation.clone(),
+            outliers: policies.outliers.clone(),
+            offload_pool: aside.clone(),
+            responses: remembered.responses.clone(),
+            ends: forward_ends,
+            metrics: metrics.clone(),
+        };
+        let front_door = Arc::new(FrontDoor::new(FrontDoorParts {
+            pipeline: pipeline.clone(),
+            forwarder,
+            shared_cache: remembered.shared_cache.clone(),
+            quotas: remembered.quotas.clone(),
+            memory_budget: memory.clone(),
+            body_limits: BodyLimits::from(&config.proxy),
+            host_rules: parts::client_host_rules(&config),
+        }));
         prompts::serve_prompts(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             worker_pool: rooms.pool.clone(),
@@ -191,7 +211,7 @@ impl AppState {
             policies,
             prefix_mover,
             pipeline,
-            forward_ends,
+            front_door,
             decisions,
             metrics,
             routing,
@@ -199,7 +219,6 @@ impl AppState {
             memory_budget: memory,
             operator_memory,
             offload_pool: aside,
-            model_list: ModelListCache::default(),
             config,
         })
     }
@@ -230,13 +249,42 @@ impl AppState {
     }
 
     /// Returns the models.
-    pub fn catalog(&self) -> &Catalog {
+    pub fn catalog(&self) -> &Arc<Catalog> {
         &self.composition.catalog
     }
 
     /// Returns the worker discovery.
     pub(crate) fn discovery(&self) -> &Arc<WorkerDiscovery> {
         &self.composition.discovery
+    }
+
+    /// Returns the handles of prefix replication.
+    pub(crate) fn replication_task(&self) -> Arc<ReplicationTask> {
+        Arc::new(ReplicationTask {
+            replicator: self.policies.prefix_replication.clone(),
+            bandwidth: self.config.prefix_replication.bandwidth.0 as u64,
+            planner: self.policies.planner_policy().clone(),
+            occupancy: self.policies.occupancy().clone(),
+            outliers: self.policies.outliers.clone(),
+            routing: self.routing.clone(),
+            ledger: self.ledger.clone(),
+            fleet: self.fleet().clone(),
+            listed_workers: self.worker_pool.clone(),
+            catalog: self.composition.catalog.clone(),
+            index: self.composition.index.clone(),
+            transfer_checks: self.decisions.transfer_checks.clone(),
+            mover: self.prefix_mover.clone(),
+            metrics: self.metrics.plans.kv_movement.clone(),
+        })
+    }
+
+    /// Returns the handles of salt proofs.
+    pub(crate) fn salt_prover(&self) -> SaltProver {
+        SaltProver {
+            workers: self.workers.clone(),
+            isolation: self.isolation.clone(),
+            proofs: self.metrics.requests.salt_proofs.clone(),
+        }
     }
 
     /// Flushes the ledger and closes it.

@@ -18,39 +18,90 @@ use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 use vocabulary::TenantId;
 
-use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, Envelope, REQUEST_ID, id_value, new_request_id};
 use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient, truncated};
-use crate::forward::{ResponseCapture, WorkerSelector, forward, sanitized};
-use crate::host_check::HostCheck;
+use crate::forward::{Forwarder, ResponseCapture, WorkerSelector};
+use crate::host_check::{HostCheck, HostRules};
+use crate::memory_budget::MemoryBudget;
+use crate::model_list::ModelListCache;
 use crate::offload_pool::OffloadTask;
-use crate::pipeline::serve_generation;
-use crate::quotas::TenantQuotas;
+use crate::pipeline::{Pipeline, serve_generation};
+use crate::quotas::{Quotas, TenantQuotas};
 use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body};
-use crate::stored_responses::serve::{new_response, stored_response};
+use crate::shared_cache::SharedCache;
+use crate::stored_responses::serve::ResponsesApi;
 use crate::tenant_isolation::NotServing;
 use request_tracker::RequestTracker;
 use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
 
+/// What serves the clients' listener.
+#[derive(Debug)]
+pub struct FrontDoor {
+    responses: ResponsesApi,
+    forwarder: Forwarder,
+    model_list: ModelListCache,
+    quotas: Quotas,
+    memory_budget: Arc<MemoryBudget>,
+    body_limits: BodyLimits,
+    host_rules: HostRules,
+}
+
+/// The handles and settings of the front door.
+#[derive(Debug)]
+pub struct FrontDoorParts {
+    /// Serves generation requests.
+    pub pipeline: Arc<Pipeline>,
+    /// Forwards requests that are not planned.
+    pub forwarder: Forwarder,
+    /// The shared cache.
+    pub shared_cache: Arc<SharedCache>,
+    /// Quotas of tenants.
+    pub quotas: Quotas,
+    /// Memory budget for requests in progress.
+    pub memory_budget: Arc<MemoryBudget>,
+    /// Limits of bodies.
+    pub body_limits: BodyLimits,
+    /// Hosts and origins that are accepted.
+    pub host_rules: HostRules,
+}
+
+impl FrontDoor {
+    /// Returns a front door without a cached model list.
+    pub fn new(parts: FrontDoorParts) -> Self {
+        let FrontDoorParts { pipeline, forwarder, shared_cache, quotas, memory_budget, body_limits, host_rules } =
+            parts;
+        let responses = ResponsesApi { pipeline, forwarder: forwarder.clone(), shared_cache };
+        Self {
+            responses,
+            forwarder,
+            model_list: ModelListCache::default(),
+            quotas,
+            memory_budget,
+            body_limits,
+            host_rules,
+        }
+    }
+}
+
 /// Builds the router for the client listener.
-pub fn routes(gateway: &Arc<AppState>) -> Router {
+pub fn routes(door: &Arc<FrontDoor>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
-        let gateway = gateway.clone();
-        router = router.route(route.path, any(move |request: Request| serve(gateway.clone(), route, request)));
+        let door = door.clone();
+        router = router.route(route.path, any(move |request: Request| serve(door.clone(), route, request)));
     }
-    let gateway = gateway.clone();
-    router.fallback(move |request: Request| serve(gateway.clone(), &routes::UNKNOWN, request))
+    let door = door.clone();
+    router.fallback(move |request: Request| serve(door.clone(), &routes::UNKNOWN, request))
 }
 
 /// Serves one request from its arrival to the head of its answer; metrics follow the body until its end.
-async fn serve(gateway: Arc<AppState>, route: &'static Route, request: Request) -> Response {
+async fn serve(door: Arc<FrontDoor>, route: &'static Route, request: Request) -> Response {
     let arrived = Instant::now();
     let id = new_request_id();
     let named = request.headers().get(REQUEST_ID).cloned();
     let client = ErrorRecipient { format: ErrorFormat::of(request.uri().path()), request: id };
-    let mut counted = RequestTracker::begin(gateway.clone(), route.path, arrived);
-    let dispatched = dispatch(&gateway, route, request, (client, arrived, &mut counted));
+    let mut counted = RequestTracker::begin(door.forwarder.metrics.clone(), route.path, arrived);
+    let dispatched = dispatch(&door, route, request, (client, arrived, &mut counted));
     let served = AssertUnwindSafe(dispatched).catch_unwind().await;
     let result = served.unwrap_or_else(|_| {
         tracing::error!(request = %id, path = route.path, "a panic; please report it");
@@ -58,7 +109,7 @@ async fn serve(gateway: Arc<AppState>, route: &'static Route, request: Request) 
     });
     let mut response = result.unwrap_or_else(|error| error.response(client));
     if let Some(ErrorReason(cause)) = response.extensions().get() {
-        gateway.metrics.requests.errors.with_label_values(&[cause]).inc();
+        door.forwarder.metrics.requests.errors.with_label_values(&[cause]).inc();
         tracing::debug!(request = %id, path = route.path, status = response.status().as_u16(), reason = cause, "refused");
     }
     let headers = response.headers_mut();
@@ -72,33 +123,35 @@ async fn serve(gateway: Arc<AppState>, route: &'static Route, request: Request) 
 
 /// Checks method, key and path; the body is read only for requests that pass.
 async fn dispatch(
-    gateway: &Arc<AppState>,
+    door: &Arc<FrontDoor>,
     route: &'static Route,
     request: Request,
     (client, arrived, running): (ErrorRecipient, Instant, &mut RequestTracker),
 ) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let limits = BodyLimits::from(&gateway.config.proxy);
-    let admitted = HostCheck::of_clients(&gateway.config).check(&head).map_err(ApiError::from);
-    let admitted = admitted.and_then(|()| admit(gateway, route, &head));
+    let limits = door.body_limits;
+    let admitted = HostCheck::new(&door.host_rules).check(&head).map_err(ApiError::from);
+    let admitted = admitted.and_then(|()| admit(door, route, &head));
     let tenant = match admitted {
         Ok(AdmittedCaller::Tenant(tenant)) => tenant,
         Ok(AdmittedCaller::Options) => return Ok(options_response(route)),
         Err(error) => return Err(drain_rejected(&head.headers, body, limits, error)),
     };
-    let quotas = gateway.caches.quotas.of(&tenant).filter(|_| route.handler.is_metered());
+    let quotas = door.quotas.of(&tenant).filter(|_| route.handler.is_metered());
     let counted = match &quotas {
         None => None,
-        Some(quotas) => match admit_request((gateway, &tenant, quotas), &head.headers, running).await {
+        Some(quotas) => match admit_request((door, &tenant, quotas), &head.headers, running).await {
             Ok(counted) => Some((quotas, counted)),
             Err(error) => {
                 return Ok(with_quota_headers(quotas, Err(drain_rejected(&head.headers, body, limits, error)), client));
             }
         },
     };
-    let mut memory = gateway.memory_budget.reservation(&tenant);
+    let mut memory = door.memory_budget.reservation(&tenant);
     let body =
-        match read_body(&head.headers, body, (limits, &mut memory, (&gateway.offload_pool, client.request))).await {
+        match read_body(&head.headers, body, (limits, &mut memory, (&door.forwarder.offload_pool, client.request)))
+            .await
+        {
             Ok(body) => body,
             Err(error) => {
                 if let Some((quotas, counted)) = counted {
@@ -114,7 +167,7 @@ async fn dispatch(
             Err(error) => return Ok(with_quota_headers(quotas, Err(error), client)),
         },
     };
-    gateway.metrics.requests.body_bytes.observe(body.len() as f64);
+    door.forwarder.metrics.requests.body_bytes.observe(body.len() as f64);
     let mut headers = head.headers;
     headers.remove(http::header::CONTENT_ENCODING);
     let path = head.uri.path_and_query().map_or(head.uri.path(), |path| path.as_str()).to_owned();
@@ -133,7 +186,7 @@ async fn dispatch(
         memory,
         addition: None,
     };
-    let answer = handle(gateway, route, incoming).await;
+    let answer = handle(door, route, incoming).await;
     match quotas {
         None => answer,
         Some(quotas) => Ok(with_quota_headers(&quotas, answer, client)),
@@ -142,11 +195,11 @@ async fn dispatch(
 
 /// Counts one request against the quota, and acquires its slot among the tenant's concurrent requests.
 async fn admit_request(
-    (gateway, tenant, quotas): (&AppState, &TenantId, &TenantQuotas),
+    (door, tenant, quotas): (&FrontDoor, &TenantId, &TenantQuotas),
     headers: &http::HeaderMap,
     running: &mut RequestTracker,
 ) -> Result<crate::quotas::CountedRequest, ApiError> {
-    let refused = || &gateway.metrics.shared_cache.quota_refusals;
+    let refused = || &door.forwarder.metrics.shared_cache.quota_refusals;
     let place = quotas.acquire_slot();
     running.hold_slot(place.inspect_err(|_| refused().with_label_values(&[&tenant.0, "concurrent_requests"]).inc())?);
     quotas.take_request(headers).await
@@ -164,7 +217,7 @@ enum AdmittedCaller {
     Options,
 }
 
-fn admit(gateway: &AppState, route: &Route, head: &http::request::Parts) -> Result<AdmittedCaller, ApiError> {
+fn admit(door: &FrontDoor, route: &Route, head: &http::request::Parts) -> Result<AdmittedCaller, ApiError> {
     match route.handler {
         RouteHandler::Unknown => {
             let path = head.uri.path();
@@ -182,9 +235,9 @@ fn admit(gateway: &AppState, route: &Route, head: &http::request::Parts) -> Resu
         RouteHandler::Alive | RouteHandler::Ready => return Ok(AdmittedCaller::Tenant(TenantId::default())),
         _ => {}
     }
-    let tenant = gateway.isolation.keys().tenant(&head.headers)?;
+    let tenant = door.forwarder.isolation.keys().tenant(&head.headers)?;
     head.extensions.get().map(UnauthenticatedPermit::mark_authenticated);
-    gateway.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
+    door.forwarder.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
     Ok(AdmittedCaller::Tenant(tenant))
 }
 
@@ -198,27 +251,29 @@ fn options_response(route: &Route) -> Response {
     response
 }
 
-async fn handle(gateway: &Arc<AppState>, route: &Route, request: ClientRequest) -> Result<Response, ApiError> {
+async fn handle(door: &Arc<FrontDoor>, route: &Route, request: ClientRequest) -> Result<Response, ApiError> {
     match route.handler {
-        RouteHandler::Generation(endpoint) => serve_generation(&gateway.pipeline, endpoint, request).await,
+        RouteHandler::Generation(endpoint) => serve_generation(&door.responses.pipeline, endpoint, request).await,
         RouteHandler::ByModel => {
-            let (request, stripped) = sanitized(gateway, request).await?;
-            gateway.metrics.requests.count_stripped(stripped);
+            let (request, stripped) = door.forwarder.sanitized(request).await?;
+            door.forwarder.metrics.requests.count_stripped(stripped);
             let body = request.body.clone();
             let read = move || Envelope::read(&body).map(Envelope::into_owned);
-            let envelope = OffloadTask::of(&request).run(&gateway.offload_pool, read).await??;
-            forward(gateway, &request, WorkerSelector::Model(envelope.model.as_deref()), ResponseCapture::Nothing).await
+            let envelope = OffloadTask::of(&request).run(&door.forwarder.offload_pool, read).await??;
+            door.forwarder
+                .forward(&request, WorkerSelector::Model(envelope.model.as_deref()), ResponseCapture::Nothing)
+                .await
         }
-        RouteHandler::NewResponse => new_response(gateway, request).await,
-        RouteHandler::StoredResponse => stored_response(gateway, &request).await,
-        RouteHandler::Models => crate::model_list::list(gateway).await,
+        RouteHandler::NewResponse => door.responses.create(request).await,
+        RouteHandler::StoredResponse => door.responses.serve_stored(&request).await,
+        RouteHandler::Models => door.model_list.list(&door.forwarder).await,
         RouteHandler::OneModel => {
             let path = request.path.split('?').next().unwrap_or_default();
             let id = path.strip_prefix("/v1/models/").unwrap_or_default();
-            crate::model_list::get_model(gateway, &percent_decoded(id)).await
+            door.model_list.get_model(&door.forwarder, &percent_decoded(id)).await
         }
         RouteHandler::Alive => Ok("ok\n".into_response()),
-        RouteHandler::Ready => match gateway.isolation.serving(&gateway.workers) {
+        RouteHandler::Ready => match door.forwarder.isolation.serving(&door.forwarder.workers) {
             Ok(()) => Ok("ok\n".into_response()),
             Err(NotServing::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
             Err(NotServing::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),

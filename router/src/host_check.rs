@@ -12,7 +12,6 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use serde::Deserialize;
 
-use crate::config::Config;
 use crate::error::truncated;
 
 /// Section `[server]`.
@@ -182,15 +181,6 @@ impl<'a> HostCheck<'a> {
     /// Returns the checks by these rules.
     pub(crate) fn new(rules: &'a HostRules) -> Self {
         Self { config: &rules.config, callers: rules.callers, scheme: rules.scheme }
-    }
-
-    /// Returns the checks of the client listener.
-    pub(crate) fn of_clients(config: &'a Config) -> Self {
-        let callers = match &config.auth.keys_file {
-            Some(_) => CallerAuthentication::Authenticated,
-            None => CallerAuthentication::Anonymous { setting: "auth.keys_file" },
-        };
-        Self { config: &config.server, callers, scheme: config.client_scheme() }
     }
 
     /// Whether the request's `Host` and `Origin` are accepted.

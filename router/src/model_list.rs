@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::Mutex;
 
-use crate::app_state::AppState;
 use crate::error::{ApiError, truncated};
+use crate::forward::Forwarder;
 use crate::upstream::WorkerRequest;
 use crate::worker_pool::WorkerEntry;
 
@@ -48,7 +48,7 @@ type ModelEntries = Vec<(String, Box<RawValue>)>;
 
 /// Model list that callers share for a second: asking every worker is expensive.
 #[derive(Debug, Default)]
-pub struct ModelListCache {
+pub(crate) struct ModelListCache {
     last: Mutex<Option<(Instant, Option<Arc<List>>)>>,
 }
 
@@ -69,12 +69,12 @@ impl List {
 
 impl ModelListCache {
     /// Returns the list as of at most a second ago. Concurrent callers wait for the same refresh.
-    async fn get(&self, gateway: &AppState) -> Result<Arc<List>, ApiError> {
+    async fn get(&self, forwarder: &Forwarder) -> Result<Arc<List>, ApiError> {
         let mut last = self.last.lock().await;
         let entries = match &*last {
             Some((at, entries)) if at.elapsed() < CACHE_TTL => entries.clone(),
             _ => {
-                let entries = merge_lists(gateway).await.map(List::of).map(Arc::new);
+                let entries = merge_lists(forwarder).await.map(List::of).map(Arc::new);
                 *last = Some((Instant::now(), entries.clone()));
                 entries
             }
@@ -83,16 +83,20 @@ impl ModelListCache {
     }
 }
 
-pub(crate) async fn list(gateway: &AppState) -> Result<Response, ApiError> {
-    Ok(json(gateway.model_list.get(gateway).await?.text.clone()))
-}
+impl ModelListCache {
+    /// Answers with the whole list.
+    pub(crate) async fn list(&self, forwarder: &Forwarder) -> Result<Response, ApiError> {
+        Ok(json(self.get(forwarder).await?.text.clone()))
+    }
 
-pub(crate) async fn get_model(gateway: &AppState, wanted: &str) -> Result<Response, ApiError> {
-    let list = gateway.model_list.get(gateway).await?;
-    let found = list.entries.iter().find(|(id, _)| id == wanted);
-    found
-        .map(|(_, entry)| json(Bytes::copy_from_slice(entry.get().as_bytes())))
-        .ok_or_else(|| ApiError::UnknownModel { model: truncated(wanted) })
+    /// Answers with the model of this name.
+    pub(crate) async fn get_model(&self, forwarder: &Forwarder, wanted: &str) -> Result<Response, ApiError> {
+        let list = self.get(forwarder).await?;
+        let found = list.entries.iter().find(|(id, _)| id == wanted);
+        found
+            .map(|(_, entry)| json(Bytes::copy_from_slice(entry.get().as_bytes())))
+            .ok_or_else(|| ApiError::UnknownModel { model: truncated(wanted) })
+    }
 }
 
 fn json(text: Bytes) -> Response {
@@ -102,9 +106,9 @@ fn json(text: Bytes) -> Response {
 }
 
 /// Returns every model once, in the order of the workers and of their lists; `None` where no worker has answered.
-async fn merge_lists(gateway: &AppState) -> Option<ModelEntries> {
-    let answering = gateway.worker_pool.answering(gateway.fleet());
-    let lists = futures::future::join_all(answering.iter().map(|member| fetch_list(gateway, member))).await;
+async fn merge_lists(forwarder: &Forwarder) -> Option<ModelEntries> {
+    let answering = forwarder.listed_workers.answering(forwarder.workers.fleet());
+    let lists = futures::future::join_all(answering.iter().map(|member| fetch_list(forwarder, member))).await;
     lists.iter().any(Option::is_some).then(|| deduplicate(lists.into_iter().flatten()))
 }
 
@@ -120,15 +124,15 @@ fn deduplicate(lists: impl Iterator<Item = Vec<Box<RawValue>>>) -> ModelEntries 
     entries
 }
 
-async fn fetch_list(gateway: &AppState, member: &WorkerEntry) -> Option<Vec<Box<RawValue>>> {
+async fn fetch_list(forwarder: &Forwarder, member: &WorkerEntry) -> Option<Vec<Box<RawValue>>> {
     let request = WorkerRequest {
         method: Method::GET,
         path: "/v1/models".into(),
-        headers: gateway.workers.headers_for(member, &HeaderMap::new()),
+        headers: forwarder.workers.headers_for(member, &HeaderMap::new()),
         body: Bytes::new(),
     };
     let answer = async {
-        let answer = gateway.workers.send(member, request).await.ok()?;
+        let answer = forwarder.workers.send(member, request).await.ok()?;
         let body = Limited::new(answer.into_body(), MAX_LIST_BYTES).collect().await.ok()?.to_bytes();
         serde_json::from_slice::<WorkerModelList>(&body).ok()
     };

@@ -13,23 +13,30 @@ use std::time::{Duration, Instant};
 use ownership::ledger::LocateQuery;
 use parking_lot::Mutex;
 use planner::{
-    Action, DisabledFeatures, Footprint, OccupancyView, PlanningInputs, PrefixReplication, ReplicationLimits,
+    Action, DisabledFeatures, Footprint, OccupancyView, PlanningInputs, Policy, PrefixReplication, ReplicationLimits,
     ReplicationSkipReason, SessionView, plan_prefix_replication,
 };
 use vocabulary::{Blocks, Owner, SessionId, Tokens, WorkerId, WorkerView, transfer_time};
 use workers_shim::engine_api::TokenUsage;
+use workers_shim::events::SharedIndex;
+use workers_shim::fleet::Fleet;
 
 pub use config::PrefixReplicationConfig;
 pub use idle_sessions::PredictedStep;
 use idle_sessions::ReplicationProgress;
 
-use crate::app_state::AppState;
-use crate::prefix_mover::PrefixRelocation;
+use crate::catalog::Catalog;
+use crate::kv_reservation::OccupancyTracker;
+use crate::ledger_access::LedgerAccess;
+use crate::outliers::OutlierTracker;
+use crate::prefix_mover::{PrefixMover, PrefixRelocation};
 use crate::prompts::StoredPrompt;
 use crate::receipt::AttemptEvent;
 use crate::request_states::ClassifiedStep;
-use crate::routing::RoutingMode;
+use crate::routing::{LiveRouting, RoutingMode};
 use crate::telemetry::metrics::KvMovementMetrics;
+use crate::transfer_check::TransferChecks;
+use crate::worker_pool::ListedWorkers;
 
 /// Time between two checks of the sessions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -74,29 +81,48 @@ impl PrefixReplicator {
     }
 }
 
+/// The handles that choosing and running copies use.
+#[derive(Debug)]
+pub(crate) struct ReplicationTask {
+    pub(crate) replicator: Arc<PrefixReplicator>,
+    /// Most bytes of KV that are copied per second, on average.
+    pub(crate) bandwidth: u64,
+    pub(crate) planner: Arc<Policy>,
+    pub(crate) occupancy: OccupancyTracker,
+    pub(crate) outliers: OutlierTracker,
+    pub(crate) routing: Arc<LiveRouting>,
+    pub(crate) ledger: LedgerAccess,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) listed_workers: Arc<ListedWorkers>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) index: SharedIndex,
+    pub(crate) transfer_checks: Arc<TransferChecks>,
+    pub(crate) mover: PrefixMover,
+    pub(crate) metrics: KvMovementMetrics,
+}
+
 /// Runs worthwhile copies, as long as the router runs.
-pub(crate) async fn run(gateway: Arc<AppState>) {
-    let Some(gaps) = &gateway.policies.prefix_replication.0 else { return };
-    let bandwidth = gateway.config.prefix_replication.bandwidth.0 as u64;
+pub(crate) async fn run(task: Arc<ReplicationTask>) {
+    let Some(gaps) = &task.replicator.0 else { return };
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         // An operator may have changed the mode meanwhile.
-        if gateway.routing.get().mode != RoutingMode::Active {
+        if task.routing.get().mode != RoutingMode::Active {
             continue;
         }
         let due = gaps.lock().due(MAX_SESSIONS_PER_CHECK, Instant::now());
         let chosen = due.into_iter().filter_map(|(session, expected)| {
-            let chosen = choose_replication(&gateway, session, expected);
+            let chosen = choose_replication(&task, session, expected);
             chosen.inspect_err(|why| tracing::debug!(%session, reason = why.as_str(), "nothing is sent ahead")).ok()
         });
         let Some(chosen) = chosen.max_by_key(|chosen| chosen.replication.saves - chosen.replication.costs) else {
             continue;
         };
         let begun = Instant::now();
-        let tried = execute(&gateway, &chosen).await;
+        let tried = execute(&task, &chosen).await;
         gaps.lock().record_attempt(chosen.session, &chosen.predicted, tried);
         if tried != ReplicationProgress::Failed {
-            tokio::time::sleep(transfer_time(chosen.replication.bytes, bandwidth).saturating_sub(begun.elapsed()))
+            tokio::time::sleep(transfer_time(chosen.replication.bytes, task.bandwidth).saturating_sub(begun.elapsed()))
                 .await;
         }
     }
@@ -104,17 +130,17 @@ pub(crate) async fn run(gateway: Arc<AppState>) {
 
 /// Chooses the copy for a session's next step.
 fn choose_replication(
-    gateway: &AppState,
+    task: &ReplicationTask,
     id: SessionId,
     expected: Arc<PredictedStep>,
 ) -> Result<ReplicationJob, ReplicationSkipReason> {
     let PredictedStep { step, ask, prompt: kept } = &*expected;
-    let (view, workers) = (gateway.directory().view(), gateway.fleet().snapshot());
+    let (view, workers) = (task.ledger.directory().view(), task.fleet.snapshot());
     let record = view.session(id).ok_or(ReplicationSkipReason::NoOwner)?;
     if view.intents(id).next().is_some() {
         return Err(ReplicationSkipReason::NotInGap);
     }
-    let model = gateway.catalog().model(&kept.model);
+    let model = task.catalog.model(&kept.model);
     let query = LocateQuery {
         scope: model.scope(&kept.tenant),
         session: Some(id),
@@ -130,10 +156,10 @@ fn choose_replication(
         replicas: found.sealed.as_ref().map_or_else(Vec::new, |sealed| sealed.holders(owner)),
         ..SessionView::new(id)
     };
-    let overlaps = gateway.index().read().overlaps_of_chain(&kept.chain);
-    let (policies, routing, shapes) = (&gateway.policies, gateway.routing.get(), gateway.worker_pool.shapes());
-    let ejected = policies.outliers.lock().excluded(&workers, Instant::now());
-    let (barred, account) = (gateway.decisions.transfer_checks.barred_links(), policies.occupancy().lock());
+    let overlaps = task.index.read().overlaps_of_chain(&kept.chain);
+    let (routing, shapes) = (task.routing.get(), task.listed_workers.shapes());
+    let ejected = task.outliers.lock().excluded(&workers, Instant::now());
+    let (barred, account) = (task.transfer_checks.barred_links(), task.occupancy.lock());
     let inputs = PlanningInputs {
         step: *step,
         request: ask,
@@ -144,7 +170,7 @@ fn choose_replication(
         overlaps: &overlaps,
         occupancy: OccupancyView { model: account.occupancy(), now: account.now },
         excluded: &ejected,
-        policy: policies.planner_policy(),
+        policy: &task.planner,
         disabled: DisabledFeatures { actions: routing.disabled, links: &barred },
         round_robin_index: 0,
     };
@@ -161,7 +187,7 @@ fn choose_replication(
 }
 
 /// Copies the prefix, and returns the outcome.
-async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> ReplicationProgress {
+async fn execute(task: &ReplicationTask, chosen: &ReplicationJob) -> ReplicationProgress {
     let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint: stay } = chosen;
     let wanted = PrefixRelocation {
         blocks: moving.blocks,
@@ -170,8 +196,8 @@ async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> Replicatio
         target: *target,
         action: Action::ArtifactFetch,
     };
-    let remark = gateway.prefix_mover.relocate(&expected.prompt, wanted).await;
-    let metrics = &gateway.metrics.plans.kv_movement;
+    let remark = task.mover.relocate(&expected.prompt, wanted).await;
+    let metrics = &task.metrics;
     let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
     if let Some(remark) = remark.filter(|remark| *remark != AttemptEvent::SourceRecomputed) {
         tracing::info!(%session, %from, %to, event = remark.as_ref(), "nothing was sent ahead of a step");
@@ -181,6 +207,6 @@ async fn execute(gateway: &Arc<AppState>, chosen: &ReplicationJob) -> Replicatio
     tracing::debug!(%session, %from, %to, bytes = moving.bytes.0, saves_ms, "a prefix was sent ahead of a step");
     metrics.prefix_replications.with_label_values(&["sent"]).inc();
     metrics.replicated_bytes.inc_by(moving.bytes.0);
-    gateway.policies.occupancy().record_copy(*target, *session, *stay);
+    task.occupancy.record_copy(*target, *session, *stay);
     ReplicationProgress::Sent(moving.to)
 }

@@ -75,7 +75,7 @@ fn name(what: &str, unit: &str) -> HeaderName {
 }
 
 /// The quotas of all tenants that have any.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Quotas {
     tenants: BTreeMap<TenantId, Arc<TenantQuotas>>,
 }

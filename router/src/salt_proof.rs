@@ -4,7 +4,6 @@
 //! An engine that ignores `cache_salt` lets tenants find out what others have sent. A proof never contains client data.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -12,14 +11,15 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use http::StatusCode;
 use planner::{Leg, LegRole, WorkerRank};
+use prometheus::IntCounterVec;
 use serde_json::{Value, json};
 use vocabulary::{DpRank, Tokens, WorkerHealth, WorkerId, WorkerView};
 
-use crate::app_state::AppState;
 use crate::client_request::{GenerationEndpoint, new_request_id};
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
-use crate::tenant_isolation::SaltVerdict;
+use crate::tenant_isolation::{SaltVerdict, TenantIsolation};
+use crate::worker_client::WorkerClient;
 
 /// Time between two searches for workers without a verdict.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -31,8 +31,17 @@ const PROMPT_BLOCKS: u64 = 4;
 const MIN_PROMPT_TOKENS: u64 = 64;
 const MAX_PROMPT_TOKENS: u64 = 8192;
 
+/// The handles that proofs use.
+#[derive(Clone, Debug)]
+pub(crate) struct SaltProver {
+    pub(crate) workers: WorkerClient,
+    pub(crate) isolation: TenantIsolation,
+    /// Counts verdicts.
+    pub(crate) proofs: IntCounterVec,
+}
+
 /// Tests every new worker. Never returns.
-pub(crate) async fn follow(gateway: Arc<AppState>) {
+pub(crate) async fn follow(prover: SaltProver) {
     let mut failed: HashMap<WorkerId, u32> = HashMap::new();
     // Concurrent, so that a hanging worker does not delay the verdicts on others.
     let mut proofs: FuturesUnordered<BoxFuture<'static, (WorkerView, Option<SaltVerdict>)>> = FuturesUnordered::new();
@@ -43,18 +52,18 @@ pub(crate) async fn follow(gateway: Arc<AppState>) {
             Some((view, verdict)) = proofs.next() => {
                 under_way.remove(&view.id);
                 match verdict {
-                    Some(verdict) => record_verdict(&gateway, &view, verdict),
+                    Some(verdict) => record_verdict(&prover, &view, verdict),
                     None => drop(failed.insert(view.id, RETRY_AFTER_CHECKS)),
                 }
                 continue;
             }
             _ = tick.tick() => {}
         }
-        if !gateway.isolation.keys().has_several_tenants() {
+        if !prover.isolation.keys().has_several_tenants() {
             continue;
         }
-        let workers = gateway.fleet().snapshot();
-        gateway.isolation.salt_proofs().retain(&workers);
+        let workers = prover.workers.fleet().snapshot();
+        prover.isolation.salt_proofs().retain(&workers);
         failed.retain(|_, rounds| {
             *rounds -= 1;
             *rounds > 0
@@ -63,16 +72,16 @@ pub(crate) async fn follow(gateway: Arc<AppState>) {
             view.health == WorkerHealth::Ready
                 && view.role.decodes()
                 && view.link.as_ref().is_none_or(|link| link.carries.computes_prompts())
-                && !gateway.isolation.salt_proofs().has_verdict(view)
+                && !prover.isolation.salt_proofs().has_verdict(view)
                 && !failed.contains_key(&view.id)
                 && !under_way.contains(&view.id)
         };
         let due: Vec<WorkerView> = workers.iter().filter(is_due).cloned().collect();
         for view in due {
             under_way.insert(view.id);
-            let gateway = gateway.clone();
+            let prover = prover.clone();
             let proof = async move {
-                let verdict = prove(&gateway, &view).await;
+                let verdict = prove(&prover, &view).await;
                 (view, verdict)
             };
             proofs.push(proof.boxed());
@@ -80,9 +89,9 @@ pub(crate) async fn follow(gateway: Arc<AppState>) {
     }
 }
 
-fn record_verdict(gateway: &AppState, view: &WorkerView, verdict: SaltVerdict) {
-    gateway.metrics.requests.salt_proofs.with_label_values(&[verdict.as_ref()]).inc();
-    gateway.isolation.salt_proofs().record(view, verdict);
+fn record_verdict(prover: &SaltProver, view: &WorkerView, verdict: SaltVerdict) {
+    prover.proofs.with_label_values(&[verdict.as_ref()]).inc();
+    prover.isolation.salt_proofs().record(view, verdict);
     let worker = &view.endpoint;
     match verdict {
         SaltVerdict::Isolated => tracing::debug!(%worker, "prompts of different salts are kept apart"),
@@ -100,11 +109,11 @@ fn record_verdict(gateway: &AppState, view: &WorkerView, verdict: SaltVerdict) {
 }
 
 /// Returns the worst verdict over the endpoints that the worker serves; `None` where it failed, or lists no model.
-async fn prove(gateway: &Arc<AppState>, view: &WorkerView) -> Option<SaltVerdict> {
+async fn prove(prover: &SaltProver, view: &WorkerView) -> Option<SaltVerdict> {
     let mut verdicts = Vec::new();
     for endpoint in [GenerationEndpoint::Completions, GenerationEndpoint::ChatCompletions, GenerationEndpoint::Messages]
     {
-        verdicts.extend(prove_at(gateway, view, endpoint).await?);
+        verdicts.extend(prove_at(prover, view, endpoint).await?);
     }
     [SaltVerdict::NotIsolated, SaltVerdict::Unknown, SaltVerdict::Isolated]
         .into_iter()
@@ -122,7 +131,7 @@ enum ProbeAnswer {
 
 /// One prompt that no cache has seen.
 struct Proof<'a> {
-    gateway: &'a Arc<AppState>,
+    prover: &'a SaltProver,
     view: &'a WorkerView,
     model: String,
     ids: Vec<u64>,
@@ -146,7 +155,7 @@ impl Proof<'_> {
 
     /// Sends the prompt to an endpoint; `None` where the worker failed.
     async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<ProbeAnswer> {
-        let legs = Legs::without_client(&self.gateway.workers);
+        let legs = Legs::without_client(&self.prover.workers);
         let computed_tokens = Tokens(self.ids.len() as u64);
         let at = WorkerRank { worker: self.view.id, rank: DpRank(0) };
         let leg = Leg { computed_tokens, ..Leg::new(LegRole::Serve, at) };
@@ -165,17 +174,13 @@ impl Proof<'_> {
 }
 
 /// Tests one endpoint. `None` where the worker failed; no verdict where it does not serve this endpoint.
-async fn prove_at(
-    gateway: &Arc<AppState>,
-    view: &WorkerView,
-    endpoint: GenerationEndpoint,
-) -> Option<Option<SaltVerdict>> {
+async fn prove_at(prover: &SaltProver, view: &WorkerView, endpoint: GenerationEndpoint) -> Option<Option<SaltVerdict>> {
     let model = view.models.first()?.to_string();
     let tokens = (PROMPT_BLOCKS * view.capacity.block.0).clamp(MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS);
     let seed = new_request_id().0;
     // Ids that every vocabulary has, in an order that no cache has seen.
     let ids = (0..tokens).map(|at| 100 + (seed.rotate_left(at as u32 * 7) as u64 ^ at) % 150).collect();
-    let proof = Proof { gateway, view, model, ids };
+    let proof = Proof { prover, view, model, ids };
     let [one, other] = ["one", "other"].map(|name| format!("proof-{name}-{}", new_request_id()));
     if proof.ask(endpoint, Some(&one)).await? == ProbeAnswer::Nothing {
         return Some(None);

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 
 use crate::app_state::{AppState, AppStateError, operator_settings};
@@ -19,7 +17,7 @@ use crate::server::{
     BoundSocket, ClosedConnections, ConnectionCounts, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,
     TlsError, UnauthenticatedLimits, descriptors,
 };
-use crate::{adapters, file_modes, operator, prefix_replication, proxy, salt_proof};
+use crate::{adapters, file_modes, front_door, operator, prefix_replication, salt_proof};
 
 /// Number of workers for which file descriptors are reserved where discovery finds them.
 const FOUND_WORKERS: usize = 64;
@@ -116,7 +114,7 @@ impl RunningServer {
             closed: ClosedConnections::of(&process.unauthenticated_closed, listener),
         };
         let open = counts(process.connections.clone(), "clients");
-        let routes = proxy::routes(&gateway);
+        let routes = front_door::routes(&gateway.front_door);
         let tasks = gateway.directory().supervision();
         let proxy = HttpServer::start_kept(proxy, routes, limits, open, (tasks, "proxy_listener"))
             .map_err(|source| StartError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
@@ -147,16 +145,19 @@ impl RunningServer {
             let desk = desk.clone();
             background.push(tasks.supervise("operator_tokens", move || desk.follow_tokens()));
         }
-        let on = |task, run: fn(Arc<AppState>) -> BoxFuture<'static, ()>| {
-            let gateway = gateway.clone();
-            tasks.supervise(task, move || run(gateway.clone()))
-        };
-        background.push(on("sessions", |gateway| commit_retry::run(gateway.ledger.clone()).boxed()));
-        background.push(on("adapters", |gateway| adapters::watch_mismatches(gateway).boxed()));
-        background.push(on("tokenizer_drift", |gateway| tokenizer_drift::follow(gateway).boxed()));
-        background.push(on("prefix_replication", |gateway| prefix_replication::run(gateway).boxed()));
+        let (ledger, fleet, catalog) = (gateway.ledger.clone(), gateway.fleet().clone(), gateway.catalog().clone());
+        background.push(tasks.supervise("sessions", move || commit_retry::run(ledger.clone())));
+        let workers = fleet.clone();
+        background
+            .push(tasks.supervise("adapters", move || adapters::watch_mismatches(workers.clone(), catalog.clone())));
+        let drift = gateway.caches.prefix_cache.tokenizer_drift.clone();
+        background
+            .push(tasks.supervise("tokenizer_drift", move || tokenizer_drift::follow(drift.clone(), fleet.clone())));
+        let replication = gateway.replication_task();
+        background.push(tasks.supervise("prefix_replication", move || prefix_replication::run(replication.clone())));
         if gateway.isolation.keys().required() && gateway.config.auth.verify_cache_salt {
-            background.push(on("cache_salt_checks", |gateway| salt_proof::follow(gateway).boxed()));
+            let prover = gateway.salt_prover();
+            background.push(tasks.supervise("cache_salt_checks", move || salt_proof::follow(prover.clone())));
         }
         for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
             if let Some(tls) = tls.map(Arc::new) {

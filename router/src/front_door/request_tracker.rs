@@ -8,11 +8,11 @@ use axum::response::Response;
 use http_body_util::BodyExt as _;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::app_state::AppState;
+use crate::telemetry::metrics::Metrics;
 
 /// Tracks one request. Dropping it ends the request.
 pub(super) struct RequestTracker {
-    gateway: Arc<AppState>,
+    metrics: Arc<Metrics>,
     path: &'static str,
     arrived: Instant,
     /// `None` until an answer began; a client that leaves before is counted as 499, as nginx does.
@@ -24,9 +24,9 @@ pub(super) struct RequestTracker {
 const CLIENT_LEFT: u16 = 499;
 
 impl RequestTracker {
-    pub(super) fn begin(gateway: Arc<AppState>, path: &'static str, arrived: Instant) -> Self {
-        gateway.metrics.requests.in_flight.inc();
-        Self { gateway, path, arrived, status: None, slot: None }
+    pub(super) fn begin(metrics: Arc<Metrics>, path: &'static str, arrived: Instant) -> Self {
+        metrics.requests.in_flight.inc();
+        Self { metrics, path, arrived, status: None, slot: None }
     }
 
     /// Keeps this slot until the request ends.
@@ -49,7 +49,7 @@ impl RequestTracker {
 
 impl Drop for RequestTracker {
     fn drop(&mut self) {
-        let requests = &self.gateway.metrics.requests;
+        let requests = &self.metrics.requests;
         requests.in_flight.dec();
         requests.duration.with_label_values(&[self.path]).observe(self.arrived.elapsed().as_secs_f64());
         let code = self.status.unwrap_or(CLIENT_LEFT).to_string();

@@ -15,7 +15,8 @@ use strum::{AsRefStr, IntoStaticStr};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{ModelId, WorkerId};
 
-use crate::app_state::AppState;
+use workers_shim::fleet::Fleet;
+
 use crate::receipt::{CacheHitCheck, PromptTokenCount};
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 
@@ -297,10 +298,10 @@ impl TokenizerDrift {
 }
 
 /// Forgets workers that are no longer listed. Never returns.
-pub(crate) async fn follow(gateway: Arc<AppState>) {
+pub(crate) async fn follow(drift: Arc<TokenizerDrift>, fleet: Arc<Fleet>) {
     loop {
         tokio::time::sleep(PRUNE_INTERVAL).await;
-        gateway.caches.prefix_cache.tokenizer_drift.retain_workers(|worker| gateway.fleet().is_listed(worker));
+        drift.retain_workers(|worker| fleet.is_listed(worker));
     }
 }
 

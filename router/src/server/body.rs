@@ -27,9 +27,10 @@ const INFLATE_CHUNK_BYTES: usize = 64 << 10;
 
 /// Limits for a body.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BodyLimits {
+pub struct BodyLimits {
     /// Maximum size after decompression, in bytes.
     pub(crate) bytes: usize,
+    /// Longest time between two chunks.
     pub(crate) pause: Duration,
     /// Timeout for the whole body.
     pub(crate) total: Duration,

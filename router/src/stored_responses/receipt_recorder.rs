@@ -8,12 +8,12 @@ use http::StatusCode;
 use vocabulary::{SessionId, Tokens};
 use workers_shim::engine_api::{EngineResponse, SseScanner, TokenUsage};
 
+use super::StoredResponses;
 use super::listener::BodyFormat;
-use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::forward::ForwardedStep;
 use crate::identified_request::ParsedRequest;
-use crate::offload_pool::OffloadTask;
+use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::request_parser::parse;
 
 /// Reads the answer to one step.
@@ -77,7 +77,7 @@ impl ReceiptRecorder {
     /// model, or where its worker does not know that response: then this is no step. A long request is parsed on the
     /// offload pool.
     pub(crate) async fn of(
-        gateway: &AppState,
+        (offload_pool, responses): (&OffloadPool, &StoredResponses),
         request: &ClientRequest,
         (status, form): (StatusCode, BodyFormat),
     ) -> Option<Self> {
@@ -86,13 +86,13 @@ impl ReceiptRecorder {
         }
         let (load, request) = (OffloadTask::of(request), request.clone());
         let read = move || parse(request, GenerationEndpoint::Responses, None);
-        let request = load.run(&gateway.offload_pool, read).await.ok()?.ok()?;
+        let request = load.run(offload_pool, read).await.ok()?.ok()?;
         // Only the worker knows which conversation this continues: without a name it is a session of its own.
         let previous = request.body.json_fields().read::<String>("previous_response_id").unwrap_or_default();
         let name = request.session_key.as_ref().map_or(previous.as_str(), |key| &key.name);
         let session = SessionId::of_key(&request.incoming.tenant, &request.model, name);
         let reading = match form {
-            BodyFormat::Whole => UsageReader::Whole(Vec::new(), gateway.caches.responses.max_answer_bytes()),
+            BodyFormat::Whole => UsageReader::Whole(Vec::new(), responses.max_answer_bytes()),
             BodyFormat::Events => UsageReader::Events(Box::new(SseScanner::new())),
         };
         Some(Self { request, session, usage_reader: reading, first_byte: None })
