@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use smart_default::SmartDefault;
@@ -253,6 +253,13 @@ pub(crate) fn parse_digest(hex: &str) -> Option<KeyDigest> {
         *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
     }
     Some(digest)
+}
+
+/// Returns `Bearer KEY`, marked as sensitive so that it is not printed; `None` for a key that is not valid in a header.
+pub(crate) fn bearer(key: Option<&Secret>) -> Option<HeaderValue> {
+    let mut value = HeaderValue::try_from(format!("Bearer {}", key?.expose())).ok()?;
+    value.set_sensitive(true);
+    Some(value)
 }
 
 #[cfg(test)]

@@ -1,13 +1,10 @@
 //! A client's request after its body has arrived: the starting point for all parts of the router.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher as _;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, Method};
 use prefix::ChatEndpoint;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -16,9 +13,8 @@ use vocabulary::{RequestId, TenantId};
 use crate::error::{ApiError, ErrorFormat, ErrorRecipient};
 use crate::memory_budget::MemoryReservation;
 use crate::quotas::TokenReservation;
+use crate::request_id::{REQUEST_ID, id_value};
 use crate::stored_responses::transcript::Addition;
-
-pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// A generation endpoint of the API.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -110,19 +106,6 @@ impl ClientRequest {
         headers.insert(REQUEST_ID, id_value(self.id));
         headers
     }
-}
-
-/// Returns an id as a header value.
-pub(crate) fn id_value(id: RequestId) -> HeaderValue {
-    HeaderValue::try_from(id.to_string()).expect("ids are plain text")
-}
-
-/// Returns a new request id: unique across processes and restarts, and not guessable.
-pub fn new_request_id() -> RequestId {
-    static BOOT: LazyLock<(RandomState, RandomState)> = LazyLock::new(Default::default);
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    RequestId((u128::from(BOOT.0.hash_one(n)) << 64) | u128::from(BOOT.1.hash_one(n)))
 }
 
 /// The few fields of a body that decide where it goes. Everything else is left to the engine.
@@ -227,11 +210,5 @@ mod tests {
             assert!(matches!(error(body), ApiError::BadField { param, .. } if param == "model"));
         }
         assert!(matches!(error(br#"{"stream":"yes"}"#), ApiError::BadField { param, .. } if param == "stream"));
-    }
-
-    #[test]
-    fn request_ids_are_unique() {
-        let ids: std::collections::HashSet<_> = (0..1000).map(|_| new_request_id()).collect();
-        assert_eq!(ids.len(), 1000);
     }
 }

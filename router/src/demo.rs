@@ -33,7 +33,7 @@ use report::{PolicyFigures, PolicyReport, RunMeasurements};
 use session::{FinishedStep, ReplayPlan, RunProgress};
 use think_time::ThinkTimeModel;
 
-use crate::serve::wait_for_signal;
+use crate::shutdown_signal::wait_for_signal;
 use crate::simulate_command::{OutOfRange, parse_number};
 
 /// Maximum number of step errors shown at the end of a run.

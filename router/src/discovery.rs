@@ -31,12 +31,10 @@ pub(crate) use file::WorkerFile;
 pub use file::WorkerFileError;
 use registrations::RegistrationTable;
 pub(crate) use registrations::{Registration, RegistrationOutcome, RegistrationsFull};
-pub use settings::{DiscoveryConfig, DnsConfig, KubernetesConfig, PortSelector};
+pub use settings::{DiscoveryConfig, DnsConfig, KubernetesConfig, MAX_WORKERS, PortSelector};
 pub(crate) use worker_config::problem as workers_problem;
 pub use worker_config::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
-/// Maximum number of workers per router; further ones are left out and counted.
-pub const MAX_WORKERS: usize = 1024;
 /// Minimum time between two changes of the fleet, however often sources change.
 const MIN_UPDATE_INTERVAL: Duration = Duration::from_millis(200);
 

@@ -253,7 +253,7 @@ impl ResponseObserver for ForwardObserver {
             () => RequestOutcome::ClientDisconnected,
         };
         let (step, first_byte) = recorded.map(|recorded| (recorded.step, recorded.first_byte)).unzip();
-        self.ends.take(ForwardEnd {
+        self.ends.record(ForwardEnd {
             step,
             worker: self.dispatch.member.id,
             status: self.status,

@@ -18,7 +18,7 @@ use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 use vocabulary::TenantId;
 
-use crate::client_request::{ClientRequest, Envelope, REQUEST_ID, id_value, new_request_id};
+use crate::client_request::{ClientRequest, Envelope};
 use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient, truncated};
 use crate::forward::{Forwarder, ResponseCapture, WorkerSelector};
 use crate::host_check::{HostCheck, HostRules};
@@ -27,6 +27,7 @@ use crate::model_list::ModelListCache;
 use crate::offload_pool::OffloadTask;
 use crate::pipeline::{Pipeline, serve_generation};
 use crate::quotas::{Quotas, TenantQuotas};
+use crate::request_id::{REQUEST_ID, id_value, new_request_id};
 use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body};
 use crate::shared_cache::SharedCache;
 use crate::stored_responses::serve::ResponsesApi;

@@ -14,13 +14,14 @@ use workers_shim::engine_api::{Api, EngineResponse, KvTransfer, LegOptions, Requ
 use workers_shim::fleet::InFlightRequest;
 use workers_shim::scrape::EngineKind;
 
-use crate::client_request::{GenerationEndpoint, REQUEST_ID};
+use crate::client_request::GenerationEndpoint;
 use crate::identified_request::{ParsedRequest, leg_options};
 use crate::leg_outcome::{LegError, LegResponse};
 use crate::liveness_watch::LivenessWatch;
 use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::OffloadTask;
 use crate::passthrough::is_event_stream;
+use crate::request_id::REQUEST_ID;
 use crate::request_states::ClassifiedStep;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects, response_headers};
 use crate::worker_client::WorkerClient;
@@ -92,8 +93,8 @@ impl Legs {
     pub fn without_client(client: &WorkerClient) -> Self {
         let mut client_headers = HeaderMap::new();
         client_headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let request = crate::client_request::new_request_id();
-        client_headers.insert(REQUEST_ID, crate::client_request::id_value(request));
+        let request = crate::request_id::new_request_id();
+        client_headers.insert(REQUEST_ID, crate::request_id::id_value(request));
         Self {
             client: client.clone(),
             path: String::new(),
@@ -130,7 +131,7 @@ impl Legs {
     /// Returns how KV moves from the source leg's rank to the target leg's worker; `None` where their connectors do not
     /// match.
     pub fn transfer(&self, source: &Leg, target: &Leg) -> Option<KvTransfer> {
-        let room = crate::client_request::new_request_id().0 as u64;
+        let room = crate::request_id::new_request_id().0 as u64;
         self.client.fleet().transfer((source.worker, source.rank), target.worker, room)
     }
 

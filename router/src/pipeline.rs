@@ -25,6 +25,7 @@ pub mod resume_blocker;
 mod resume_config;
 pub mod reverse_pull;
 pub mod session_resolution;
+mod stage_span;
 pub mod stream;
 pub mod streaming;
 pub mod summary;
@@ -35,7 +36,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use planner::{Policy, SelectionRule};
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 use vocabulary::{RequestId, WorkerId};
 use workers_shim::events::SharedIndex;
 
@@ -55,19 +56,20 @@ use crate::tenant_isolation::TenantIsolation;
 use crate::transfer_checker::TransferChecker;
 use crate::worker_client::WorkerClient;
 use blame::OutlierReporter;
-use end_guard::EndGuard;
+use end_guard::{EndGuard, RecordEnd};
 use execute::ExecuteStage;
 use identify::IdentifyStage;
 use locate::LocateStage;
 use parse::ParseStage;
 use plan::{ClassifyStage, PlanStage, RoutingPolicies};
-use planning::{FailedStep, PlanVerdict, Planning};
+use planning::{PlanVerdict, Planning};
 use request_end::{
     CalibrationSink, CommitSink, GuardrailSink, MetricsSink, OccupancySink, QuotaSink, ReceiptSink, RequestEnd,
     UsageFilter, VerificationSink,
 };
 pub use resume_config::ResumeConfig;
 use reverse_pull::ReversePullStore;
+use stage_span::stage_span;
 use stream::StreamStage;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
@@ -86,7 +88,7 @@ pub async fn serve_generation(
     loop {
         let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(&pipeline.plan, step, excluded);
         let verdict =
-            stages.run_now("plan", || planning.take().plan(&pipeline.plan, plan).map_err(|it| ends.fail(it)))?;
+            stages.run_now("plan", || planning.take().plan(&pipeline.plan, plan).map_err(|it| it.record(ends)))?;
         let dispatched = match verdict {
             PlanVerdict::Start(dispatched) => EndGuard::new(*dispatched, ends),
             PlanVerdict::Wait(held) => {
@@ -112,7 +114,7 @@ pub async fn serve_generation(
             }
             Err(failed) => {
                 let failed = dispatched.take().failed(reporter, failed);
-                planning = EndGuard::new(failed.map_err(|failed| ends.fail(failed))?, ends);
+                planning = EndGuard::new(failed.map_err(|failed| failed.record(ends))?, ends);
             }
         }
     }
@@ -128,7 +130,7 @@ pub struct Pipeline {
     pub(crate) plan: Arc<PlanStage>,
     execute: Arc<ExecuteStage>,
     stream: Arc<StreamStage>,
-    ends: Arc<RequestEnds>,
+    ends: Arc<dyn RecordEnd>,
     plans: PlanMetrics,
 }
 
@@ -170,7 +172,7 @@ impl Pipeline {
     /// Connects the stages.
     pub fn new(parts: PipelineParts<'_>) -> Self {
         let PipelineParts { ledger, workers, isolation, policies, caches, decisions, routing, metrics, .. } = &parts;
-        let ends = Arc::new(RequestEnds::new(&parts));
+        let ends: Arc<dyn RecordEnd> = Arc::new(RequestEnds::new(&parts));
         let locate = Arc::new(LocateStage {
             ledger: ledger.clone(),
             fleet: workers.fleet().clone(),
@@ -287,28 +289,21 @@ impl RequestEnds {
             receipt: ReceiptSink { decisions: decisions.clone(), shared_cache: caches.shared_cache.clone() },
         }
     }
+}
 
-    /// Takes the end of a request, once for each, however it ended. It runs on the caller's thread, so that a session's
-    /// next step finds the commit handed in.
-    pub fn take(&self, end: RequestEnd) {
+impl RecordEnd for RequestEnds {
+    /// Runs on the caller's thread, so that a session's next step finds the commit handed in.
+    fn record(&self, end: RequestEnd) {
         let _entered = stage_span(end.step.located.identified.request.incoming.id, "commit").entered();
         let mut end = self.usage.believed(end);
-        self.commit.take(&end);
-        self.occupancy.take(&mut end);
-        self.quota.take(&end);
-        let seen = self.calibration.take(&mut end);
-        self.guardrail.take(&end, &seen);
-        self.verification.take(&mut end, &seen);
-        self.metrics.take(&end, &seen);
-        self.receipt.take(end, seen);
-    }
-
-    /// Takes the end of a step that gets no answer, where it has one. Returns the error for the client.
-    fn fail(&self, failed: FailedStep) -> ApiError {
-        if let Some(end) = failed.end {
-            self.take(*end);
-        }
-        failed.error
+        self.commit.record(&end);
+        self.occupancy.record(&mut end);
+        self.quota.record(&end);
+        let seen = self.calibration.record(&mut end);
+        self.guardrail.record(&end, &seen);
+        self.verification.record(&mut end, &seen);
+        self.metrics.record(&end, &seen);
+        self.receipt.record(end, seen);
     }
 }
 
@@ -348,11 +343,6 @@ impl<'a> StageTimer<'a> {
     fn skip_elapsed(&mut self) {
         self.since = Instant::now();
     }
-}
-
-/// Returns the span of one stage of a request.
-fn stage_span(request: RequestId, stage: &'static str) -> Span {
-    tracing::info_span!("stage", %request, stage)
 }
 
 #[cfg(test)]

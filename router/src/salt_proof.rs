@@ -15,9 +15,10 @@ use prometheus::IntCounterVec;
 use serde_json::{Value, json};
 use vocabulary::{DpRank, Tokens, WorkerHealth, WorkerId, WorkerView};
 
-use crate::client_request::{GenerationEndpoint, new_request_id};
+use crate::client_request::GenerationEndpoint;
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
+use crate::request_id::new_request_id;
 use crate::tenant_isolation::{SaltVerdict, TenantIsolation};
 use crate::worker_client::WorkerClient;
 

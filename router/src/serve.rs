@@ -17,6 +17,7 @@ use crate::server::{
     BoundSocket, ClosedConnections, ConnectionCounts, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,
     TlsError, UnauthenticatedLimits, descriptors,
 };
+use crate::shutdown_signal::wait_for_signal;
 use crate::{adapters, file_modes, front_door, operator, prefix_replication, salt_proof};
 
 /// Number of workers for which file descriptors are reserved where discovery finds them.
@@ -258,23 +259,6 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     tracing::info!("ending: running requests may finish");
     serving.stop().await;
     ended.map_err(StartError::Ledger)
-}
-
-/// Returns at SIGTERM or ctrl-c.
-pub async fn wait_for_signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = match signal(SignalKind::terminate()) {
-        Ok(terminate) => terminate,
-        Err(error) => {
-            tracing::warn!(%error, "SIGTERM cannot be waited for");
-            let _ = tokio::signal::ctrl_c().await;
-            return;
-        }
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
 }
 
 #[cfg(test)]

@@ -39,8 +39,8 @@ use unauthenticated::UnauthenticatedConnections;
 pub use unauthenticated::UnauthenticatedLimits;
 pub(crate) use unauthenticated::{ClosedConnections, UnauthenticatedPermit};
 
-use crate::client_request::new_request_id;
 use crate::error::{ApiError, ErrorFormat, ErrorRecipient};
+use crate::request_id::new_request_id;
 
 /// Length of the kernel's accept queue.
 const ACCEPT_BACKLOG: u32 = 1024;

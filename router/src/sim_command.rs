@@ -17,7 +17,7 @@ use workers_shim::sim::{
 
 use crate::flags;
 use crate::renamed_keys;
-use crate::serve::wait_for_signal;
+use crate::shutdown_signal::wait_for_signal;
 use crate::toml_file::{FileProblem, read_toml};
 
 mod codec;

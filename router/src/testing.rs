@@ -24,8 +24,8 @@ use tokio::sync::Semaphore;
 use vocabulary::TenantId;
 
 use crate::app_state::AppState;
-use crate::client_request::new_request_id;
 use crate::config::{Config, Overrides};
+use crate::request_id::new_request_id;
 use crate::serve::RunningServer;
 use crate::server::{BoundSocket, HttpServer, ServerLimits};
 

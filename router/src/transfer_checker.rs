@@ -11,11 +11,11 @@ use prometheus::IntCounterVec;
 use serde_json::json;
 use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
-use crate::client_request::new_request_id;
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
 use crate::prompts::{PromptStore, StoredPrompt};
 use crate::receipt::unix_ms;
+use crate::request_id::new_request_id;
 use crate::transfer_check::{
     BarredLinkRecord, CheckDecision, GreedySample, TransferCheckConfig, TransferCheckOutcome, TransferChecks,
 };

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::response::Response;
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, HeaderValue};
 use vocabulary::WorkerId;
 use workers_shim::engine_api::EventBudget;
 use workers_shim::fleet::Fleet;
 
-use crate::auth::Secret;
+use crate::auth::bearer;
 use crate::host_check::remove_credentials;
 use crate::offload_pool::OffloadPool;
 use crate::upstream::{Upstream, UpstreamError, WorkerBody, WorkerRequest, request_headers};
@@ -103,21 +103,15 @@ impl WorkerClient {
     }
 }
 
-/// Returns `Bearer KEY`, marked as sensitive so that it is not printed; `None` for a key that is not valid in a header.
-pub(crate) fn bearer(key: Option<&Secret>) -> Option<HeaderValue> {
-    let mut value = HeaderValue::try_from(format!("Bearer {}", key?.expose())).ok()?;
-    value.set_sensitive(true);
-    Some(value)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::app_state::AppState;
-    use crate::auth::AuthConfig;
+    use crate::auth::{AuthConfig, Secret};
     use crate::config::{Config, LedgerConfig};
     use crate::discovery::WorkerConfig;
     use crate::discovery::WorkerSource;
+    use http::HeaderValue;
 
     async fn sent_authorization(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
         sent_authorization_for(WorkerSource::Static, worker_key, keys_file).await

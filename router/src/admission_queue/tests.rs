@@ -5,9 +5,10 @@ use vocabulary::{KvIndexState, TenantId, Tokens, WorkerId};
 use workers_shim::sim::SimWorker;
 
 use super::*;
-use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
+use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::pipeline::{identify, locate, plan};
 use crate::receipt::{Receipt, RequestOutcome};
+use crate::request_id::new_request_id;
 use crate::request_parser::parse;
 use crate::request_states::ClassifiedStep;
 use crate::routing::{Percent, RoutingMode};

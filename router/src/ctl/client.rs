@@ -14,9 +14,9 @@ use vocabulary::TimeSpan;
 
 use super::error::CtlError;
 use crate::auth::Secret;
+use crate::auth::bearer;
 use crate::server::tls::certificates;
 use crate::upstream::{Upstream, UpstreamConfig, UpstreamError, WorkerBody, WorkerRequest};
-use crate::worker_client::bearer;
 
 /// Maximum size of a response that is read as a whole.
 const MAX_ANSWER_BYTES: usize = 64 << 20;

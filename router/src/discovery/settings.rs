@@ -6,10 +6,12 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::{TimeSpan, WorkerRole};
 
-use super::MAX_WORKERS;
 use super::worker_config::UNSENDABLE;
 use crate::auth::Secret;
-use crate::worker_client::bearer;
+use crate::auth::bearer;
+
+/// Maximum number of workers per router; further ones are left out and counted.
+pub const MAX_WORKERS: usize = 1024;
 
 /// Section `[discovery]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]

@@ -10,7 +10,7 @@ use vocabulary::WorkerRole;
 use workers_shim::fleet::WorkerProfile;
 
 use crate::auth::Secret;
-use crate::worker_client::bearer;
+use crate::auth::bearer;
 
 /// One engine.
 #[derive(Clone, PartialEq, Debug, Deserialize)]

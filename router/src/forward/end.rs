@@ -80,7 +80,7 @@ impl ForwardEnds {
     }
 
     /// Takes the end of a forwarded request, once for each, however it ended.
-    pub(crate) fn take(&self, end: ForwardEnd) {
+    pub(crate) fn record(&self, end: ForwardEnd) {
         self.quota.take(&end);
         self.receipt.take(end);
     }

@@ -14,10 +14,10 @@ use vocabulary::TenantId;
 
 use super::problem::{Problem, ProblemKind};
 use super::schemas::MAX_TENANT_CHARS;
-use crate::client_request::new_request_id;
 use crate::error::ApiError;
 use crate::memory_budget::MemoryBudget;
 use crate::offload_pool::OffloadPool;
+use crate::request_id::new_request_id;
 use crate::server::{BodyLimits, read_body};
 
 pub(super) struct QueryParams<T>(pub(super) T);

@@ -24,8 +24,8 @@ use super::idempotency::{IdempotentWrite, REPLAYED_HEADER};
 use super::problem::{Problem, ProblemKind};
 use super::sources::OperatorParts;
 use super::state::OperatorState;
-use crate::client_request::new_request_id;
 use crate::host_check::HostCheck;
+use crate::request_id::new_request_id;
 use crate::server::{RemoteAddr, UnauthenticatedPermit};
 
 /// Maximum length of path and query.

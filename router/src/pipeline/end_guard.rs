@@ -1,9 +1,9 @@
 //! The guard that ends a request whose client leaves.
 
+use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use super::RequestEnds;
 use super::request_end::RequestEnd;
 use crate::receipt::RequestOutcome;
 
@@ -13,16 +13,22 @@ pub(super) trait RequestState {
     fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd>;
 }
 
+/// What takes the end of each request.
+pub(super) trait RecordEnd: Debug + Send + Sync {
+    /// Takes the end of a request, once for each, however it ended.
+    fn record(&self, end: RequestEnd);
+}
+
 /// A request's state. Dropping it means that the client left: the sinks then take the state's end. A transition takes
 /// the state out.
 pub(super) struct EndGuard<S: RequestState> {
     state: Option<S>,
-    ends: Arc<RequestEnds>,
+    ends: Arc<dyn RecordEnd>,
 }
 
 impl<S: RequestState> EndGuard<S> {
     /// Guards a state.
-    pub(super) fn new(state: S, ends: &Arc<RequestEnds>) -> Self {
+    pub(super) fn new(state: S, ends: &Arc<dyn RecordEnd>) -> Self {
         Self { state: Some(state), ends: ends.clone() }
     }
 
@@ -39,12 +45,12 @@ impl<S: RequestState> EndGuard<S> {
     /// Ends the request by a transition of its state.
     pub(super) fn end_with(self, end: impl FnOnce(S) -> RequestEnd) {
         let ends = self.ends.clone();
-        ends.take(end(self.take()));
+        ends.record(end(self.take()));
     }
 
     fn hand_over(&mut self, outcome: RequestOutcome) {
         if let Some(end) = self.state.take().and_then(|state| state.into_end(outcome)) {
-            self.ends.take(end);
+            self.ends.record(end);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! State of a step between two plans: it has none yet, waits, or needs another one because the last attempt failed or
 //! the answer broke off.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Action, AdmissionDecision, AdmissionReason};
@@ -9,7 +10,7 @@ use workers_shim::engine_api::TokenUsage;
 
 use super::blame::BlameRecord;
 use super::dispatched::Dispatched;
-use super::end_guard::RequestState;
+use super::end_guard::{RecordEnd, RequestState};
 use super::plan::{PlanGuards, PlanStage};
 use super::request_end::{AnswerRecord, RequestEnd};
 use crate::admission_queue::QueueTicket;
@@ -107,6 +108,16 @@ pub struct FailedStep {
     /// Its end; `None` where it was never planned. Nothing was announced then, no receipt is filed, its error is
     /// counted by cause, and its quota reservation is given back by its own guard.
     pub end: Option<Box<RequestEnd>>,
+}
+
+impl FailedStep {
+    /// Records the end of the step, where it has one. Returns the error for the client.
+    pub(super) fn record(self, ends: &Arc<dyn RecordEnd>) -> ApiError {
+        if let Some(end) = self.end {
+            ends.record(*end);
+        }
+        self.error
+    }
 }
 
 impl Planning {

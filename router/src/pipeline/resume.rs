@@ -65,12 +65,12 @@ async fn try_resume(
     let (ends, reporter) = (&stage.ends, &stage.reporter);
     loop {
         let verdict = planning.take().plan(&stage.plan, |step, excluded| plan(&stage.plan, step, excluded));
-        let dispatched = match verdict.map_err(|failed| ends.fail(failed))? {
+        let dispatched = match verdict.map_err(|failed| failed.record(ends))? {
             PlanVerdict::Start(dispatched) => EndGuard::new(*dispatched, ends),
             PlanVerdict::Wait(planning) => {
-                return Err(
-                    ends.fail(planning.give_up(ApiError::Overloaded { what: "what has failed once does not wait" }))
-                );
+                return Err(planning
+                    .give_up(ApiError::Overloaded { what: "what has failed once does not wait" })
+                    .record(ends));
             }
         };
         let (step, chosen) = (&dispatched.step, &dispatched.planned.plan);
@@ -93,14 +93,14 @@ async fn try_resume(
                     LegResponse::Whole(answer, _) => {
                         let (worker, status) = (streaming.target(), answer.status());
                         tracing::warn!(%worker, %status, "the rest of an answer was refused");
-                        ends.take(streaming.refused());
+                        ends.record(streaming.refused());
                         Err(ApiError::WorkerFailed { detail: "it refused the rest of an answer".into() })
                     }
                 };
             }
             Err(failed) => {
                 let failed = dispatched.take().failed(reporter, failed);
-                planning = EndGuard::new(failed.map_err(|failed| ends.fail(failed))?, ends);
+                planning = EndGuard::new(failed.map_err(|failed| failed.record(ends))?, ends);
             }
         }
     }

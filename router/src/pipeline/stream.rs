@@ -28,6 +28,7 @@ use vocabulary::Tokens;
 use workers_shim::engine_api::{NotResumable, SseScanner, TokenTranscript, TokenUsage};
 
 use super::blame::OutlierReporter;
+use super::end_guard::RecordEnd;
 use super::end_guard::{EndGuard, RequestState};
 use super::execute::ExecuteStage;
 use super::locate::{self, LocateStage};
@@ -36,8 +37,8 @@ use super::planning::BrokenAnswer;
 use super::request_end::RequestEnd;
 use super::resume::{ResumePrefix, ResumedAnswer, resume};
 use super::resume_blocker::{replay_verifier, token_transcript};
+use super::stage_span::stage_span;
 use super::streaming::{AnswerEnd, AnswerState, Streaming};
-use super::{RequestEnds, stage_span};
 use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};
 use crate::identified_request::ResponseDelivery;
@@ -64,7 +65,7 @@ pub struct StreamStage {
     pub(super) offload_pool: Arc<OffloadPool>,
     pub(super) requests: RequestMetrics,
     pub(super) reporter: OutlierReporter,
-    pub(super) ends: Arc<RequestEnds>,
+    pub(super) ends: Arc<dyn RecordEnd>,
     pub(super) locate: Arc<LocateStage>,
     pub(super) plan: Arc<PlanStage>,
     pub(super) execute: Arc<ExecuteStage>,
@@ -79,7 +80,7 @@ pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streamin
             }
             let delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
             let state = AnswerState::Whole(answer.status());
-            stage.ends.take(streaming.ended(AnswerEnd { state, delivered, usage: told.usage }));
+            stage.ends.record(streaming.ended(AnswerEnd { state, delivered, usage: told.usage }));
             answer.map(Body::from)
         }
         LegResponse::Stream(answer, first) => {

@@ -5,7 +5,7 @@ use vocabulary::TenantId;
 
 fn parsed(endpoint: GenerationEndpoint, body: &str) -> Result<ParsedRequest, ApiError> {
     let incoming = ClientRequest {
-        id: crate::client_request::new_request_id(),
+        id: crate::request_id::new_request_id(),
         tenant: TenantId::default(),
         method: Method::POST,
         path: endpoint.path().to_owned(),

@@ -14,7 +14,7 @@ use super::local_cache::CachedValue;
 use super::redis_client::RedisCallError;
 use super::value_cipher::OVERHEAD;
 use super::{RedisBackend, SharedCacheState};
-use crate::client_request::new_request_id;
+use crate::request_id::new_request_id;
 
 /// Time between two probes while Redis is up, and while it is not.
 const HEALTHY_PROBE_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,46 +1,22 @@
 //! No import circle of more than five files.
 
-use std::collections::BTreeMap;
-
 use tests::rules::{Crates, ImportGraph, SourceFile, sources};
 
 /// Most files that may form a circle.
 const MAX_CIRCLE: usize = 5;
 
-/// Sizes of larger circles that still exist, by crate. A circle that grows or shrinks fails the test, so that the table
-/// follows. Decision 0013 brings `router` to five files; its line is removed then.
-const LARGER_CIRCLES: [(&str, usize); 1] = [("router", 146)];
-
 #[test]
 fn no_import_circle_has_more_than_five_files() {
     let (crates, sources) = (Crates::read().unwrap(), sources().unwrap());
-    let larger = BTreeMap::from(LARGER_CIRCLES);
     let mut wrong = Vec::new();
     for (name, roots) in &crates.targets {
         let graph = ImportGraph::read(roots, &sources).unwrap();
         assert!(graph.files() > 1, "only {} files of {name} were read", graph.files());
         let circles = graph.circles();
-        let largest = circles.first().map_or(0, Vec::len);
-        match larger.get(name.as_str()) {
-            Some(bound) if largest != *bound => {
-                wrong.push(format!("{name}: LARGER_CIRCLES says {bound} files, and its largest circle has {largest}"));
-            }
-            Some(_) => {}
-            None => {
-                let circles = circles.iter().filter(|circle| circle.len() > MAX_CIRCLE);
-                wrong.extend(circles.map(|circle| describe(name, &graph, circle)));
-            }
-        }
+        let larger = circles.iter().filter(|circle| circle.len() > MAX_CIRCLE);
+        wrong.extend(larger.map(|circle| describe(name, &graph, circle)));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn every_larger_circle_of_the_table_is_of_a_crate_and_larger_than_allowed() {
-    let crates = Crates::read().unwrap();
-    for (name, bound) in LARGER_CIRCLES {
-        assert!(crates.targets.contains_key(name) && bound > MAX_CIRCLE, "{name}: {bound}");
-    }
 }
 
 fn describe(name: &str, graph: &ImportGraph, circle: &[String]) -> String {

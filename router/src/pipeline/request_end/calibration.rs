@@ -31,7 +31,7 @@ pub(in crate::pipeline) struct CalibrationSink {
 
 impl CalibrationSink {
     /// Takes the workers that failed out of the end.
-    pub(in crate::pipeline) fn take(&self, end: &mut RequestEnd) -> StepObservation {
+    pub(in crate::pipeline) fn record(&self, end: &mut RequestEnd) -> StepObservation {
         let failures = std::mem::take(&mut end.failures);
         match end.outcome {
             RequestOutcome::Complete => {

@@ -23,7 +23,7 @@ pub(in crate::pipeline) struct CommitSink {
 }
 
 impl CommitSink {
-    pub(in crate::pipeline) fn take(&self, end: &RequestEnd) {
+    pub(in crate::pipeline) fn record(&self, end: &RequestEnd) {
         let (located, plan) = (&end.step.located, &end.planned.plan);
         match (end.step.mode, end.outcome) {
             // In this mode the ledger is not asked, and so not told either.

@@ -18,7 +18,7 @@ pub(in crate::pipeline) struct GuardrailSink {
 impl GuardrailSink {
     /// Adds the step of a compared session. It counts for the action that was chosen first: that it failed and was
     /// replaced is part of its effect on the session.
-    pub(in crate::pipeline) fn take(&self, end: &RequestEnd, seen: &StepObservation) {
+    pub(in crate::pipeline) fn record(&self, end: &RequestEnd, seen: &StepObservation) {
         let (Some(arm), Some(action)) = (end.step.arm, end.first_action) else { return };
         if end.outcome != RequestOutcome::Complete {
             return;

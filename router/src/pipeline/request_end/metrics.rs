@@ -18,7 +18,7 @@ pub(in crate::pipeline) struct MetricsSink {
 }
 
 impl MetricsSink {
-    pub(in crate::pipeline) fn take(&self, end: &RequestEnd, seen: &StepObservation) {
+    pub(in crate::pipeline) fn record(&self, end: &RequestEnd, seen: &StepObservation) {
         if let Some(at) = end.answer.first_byte {
             let took = end.ended_at.saturating_duration_since(at);
             self.plans.step.with_label_values(&["stream"]).observe(took.as_secs_f64());

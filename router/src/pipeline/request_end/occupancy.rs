@@ -8,7 +8,7 @@ use crate::receipt::RequestOutcome;
 pub(in crate::pipeline) struct OccupancySink;
 
 impl OccupancySink {
-    pub(in crate::pipeline) fn take(&self, end: &mut RequestEnd) {
+    pub(in crate::pipeline) fn record(&self, end: &mut RequestEnd) {
         let usage = end.answer.usage;
         let counted = usage.map(|usage| end.locally_computed(usage));
         // An answer given by two workers says nothing about the speed of one.

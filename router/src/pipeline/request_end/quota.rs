@@ -12,7 +12,7 @@ use crate::receipt::RequestOutcome;
 pub(in crate::pipeline) struct QuotaSink;
 
 impl QuotaSink {
-    pub(in crate::pipeline) fn take(&self, end: &RequestEnd) {
+    pub(in crate::pipeline) fn record(&self, end: &RequestEnd) {
         let Some(reserved) = &end.step.located.identified.request.incoming.token_reservation else { return };
         // The client may have been disconnected by something in between, or by our own shutdown.
         let came = if end.outcome == RequestOutcome::Complete {

@@ -21,7 +21,7 @@ pub(in crate::pipeline) struct ReceiptSink {
 
 impl ReceiptSink {
     /// Takes the whole value, so that the planning case needs no copy.
-    pub(in crate::pipeline) fn take(&self, end: RequestEnd, seen: StepObservation) {
+    pub(in crate::pipeline) fn record(&self, end: RequestEnd, seen: StepObservation) {
         let (receipt, case) = self.receipt(end, seen);
         self.decisions.record(receipt, case);
     }

@@ -8,8 +8,9 @@ use vocabulary::{PrefixChain, PrefixId};
 
 use super::*;
 use crate::catalog::Model;
-use crate::client_request::{ClientRequest, GenerationEndpoint, new_request_id};
+use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::pipeline::identify::UnidentifiedRequest;
+use crate::request_id::new_request_id;
 use crate::request_parser::parse;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
 use crate::token_ids::PromptTokenIds;
