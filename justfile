@@ -10,7 +10,7 @@ format:
 
 # Lints; a warning is an error.
 lint:
-    cargo clippy --profile ci --locked --workspace --all-targets --all-features -- -D warnings
+    cargo clippy --profile ci --locked --workspace --lib --bins --tests --all-features -- -D warnings
 
 # Documentation; a warning is an error.
 doc:
@@ -44,7 +44,7 @@ reference:
 # What a tool can put right.
 fix:
     cargo fmt --all
-    cargo clippy --profile ci --workspace --all-targets --all-features --fix --allow-dirty --allow-staged
+    cargo clippy --profile ci --workspace --lib --bins --tests --all-features --fix --allow-dirty --allow-staged
 
 # Binaries as the suites use them.
 build:

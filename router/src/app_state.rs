@@ -8,38 +8,38 @@ use ownership::Directory;
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
-use crate::auth::{ApiKeys, KeysError};
-use crate::caches::RouterCaches;
-use crate::catalog::Catalog;
 use crate::composition::{Subsystems, SubsystemsError};
 use crate::config::{Config, parts};
-use crate::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
-use crate::discovery::WorkerDiscovery;
-use crate::forward::{ForwardEnds, Forwarder};
-use crate::front_door::{FrontDoor, FrontDoorParts};
-use crate::ledger_access::LedgerAccess;
-use crate::memory_budget::{MemoryBudget, MemoryLimits};
-use crate::offload_pool::OffloadPool;
-use crate::outliers::OutlierTracker;
-use crate::peer_exchange::prompts;
-use crate::pipeline::plan::RoutingPolicies;
-use crate::pipeline::{Pipeline, PipelineParts};
-use crate::prefix_mover::PrefixMover;
-use crate::prefix_replication::ReplicationTask;
-use crate::receipt::ReceiptBuffer;
-use crate::retries::TenantShare;
-use crate::routing::LiveRouting;
-use crate::salt_proof::SaltProver;
-use crate::salts::Salts;
-use crate::server::BodyLimits;
-use crate::shared_cache::{SharedCache, SharedCacheError};
-use crate::telemetry::metrics::Metrics;
-use crate::tenant_isolation::TenantIsolation;
-use crate::transfer_checker::TransferChecker;
-use crate::upstream::Upstream;
-use crate::watched_files::{StaleFiles, WatchedFiles};
-use crate::worker_client::{CredentialPolicy, WorkerClient};
-use crate::worker_pool::ListedWorkers;
+use proxy::auth::{ApiKeys, KeysError};
+use proxy::caches::RouterCaches;
+use proxy::catalog::Catalog;
+use proxy::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
+use proxy::discovery::WorkerDiscovery;
+use proxy::forward::{ForwardEnds, Forwarder};
+use proxy::front_door::{FrontDoor, FrontDoorParts};
+use proxy::ledger_access::LedgerAccess;
+use proxy::memory_budget::{MemoryBudget, MemoryLimits};
+use proxy::offload_pool::OffloadPool;
+use proxy::outliers::OutlierTracker;
+use proxy::peer_exchange::prompts;
+use proxy::pipeline::plan::RoutingPolicies;
+use proxy::pipeline::{Pipeline, PipelineParts};
+use proxy::prefix_mover::PrefixMover;
+use proxy::prefix_replication::ReplicationTask;
+use proxy::receipt::ReceiptBuffer;
+use proxy::retries::TenantShare;
+use proxy::routing::LiveRouting;
+use proxy::salt_proof::SaltProver;
+use proxy::salts::Salts;
+use proxy::server::BodyLimits;
+use proxy::shared_cache::{SharedCache, SharedCacheError};
+use proxy::telemetry::metrics::Metrics;
+use proxy::tenant_isolation::TenantIsolation;
+use proxy::transfer_checker::TransferChecker;
+use proxy::upstream::Upstream;
+use proxy::watched_files::{StaleFiles, WatchedFiles};
+use proxy::worker_client::{CredentialPolicy, WorkerClient};
+use proxy::worker_pool::ListedWorkers;
 
 pub(crate) use operator_parts::operator_settings;
 
@@ -259,7 +259,7 @@ impl AppState {
     }
 
     /// Returns the handles of prefix replication.
-    pub(crate) fn replication_task(&self) -> Arc<ReplicationTask> {
+    pub fn replication_task(&self) -> Arc<ReplicationTask> {
         Arc::new(ReplicationTask {
             replicator: self.policies.prefix_replication.clone(),
             bandwidth: self.config.prefix_replication.bandwidth.0 as u64,
@@ -279,7 +279,7 @@ impl AppState {
     }
 
     /// Returns the handles of salt proofs.
-    pub(crate) fn salt_prover(&self) -> SaltProver {
+    pub fn salt_prover(&self) -> SaltProver {
         SaltProver {
             workers: self.workers.clone(),
             isolation: self.isolation.clone(),

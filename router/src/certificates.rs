@@ -7,7 +7,7 @@ use ownership::TlsFiles;
 
 use crate::app_state::AppState;
 use crate::config::Config;
-use crate::watched_files::{FileStamp, follow, stamp_of};
+use proxy::watched_files::{FileStamp, follow, stamp_of};
 
 /// The certificate files, with their stamps before the directory read them.
 #[derive(Clone)]

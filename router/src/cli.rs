@@ -8,9 +8,8 @@ use planner::Policy;
 
 use crate::config::{Config, Overrides};
 use crate::what_if_command::PolicyError;
-use crate::{
-    ctl, demo, reference, serve, sim_command, simulate_command, telemetry, trace_command, validate_sim, what_if_command,
-};
+use crate::{ctl, demo, reference, serve, sim_command, simulate_command, trace_command, validate_sim, what_if_command};
+use proxy::telemetry;
 
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
@@ -106,7 +105,7 @@ pub fn main() -> ExitCode {
         CliCommand::Serve(args) => runtime.block_on(run_serve(&args)),
         CliCommand::SimWorker(args) => runtime.block_on(run_sim_worker(&args)),
         CliCommand::Demo(options) => runtime.block_on(demo::run(options)),
-        CliCommand::Ctl(args) => runtime.block_on(ctl::run(&args)),
+        CliCommand::Ctl(args) => runtime.block_on(ctl::run(&args, command())),
         CliCommand::Trace(args) => ended(trace_command::run(&args)),
         CliCommand::Simulate(args) => ended(simulate_command::run(&args)),
         CliCommand::ValidateSim(args) => ended(runtime.block_on(validate_sim::run(&args))),
@@ -150,7 +149,7 @@ fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
 }
 
 /// Prints an error to the terminal; the only text that bypasses the log, since it explains why there is none.
-#[expect(clippy::print_stderr, reason = "the log may not exist yet, and people look here first")]
+#[allow(clippy::print_stderr, reason = "the log may not exist yet, and people look here first")]
 pub(crate) fn report_failure(error: &dyn std::error::Error) -> ExitCode {
     eprintln!("ownerserve: {error}");
     ExitCode::FAILURE
@@ -188,7 +187,7 @@ mod tests {
         assert_eq!(config.workers.len(), 2);
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
-        assert_eq!(config.routing.mode, crate::routing::RoutingMode::Shadow);
+        assert_eq!(config.routing.mode, proxy::routing::RoutingMode::Shadow);
     }
 
     #[test]

@@ -18,14 +18,14 @@ use vocabulary::{Micros, ModelId};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::{Fleet, FleetError, FleetOptions, Keep, LivenessReport, ProbeSettings, SourceRulesResolver};
 
-use crate::catalog::{Catalog, CatalogError};
 use crate::config::Config;
-use crate::discovery::{WorkerDiscovery, WorkerFile, WorkerFileError, WorkerSource, dns, kubernetes};
-use crate::drains;
-use crate::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
-use crate::telemetry::metrics::Metrics;
-use crate::watched_files::{StaleFiles, WatchedFiles};
-use crate::worker_pool::ListedWorkers;
+use proxy::catalog::{Catalog, CatalogError};
+use proxy::discovery::{WorkerDiscovery, WorkerFile, WorkerFileError, WorkerSource, dns, kubernetes};
+use proxy::drains;
+use proxy::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
+use proxy::telemetry::metrics::Metrics;
+use proxy::watched_files::{StaleFiles, WatchedFiles};
+use proxy::worker_pool::ListedWorkers;
 
 /// Limit of queued probe reports.
 const MAX_QUEUED_REPORTS: usize = 1024;
@@ -227,9 +227,9 @@ mod tests {
     use vocabulary::{WorkerHealth, WorkerId};
 
     use super::*;
-    use crate::discovery::WorkerConfig;
-    use crate::discovery::fleet_spec;
     use crate::testing::{StubWorker, wait_until};
+    use proxy::discovery::WorkerConfig;
+    use proxy::discovery::fleet_spec;
 
     #[tokio::test]
     async fn drain_recorded_by_a_peer_applies_without_another_probe() {

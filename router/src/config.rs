@@ -15,27 +15,27 @@ use smart_default::SmartDefault;
 use toml::{Table, Value};
 use vocabulary::{ByteCount, Micros, TimeSpan};
 
-use crate::auth::AuthConfig;
-use crate::catalog::ModelConfig;
-use crate::decisions::DecisionLogConfig;
-use crate::discovery::{DiscoveryConfig, WorkerConfig, WorkerUrlError, workers_problem};
-use crate::host_check::ServerConfig;
-use crate::outliers::OutlierConfig;
-use crate::peer_exchange::ledger_health::FailurePolicy;
-use crate::pipeline::ResumeConfig;
-use crate::prefix_cache::PrefixCacheConfig;
-use crate::prefix_replication::PrefixReplicationConfig;
-use crate::quotas::TenantConfig;
-use crate::retries::RetryConfig;
-use crate::routing::{Percent, RoutingMode, RoutingSettings};
-use crate::server::ProxyConfig;
-use crate::shared_cache::SharedCacheConfig;
-use crate::toml_errors::{U32_RANGE, describe_toml_error, is_setting_char, without_text};
-use crate::transfer_check::TransferCheckConfig;
-use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
 pub use drain::DrainConfig;
 pub use operator::OperatorConfig;
+use proxy::auth::AuthConfig;
+use proxy::catalog::ModelConfig;
+use proxy::decisions::DecisionLogConfig;
+use proxy::discovery::{DiscoveryConfig, WorkerConfig, WorkerUrlError, workers_problem};
+use proxy::host_check::ServerConfig;
+use proxy::outliers::OutlierConfig;
+use proxy::peer_exchange::ledger_health::FailurePolicy;
+use proxy::pipeline::ResumeConfig;
+use proxy::prefix_cache::PrefixCacheConfig;
+use proxy::prefix_replication::PrefixReplicationConfig;
+use proxy::quotas::TenantConfig;
+use proxy::retries::RetryConfig;
+use proxy::routing::{Percent, RoutingMode, RoutingSettings};
+use proxy::server::ProxyConfig;
+use proxy::shared_cache::SharedCacheConfig;
+use proxy::toml_errors::{U32_RANGE, describe_toml_error, is_setting_char, without_text};
+use proxy::transfer_check::TransferCheckConfig;
+use proxy::upstream::UpstreamConfig;
 
 /// Everything `ownerserve serve` can be told. Every field has a default but the workers.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -247,7 +247,7 @@ impl Config {
         for setting in settings {
             apply_setting(table, setting)?;
         }
-        let renamed = crate::renamed_keys::SETTINGS.find(table);
+        let renamed = proxy::renamed_keys::SETTINGS.find(table);
         if !renamed.is_empty() {
             return Err(ConfigError::Renamed { lines: renamed.join("\n  ") });
         }

@@ -1,87 +1,19 @@
-//! The router: from the client's bytes to the engine's and back. `pipeline` names the eight stages.
+//! The composing crate: from a configuration to parts, from parts to a running router, and the command line.
+//!
+//! It alone knows the configuration. `config::parts` cuts it into the settings of each part, `app_state` and
+//! `composition` connect the parts, and `serve` runs them behind two listeners. The parts are in `proxy`, `operator`,
+//! `ctl` and `lab`; their tests are in the test build of `proxy`.
 
-mod adapters;
-pub mod admission_queue;
 pub mod app_state;
-pub mod auth;
-pub mod caches;
-pub mod calibration;
-pub mod catalog;
 mod certificates;
-pub mod checkpoints;
 pub mod cli;
-pub mod client_request;
 pub mod composition;
 pub mod config;
-mod ctl;
-pub mod decisions;
-pub mod demo;
-pub mod discovery;
-mod drains;
-mod erasure;
-pub mod error;
 mod exposure;
 mod file_modes;
-mod flags;
-pub mod forward;
-pub mod front_door;
-pub mod guardrail;
-pub mod host_check;
-pub mod identified_request;
-pub mod kv_reservation;
-pub mod ledger_access;
-pub mod leg_outcome;
-pub mod legs;
-pub mod liveness_watch;
-pub mod memory_budget;
-mod model_list;
-pub mod offload_pool;
-pub mod operator;
-pub mod outliers;
-pub mod passthrough;
-pub mod peer_exchange;
-pub mod pipeline;
-pub mod prefix_cache;
-pub mod prefix_mover;
-pub mod prefix_replication;
-pub mod prompts;
-pub mod quotas;
-pub mod receipt;
 mod reference;
-mod renamed_keys;
-pub mod request_id;
-pub mod request_parser;
-pub mod request_states;
-pub mod retries;
-pub mod routing;
-mod salt_proof;
-pub mod salts;
 pub mod serve;
-pub mod server;
-pub mod session_key;
-pub mod shared_cache;
-pub mod shutdown_signal;
-pub mod sim_command;
-mod simulate_command;
-pub mod single_flight;
-pub mod stored_responses;
-pub mod telemetry;
-pub mod tenant_isolation;
-#[cfg(test)]
-mod testing;
-#[cfg(test)]
-mod tests;
-mod time_text;
-pub mod token_ids;
-mod toml_errors;
-mod toml_file;
-mod trace_command;
-pub mod transfer_check;
-pub mod transfer_checker;
-pub mod upstream;
-mod usage_bounds;
-mod validate_sim;
-mod watched_files;
-mod what_if_command;
-pub mod worker_client;
-pub mod worker_pool;
+
+// The test build of `proxy` has all these as modules of its root.
+pub(crate) use ::{ctl, operator};
+pub(crate) use lab::{demo, sim_command, simulate_command, trace_command, validate_sim, what_if_command};

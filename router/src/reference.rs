@@ -14,7 +14,7 @@ mod settings;
 use std::path::Path;
 
 use crate::operator::openapi_document;
-use crate::telemetry::metrics::Metrics;
+use proxy::telemetry::metrics::Metrics;
 
 /// One generated page.
 #[derive(Debug)]

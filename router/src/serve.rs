@@ -11,14 +11,15 @@ use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exposure::exposures;
 use crate::operator::{OperatorStartError, OperatorState};
-use crate::pipeline::commit_retry;
-use crate::prefix_cache::tokenizer_drift;
-use crate::server::{
+use crate::{file_modes, operator};
+use proxy::pipeline::commit_retry;
+use proxy::prefix_cache::tokenizer_drift;
+use proxy::server::{
     BoundSocket, ClosedConnections, ConnectionCounts, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,
     TlsError, UnauthenticatedLimits, descriptors,
 };
-use crate::shutdown_signal::wait_for_signal;
-use crate::{adapters, file_modes, front_door, operator, prefix_replication, salt_proof};
+use proxy::shutdown_signal::wait_for_signal;
+use proxy::{adapters, front_door, prefix_replication, salt_proof};
 
 /// Number of workers for which file descriptors are reserved where discovery finds them.
 const FOUND_WORKERS: usize = 64;

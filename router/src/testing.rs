@@ -25,9 +25,11 @@ use vocabulary::TenantId;
 
 use crate::app_state::AppState;
 use crate::config::{Config, Overrides};
-use crate::request_id::new_request_id;
 use crate::serve::RunningServer;
-use crate::server::{BoundSocket, HttpServer, ServerLimits};
+use proxy::request_id::new_request_id;
+use proxy::server::{BoundSocket, HttpServer, ServerLimits};
+
+pub(crate) use proxy::pipeline::guardrail_enforcement::tests::slow_down_action;
 
 /// A request that a worker received.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use super::AppState;
 use crate::config::Config;
 use crate::exposure::exposures;
-use crate::host_check::{CallerAuthentication, HostRules};
 use crate::operator::{FleetSources, OperatorParts, OperatorSettings, RoutingSources, SessionMover};
+use proxy::host_check::{CallerAuthentication, HostRules};
 
 /// Returns the settings of the operator API.
 pub(crate) fn operator_settings(config: &Config) -> OperatorSettings {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::ByteCount;
 
-use crate::server::ListenerTlsConfig;
+use proxy::server::ListenerTlsConfig;
 
 /// Section `[operator]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]

@@ -1,10 +1,10 @@
 //! The configuration, cut into the settings of each part.
 
 use super::Config;
-use crate::caches::CacheSettings;
-use crate::host_check::{CallerAuthentication, HostRules};
-use crate::pipeline::plan::RoutingPolicySettings;
-use crate::stored_responses::TenantMode;
+use proxy::caches::CacheSettings;
+use proxy::host_check::{CallerAuthentication, HostRules};
+use proxy::pipeline::plan::RoutingPolicySettings;
+use proxy::stored_responses::TenantMode;
 
 /// Returns what the clients' listener accepts.
 pub(crate) fn client_host_rules(config: &Config) -> HostRules {

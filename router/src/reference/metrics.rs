@@ -1,7 +1,7 @@
 //! Page of all metric families, from the registry.
 
 use super::markdown::{MarkdownPage, code, code_list, joined, prose, sentence};
-use crate::telemetry::FamilyDescription;
+use proxy::telemetry::FamilyDescription;
 
 const NOTES: &str = "The operators' listener serves all metrics at `/metrics` in Prometheus's text format. A histogram has the \
                      series `_bucket`, `_sum` and `_count`. Values of a label that are listed exist from the start; other \

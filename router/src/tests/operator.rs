@@ -12,10 +12,10 @@ use vocabulary::{
     Tokens, WorkerId, WorkerRole,
 };
 
-use crate::routing::RoutingMode;
 use crate::testing::{
     StubWorker, get, post, raw, read_until, request_bytes, send, start_router, start_router_at, wait_until,
 };
+use proxy::routing::RoutingMode;
 
 #[tokio::test]
 async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use tests::rules::Crates;
+use tests::rules::{Crates, sources};
 
 /// ARCHITECTURE.md's table of crates. Nothing is transitive: every allowed dependency is listed.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 13] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 17] = [
     ("vocabulary", &[]),
     ("ledger", &["vocabulary"]),
     ("consensus", &["ledger", "vocabulary"]),
@@ -17,34 +17,12 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 13] = [
     ("engine-model", &["vocabulary"]),
     ("workers-shim", &["residency", "engine-model", "vocabulary"]),
     ("prefix", &["vocabulary"]),
-    (
-        "router",
-        &[
-            "vocabulary",
-            "ledger",
-            "ownership",
-            "planner",
-            "simulator",
-            "residency",
-            "engine-model",
-            "workers-shim",
-            "prefix",
-        ],
-    ),
-    (
-        "tests",
-        &[
-            "vocabulary",
-            "ledger",
-            "ownership",
-            "planner",
-            "residency",
-            "engine-model",
-            "workers-shim",
-            "prefix",
-            "router",
-        ],
-    ),
+    ("proxy", &["vocabulary", "ownership", "planner", "residency", "workers-shim", "prefix", "simulator"]),
+    ("operator", &["vocabulary", "ownership", "planner", "workers-shim", "proxy"]),
+    ("ctl", &["vocabulary", "ownership", "proxy"]),
+    ("lab", &["vocabulary", "planner", "simulator", "workers-shim", "prefix", "proxy", "ctl"]),
+    ("router", &["vocabulary", "ownership", "planner", "residency", "workers-shim", "proxy", "operator", "ctl", "lab"]),
+    ("tests", &["vocabulary", "ledger", "ownership", "planner", "residency", "engine-model", "workers-shim", "prefix"]),
 ];
 
 const PURE: [&str; 7] = ["vocabulary", "ledger", "planner", "simulator", "residency", "engine-model", "prefix"];
@@ -57,7 +35,7 @@ fn every_crate_uses_only_its_allowed_crates() {
     let crates = Crates::read().unwrap();
     let mut wrong = Vec::new();
     for (name, dependencies) in &crates.workspace {
-        let may = allowed.get(name.as_str()).unwrap_or_else(|| panic!("{name} has no line in MAY_USE"));
+        let may = allowed.get(name.as_str()).unwrap_or_else(|| panic!("{name} has no line in ALLOWED_DEPENDENCIES"));
         let own = dependencies.iter().filter(|dependency| dependency.path.is_some());
         wrong.extend(
             own.filter(|used| !may.contains(&used.name.as_str())).map(|used| format!("{name} -> {}", used.name)),
@@ -87,4 +65,19 @@ fn pure_crates_depend_on_nothing_that_performs_io() {
         wrong.extend(effectful.map(|dependency| format!("{name} -> {}", dependency.name)));
     }
     assert_eq!(wrong, Vec::<String>::new());
+}
+
+#[test]
+fn stages_of_the_pipeline_are_named_by_the_proxy_and_the_composing_crate_only() {
+    let outside = ["router/operator/", "router/ctl/", "router/lab/"];
+    let sources = sources().unwrap();
+    let outside: Vec<_> =
+        sources.iter().filter(|source| outside.iter().any(|folder| source.path.starts_with(folder))).collect();
+    assert!(outside.len() > 50, "only {} files were read", outside.len());
+    let named: Vec<&str> = outside
+        .iter()
+        .filter(|source| source.text.contains("proxy::pipeline"))
+        .map(|source| source.path.as_str())
+        .collect();
+    assert_eq!(named, Vec::<&str>::new());
 }

@@ -50,7 +50,7 @@ impl ProgramProcess {
         let mut command = Command::new(line.next().unwrap_or_default());
         command.args(line).stdin(Stdio::piped()).stdout(output).stderr(errors).kill_on_drop(true);
         // Info logs of every client write are disabled: they would hide the node's own events.
-        let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,router::operator=warn".into());
+        let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,operator=warn".into());
         command.env("RUST_LOG", log).env("NO_COLOR", "1").envs(environment);
         let mut child = command.spawn().map_err(NemesisError::system(what()))?;
         let stdin = child.stdin.take();

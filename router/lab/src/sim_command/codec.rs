@@ -1,0 +1,107 @@
+//! The text side of a model as a simulated engine wants it: the router's own reading of requests, so that what the
+//! router foresees and what the worker computes can only be the same.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use prefix::{
+    ChatEndpoint, FallbackReason, ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver,
+    PromptResolverOptions, SpecialTokens, WallTime,
+};
+use vocabulary::{ChainNamespace, HashSeed, ModelId, Tokens};
+use workers_shim::sim::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
+
+use proxy::catalog::built_in_text;
+
+/// A model's tokenizer and template behind the conversions of all endpoints.
+#[derive(Debug)]
+pub struct ModelCodec {
+    text: Arc<ModelText>,
+    /// Converts; what it would name the prompts is of no account here.
+    identifier: PromptResolver,
+    eos: u32,
+}
+
+impl ModelCodec {
+    /// Of a model folder; of the built-in small model without one.
+    pub fn load(folder: Option<PathBuf>) -> Result<Self, PrefixError> {
+        let text = match folder {
+            Some(folder) => ModelText::load(ModelTextSource::Folder(folder))?,
+            None => built_in_text()?,
+        };
+        let text = Arc::new(text);
+        let namespace = ChainNamespace { model: ModelId::from("simulated"), revision: "".into(), tokenizer: "".into() };
+        let identifier = PromptResolver::new(PromptResolverOptions {
+            namespace,
+            seed: HashSeed::default(),
+            block_size: Tokens::ZERO,
+            text: Some(text.clone()),
+            limits: PromptLimits::default(),
+        });
+        let eos = text.end_token_ids().first().copied().or_else(|| text.special_ids().next()).unwrap_or_default();
+        Ok(Self { text, identifier, eos })
+    }
+}
+
+impl TextCodec for ModelCodec {
+    fn encode_chat(&self, words: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+        let form = match words {
+            ConversationApi::Chat => ChatEndpoint::Chat,
+            ConversationApi::Messages => ChatEndpoint::Messages,
+            ConversationApi::Responses => ChatEndpoint::Responses,
+        };
+        let now = WallTime { unix_seconds: unix_seconds() };
+        let chat = self.identifier.chat_request(form, body);
+        chat.and_then(|chat| self.text.encode_chat(&chat, now)).map_err(codec_error)
+    }
+
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
+        self.identifier.completion_ids(body).map_err(codec_error)
+    }
+
+    fn encode(&self, text: &str, framing: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
+        let special = match framing {
+            AddSpecialTokens::Framed => SpecialTokens::With,
+            AddSpecialTokens::Bare => SpecialTokens::Without,
+        };
+        self.text.encode(text, special).map_err(codec_error)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        // Ids come from the engine itself, which says only tokens of this vocabulary.
+        self.text.decode(tokens, SpecialTokens::Without).unwrap_or_default()
+    }
+
+    fn vocabulary_size(&self) -> u32 {
+        u32::try_from(self.text.vocab_size()).unwrap_or(u32::MAX)
+    }
+
+    fn eos(&self) -> u32 {
+        self.eos
+    }
+
+    fn specials(&self) -> Vec<u32> {
+        self.text.special_ids().collect()
+    }
+}
+
+/// What a client is told of a request whose tokens cannot be foreseen; some of them a real engine would serve.
+fn codec_error(error: PrefixError) -> CodecError {
+    let advice = match error.reason() {
+        FallbackReason::Multimodal => "a simulated worker takes text only: send the text without it",
+        FallbackReason::UnsupportedOption => "a simulated worker does not do that: leave it out",
+        FallbackReason::UnsupportedNumber => "a simulated worker reads 64-bit numbers: send a smaller one, or text",
+        FallbackReason::UnsupportedTemplate => "start it with a --text folder that has a chat_template.jinja",
+        FallbackReason::TooLarge => "a simulated worker renders prompts of at most 16 MiB: send less",
+        _ => return CodecError(error.to_string()),
+    };
+    CodecError(format!("{error}; {advice}"))
+}
+
+fn unix_seconds() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

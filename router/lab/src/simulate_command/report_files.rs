@@ -1,0 +1,96 @@
+//! The report's three files: whether they can be written is found out before the runs, and they appear whole or not at all.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use simulator::report::{self, SimulationReport};
+use tempfile::NamedTempFile;
+
+use crate::ctl::pretty;
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    #[error(
+        "the report is to be {0}; accepted: a file whose name ends in .html (.json and .csv are written beside it)"
+    )]
+    Name(PathBuf),
+    #[error("the report would replace {0}, which is no plain file; accepted: a new name, or a file to replace")]
+    NotAFile(PathBuf),
+    #[error("the report would replace {0}, which is read here; accepted: another name or folder")]
+    Input(PathBuf),
+    #[error("the report would lie in {0}, and be read as a part of the trace; accepted: another folder")]
+    InTrace(PathBuf),
+    #[error("cannot write the report {path}: {source}; accepted: a file in a folder that is there and may be written")]
+    Unwritable { path: PathBuf, source: std::io::Error },
+}
+
+type ReportRenderer = fn(&SimulationReport) -> String;
+
+/// Where the page goes; the others have its name with another ending.
+pub(super) struct ReportFiles {
+    page: PathBuf,
+}
+
+impl ReportFiles {
+    /// Checks the places against what is read, and that they can be written. Leaves nothing behind.
+    pub(super) fn new(page: &Path, inputs: &[&Path]) -> Result<Self, ReportError> {
+        if page.extension().is_none_or(|ending| ending != "html") || page.file_stem().is_none() {
+            return Err(ReportError::Name(page.to_owned()));
+        }
+        let files = Self { page: page.to_owned() };
+        for (path, _) in files.outputs() {
+            if path.exists() && !path.is_file() {
+                return Err(ReportError::NotAFile(path));
+            }
+            inputs.iter().try_for_each(|input| check_distinct(&path, input))?;
+        }
+        let folder = folder(page);
+        let unwritable = |source| ReportError::Unwritable { path: page.to_owned(), source };
+        tempfile::tempfile_in(folder).map_err(unwritable)?;
+        Ok(files)
+    }
+
+    /// The three places, each with what it is written from.
+    fn outputs(&self) -> [(PathBuf, ReportRenderer); 3] {
+        [
+            (self.page.clone(), report::page),
+            (self.page.with_extension("json"), pretty),
+            (self.page.with_extension("csv"), |report| report::csv(&report.runs)),
+        ]
+    }
+
+    pub(super) fn write(&self, report: &SimulationReport) -> Result<(), ReportError> {
+        self.outputs().into_iter().try_for_each(|(path, text)| {
+            let written = write_atomically(&path, &text(report));
+            written.map_err(|source| ReportError::Unwritable { path, source })
+        })
+    }
+}
+
+/// Neither the input itself nor a file in the folder that it is.
+fn check_distinct(path: &Path, input: &Path) -> Result<(), ReportError> {
+    let Ok(input) = input.canonicalize() else { return Ok(()) };
+    if path.canonicalize().is_ok_and(|path| path == input) {
+        return Err(ReportError::Input(path.to_owned()));
+    }
+    if folder(path).canonicalize().is_ok_and(|folder| folder == input) {
+        return Err(ReportError::InTrace(folder(path).to_owned()));
+    }
+    Ok(())
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Beside its place first, so that what was there is replaced by all of it or stays.
+fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
+    let everybody = std::fs::Permissions::from_mode(0o666);
+    let mut file: NamedTempFile =
+        tempfile::Builder::new().prefix(".report").permissions(everybody).tempfile_in(folder(path))?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
+}

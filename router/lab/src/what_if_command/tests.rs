@@ -1,0 +1,193 @@
+use std::sync::Arc;
+
+use planner::{ActionSet, PlanningCase, RequestProfile, SessionView, StepFacts, TransferPermission};
+use serde_json::json;
+use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, TimeSpan, Tokens, WorkerId, WorkerView};
+
+use super::*;
+use proxy::decisions::{DecisionLogHeader, ReplayRecord, StaticPlanningInputs};
+
+fn worker(id: u64, backlog: u64) -> WorkerView {
+    let view = json!({
+        "id": WorkerId(id), "endpoint": format!("http://w{id}:1"), "incarnation": 1, "role": "hybrid", "models": ["m"],
+        "ranks": 1, "health": "ready", "knowledge": "exact",
+        "load": {"running": 0, "waiting": 0, "backlog": backlog, "kv_usage": 0.0},
+        "capacity": {"kv": 1_000_000, "block": 16, "context": 100_000},
+        "speeds": {"prefill_tokens_per_second": 10_000.0, "decode_step": 1_000, "decode_slowdown": 10},
+        "kv_bytes_per_token": Bytes(1_000), "link": null,
+    });
+    serde_json::from_value(view).unwrap()
+}
+
+/// Worker 1 holds all but 100 of 1,000 tokens, worker 2 nothing.
+fn case(session: u128, backlog: u64) -> PlanningCase {
+    let overlap =
+        Overlap { worker: WorkerId(1), rank: Default::default(), tier: vocabulary::Tier::Hbm, blocks: Blocks(56) };
+    PlanningCase {
+        facts: StepFacts { prompt: Tokens(1_000), reused: Tokens(896), ..StepFacts::default() },
+        ask: RequestProfile {
+            model: "m".into(),
+            adapter: None,
+            prompt: Tokens(1_000),
+            answer: Tokens(10),
+            growth: Tokens::ZERO,
+            longest: None,
+            block: Tokens(16),
+            transfers: TransferPermission::Allowed,
+        },
+        session: SessionView::new(SessionId(session)),
+        workers: Arc::new([worker(1, backlog), worker(2, 0)]),
+        overlaps: vec![overlap],
+        excluded: Vec::new(),
+        disabled: ActionSet::NONE,
+        barred: Vec::new(),
+        memory: Some(Vec::new()),
+    }
+}
+
+/// A step of mode `mode` that was served at `served` and whose first token took `seen`.
+fn entry(case: PlanningCase, (mode, served): (&str, u64), seen: Micros) -> ReplayRecord {
+    let policy = Policy::default();
+    let decision = case.plan(&policy, (None, &[])).unwrap();
+    let told = json!({
+        "lookup": {"session_id": case.session.id}, "mode": mode, "decision": decision,
+        "attempts": [{"action": "colocated_prefill", "legs": [{"role": "serve", "worker": WorkerId(served)}]}],
+        "observed": {"outcome": "complete", "ttft": TimeSpan(seen.duration())},
+    });
+    let head =
+        DecisionLogHeader { version: 2, release: "x".into(), policy, configured: StaticPlanningInputs::default() };
+    let told = serde_json::from_value(told).unwrap();
+    ReplayRecord { head: Arc::new(head), receipt: told, case: Some(case) }
+}
+
+fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayRecord>) -> PlanComparison {
+    let mut comparing = ComparisonBuilder::default();
+    entries.into_iter().for_each(|entry| comparing.add(entry, &change));
+    comparing.finish()
+}
+
+#[test]
+fn active_mode_log_is_reproduced_and_saves_nothing() {
+    let own = || (1..=4).map(|n| entry(case(n, 0), ("active", 1), Micros(12_000)));
+    let got = compared(Counterfactual::default(), own());
+    assert_eq!((got.modes.active, got.compared, got.sessions), (4, 4, 4));
+    assert_eq!((got.replayed.reproduced, got.replayed.unreproduced, got.changed_plans), (4, 0, 0));
+    let saved = got.predicted_ttft_saving_ms.unwrap();
+    assert_eq!((saved.mean, saved.within), (0.0, Some(0.0)));
+    assert_eq!(got.as_served, got.what_if);
+}
+
+#[test]
+fn records_without_displaced_kv_facts_are_counted() {
+    let old = |n| entry(PlanningCase { memory: None, ..case(n, 0) }, ("active", 1), Micros(12_000));
+    let got = compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("active", 1), Micros(12_000))]);
+    assert_eq!((got.replayed.reproduced, got.replayed.without_memory), (3, 2));
+}
+
+#[test]
+fn shadow_log_yields_predicted_savings() {
+    // The bypass took the worker that holds nothing: 90 ms more, for every step.
+    let got = compared(Counterfactual::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
+    let (served, planned) = (got.as_served.unwrap(), got.what_if.unwrap());
+    assert_eq!((served.computed_tokens, planned.computed_tokens), (4_000, 416));
+    let saved = got.predicted_ttft_saving_ms.unwrap();
+    assert!((saved.mean - 89.6).abs() < 0.5 && saved.within == Some(0.0), "{saved:?}");
+    assert_eq!((got.modes.shadow, got.changed_plans), (4, 4));
+    let told = comparison_text(&got, 1);
+    assert!(
+        told.contains("Prediction: the time to first token is 89.6")
+            && told.contains("4 of 4 steps would have another plan"),
+        "{told}"
+    );
+}
+
+#[test]
+fn bypass_colocated_step_matches_the_planner_action() {
+    // Nothing is new: for the planner a continuation, wherever it is served.
+    let mut continued = case(1, 0);
+    continued.facts.relation = planner::HeadRelation::Equals;
+    continued.overlaps[0].blocks = Blocks(62);
+    let owner = json!({"worker": WorkerId(1), "incarnation": 1, "rank": 0});
+    continued.session.owner = Some(serde_json::from_value(owner).unwrap());
+    continued.session.sealed = Blocks(62);
+    let entry = entry(continued, ("shadow", 1), Micros(12_000));
+    let planned = entry.receipt.decision.as_ref().unwrap().plan.action;
+    assert_ne!(planned, planner::Action::ColocatedPrefill);
+    let got = compared(Counterfactual::default(), [entry]);
+    assert_eq!((got.compared, got.changed_plans, got.predicted_ttft_saving_ms.unwrap().mean), (1, 0, 0.0));
+}
+
+#[test]
+fn changed_fleet_is_compared_on_the_same_steps() {
+    let own = |n| entry(case(n, 0), ("active", 1), Micros(12_000));
+    let without = |workers: &[u64]| Counterfactual {
+        removed_workers: workers.iter().copied().map(WorkerId).collect(),
+        ..Counterfactual::default()
+    };
+    let got = compared(without(&[1]), [own(1), own(2)]);
+    assert_eq!((got.changed_plans, got.what_if.unwrap().computed_tokens, got.replayed.reproduced), (2, 2_000, 2));
+    let got = compared(without(&[1, 2]), [own(1)]);
+    assert_eq!((got.unservable, got.compared, got.what_if), (1, 0, None));
+    let faster = compared(Counterfactual { prefill_speedup: Some(2.0), ..Counterfactual::default() }, [own(1), own(2)]);
+    assert!((faster.predicted_ttft_saving_ms.unwrap().mean - 5.2).abs() < 0.2, "{:?}", faster.predicted_ttft_saving_ms);
+}
+
+#[test]
+fn changed_policy_gives_different_decisions() {
+    let policy = Policy { policy: planner::SelectionRule::MatchRateMinusLoad, ..Policy::default() };
+    let busy = || entry(case(1, 5_000), ("active", 2), Micros(100_000));
+    assert_eq!(compared(Counterfactual::default(), [busy()]).changed_plans, 0);
+    let got = compared(Counterfactual { policy: Some(policy), ..Counterfactual::default() }, [busy()]);
+    assert_eq!((got.changed_plans, got.what_if.unwrap().computed_tokens), (1, 104));
+}
+
+#[test]
+fn observed_ttft_is_compared_with_the_prediction() {
+    let first = |n| {
+        compared(Counterfactual::default(), [entry(case(n, 0), ("active", 1), Micros(1))]).ttft_prediction
+            [&planner::Action::ColocatedPrefill]
+            .predicted_ms
+    };
+    let predicted = first(1);
+    // Twice as slow as predicted, for most.
+    let slow = Micros((predicted * 2_000.0) as u64);
+    let got = compared(
+        Counterfactual::default(),
+        (1..=5).map(|n| entry(case(n, 0), ("active", 1), if n == 1 { Micros(1) } else { slow })),
+    );
+    let accuracy = got.ttft_prediction[&planner::Action::ColocatedPrefill];
+    assert_eq!(accuracy.steps, 5);
+    assert!((accuracy.bias + 0.5).abs() < 0.01 && (accuracy.error - 0.5).abs() < 0.01, "{accuracy:?}");
+}
+
+#[test]
+fn unplanned_steps_are_counted_but_not_compared() {
+    let mut bypass = entry(case(1, 0), ("bypass", 1), Micros(1));
+    (bypass.receipt.decision, bypass.case) = (None, None);
+    let got = compared(Counterfactual::default(), [bypass]);
+    assert_eq!((got.modes.bypass, got.compared, got.predicted_ttft_saving_ms), (1, 0, None));
+    assert!(comparison_text(&got, 1).contains("Nothing could be compared"));
+}
+
+#[test]
+fn settings_outside_the_policy_are_rejected() {
+    let args = |settings: &[&str]| WhatIfArgs {
+        log: "nowhere".into(),
+        config: None,
+        settings: settings.iter().map(|text| (*text).to_owned()).collect(),
+        exclude_worker: Vec::new(),
+        prefill_speedup: None,
+        link_speedup: None,
+        output: OutputFormat::Table,
+    };
+    let read = |base: &Policy, _: Option<&Path>, settings: &[String]| {
+        assert_eq!(settings, ["planner.memory_cost_per_mib=7us"]);
+        Ok(Policy { memory_cost_per_mib: 7.0, ..base.clone() })
+    };
+    let told = run(&args(&["proxy.listen=x"]), read).unwrap_err().to_string();
+    assert!(told.contains("accepted are paths that begin with planner."), "{told}");
+    let policy = Policy { interference_weight: 3.0, ..Policy::default() };
+    let change = args(&["planner.memory_cost_per_mib=7us"]).change(&policy, read).unwrap().policy.unwrap();
+    assert_eq!((change.interference_weight, change.memory_cost_per_mib), (3.0, 7.0));
+    assert_eq!(args(&[]).change(&policy, read).unwrap().policy, None, "it is not read");
+}

@@ -1,0 +1,284 @@
+//! Forwards a request to a worker without a plan: to the least loaded one, and to another one if that fails.
+
+mod end;
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use bytes::Bytes;
+use http::StatusCode;
+use prometheus::IntCounter;
+use vocabulary::{ModelId, Tokens, WorkerHealth, WorkerId};
+use workers_shim::engine_api::{LegOptions, RequestBody, StrippedFields, TokenUsage};
+
+use crate::client_request::ClientRequest;
+use crate::error::{ApiError, ErrorRecipient};
+use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::outliers::OutlierTracker;
+use crate::passthrough::{PassthroughFacts, ResponseObserver, is_event_stream, relay};
+use crate::quotas::{BYTES_PER_TOKEN, TokenReservation};
+use crate::receipt::RequestOutcome;
+use crate::stored_responses::StoredResponses;
+use crate::stored_responses::listener::{BodyFormat, ResponseListener};
+use crate::stored_responses::receipt_recorder::ReceiptRecorder;
+use crate::telemetry::metrics::Metrics;
+use crate::tenant_isolation::TenantIsolation;
+use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
+use crate::usage_bounds::{UNBOUNDED_ANSWER, most_believed};
+use crate::worker_client::WorkerClient;
+use crate::worker_pool::{DispatchGuard, ListedWorkers};
+pub use end::{ForwardEnd, ForwardEnds, ForwardedStep};
+
+/// Maximum number of workers tried for one request.
+const MAX_ATTEMPTS: usize = 3;
+
+/// Selects the workers that can serve a request.
+#[derive(Clone, Copy, Debug)]
+pub enum WorkerSelector<'a> {
+    /// Any worker that serves the model; with `None` any worker at all.
+    Model(Option<&'a str>),
+    /// Only this worker.
+    Worker(WorkerId),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ResponseCapture {
+    Nothing,
+    /// Learns the id of the response that the worker created, and its output where transcripts are kept.
+    Response,
+    /// The same for a step that follows a stored response, and records its receipt.
+    Step,
+}
+
+/// Forwards requests that are not planned.
+#[derive(Clone, Debug)]
+pub struct Forwarder {
+    /// Client to the workers.
+    pub workers: WorkerClient,
+    /// The workers, for requests that are not planned.
+    pub listed_workers: Arc<ListedWorkers>,
+    /// What keeps tenants apart.
+    pub isolation: TenantIsolation,
+    /// Workers whose requests fail.
+    pub outliers: OutlierTracker,
+    /// Runs long computations off the async threads.
+    pub offload_pool: Arc<OffloadPool>,
+    /// Responses stored at workers.
+    pub responses: Arc<StoredResponses>,
+    /// The sinks that take the end of each forwarded request.
+    pub ends: Arc<ForwardEnds>,
+    /// All metrics.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Forwarder {
+    /// Returns `request` without the fields that only routers may send, and with the tenant's cache salt: paths without a
+    /// plan reach the same engines and caches. Also returns the removed fields, to be counted once per request.
+    pub async fn sanitized(&self, mut request: ClientRequest) -> Result<(ClientRequest, StrippedFields), ApiError> {
+        let options = LegOptions { salt: self.isolation.salt_of(&request.tenant), ..LegOptions::default() };
+        let load = OffloadTask::of(&request);
+        let work = move || {
+            let body = RequestBody::read(request.body.clone()).map_err(ApiError::invalid_body)?;
+            let stripped = body.stripped(&options);
+            request.body = request.charge_derived(body.plain(&options))?;
+            Ok((request, stripped))
+        };
+        load.run(&self.offload_pool, work).await?
+    }
+
+    /// Forwards `request` and relays the answer. A worker that cannot be reached, or that fails before its answer begins,
+    /// is excluded and another one tried.
+    pub(crate) async fn forward(
+        &self,
+        request: &ClientRequest,
+        to: WorkerSelector<'_>,
+        learn: ResponseCapture,
+    ) -> Result<Response, ApiError> {
+        let barred = self.isolation.barred_workers();
+        let mut tried = Vec::new();
+        let reserved = request.token_reservation.clone();
+        loop {
+            let sent = self.choose(to, (&tried, &barred))?;
+            let worker = sent.member.id;
+            reserved.iter().for_each(TokenReservation::begin);
+            match self.attempt(request, &sent).await {
+                Ok(answer) => {
+                    let form = if is_event_stream(answer.headers()) { BodyFormat::Events } else { BodyFormat::Whole };
+                    let (listener, filing) =
+                        self.response_recorders(request, (learn, worker), (answer.status(), form)).await;
+                    let client = request.error_recipient();
+                    let budget = self.workers.event_budget();
+                    let bounds = UsageBounds::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
+                    let status = answer.status();
+                    let watch = ForwardObserver {
+                        ends: self.ends.clone(),
+                        interrupted: self.metrics.requests.errors.with_label_values(&["stream_interrupted"]),
+                        client,
+                        dispatch: sent,
+                        status,
+                        listener,
+                        receipt_recorder: filing,
+                        reservation: reserved,
+                        bounds,
+                        is_broken: false,
+                    };
+                    return Ok(relay(answer, budget, watch));
+                }
+                Err(error) => {
+                    reserved.iter().for_each(TokenReservation::came_to_nothing);
+                    tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
+                    if let UpstreamError::Connect(_) = &error {
+                        self.workers.fleet().mark_unreachable(worker);
+                    }
+                    tried.push(worker);
+                    if !error.retryable() || matches!(to, WorkerSelector::Worker(_)) || tried.len() == MAX_ATTEMPTS {
+                        return Err(error.client_error());
+                    }
+                    self.metrics.requests.retries.with_label_values(&[error.as_ref()]).inc();
+                }
+            }
+        }
+    }
+
+    fn choose(
+        &self,
+        to: WorkerSelector<'_>,
+        (tried, barred): (&[WorkerId], &[WorkerId]),
+    ) -> Result<DispatchGuard, ApiError> {
+        let gone = || ApiError::WorkerFailed { detail: "no worker that could serve this is reachable".into() };
+        let (listed, fleet) = (&self.listed_workers, self.workers.fleet());
+        match to {
+            WorkerSelector::Worker(id) if tried.contains(&id) => Err(gone()),
+            WorkerSelector::Worker(id) if barred.contains(&id) => Err(ApiError::SaltsIgnored { model: "any".into() }),
+            WorkerSelector::Worker(id) => listed.dispatch(fleet, id).ok_or_else(gone),
+            WorkerSelector::Model(model) => {
+                // Trials of ejected workers are for requests whose end shows whether the worker is healthy.
+                let workers = fleet.snapshot();
+                let ejected = self.outliers.lock().all_ejected(&workers);
+                // Whether a barred worker would serve it.
+                let is_barred = workers.iter().any(|worker| {
+                    barred.contains(&worker.id)
+                        && worker.health != WorkerHealth::Unreachable
+                        && model.is_none_or(|model| worker.models.contains(&ModelId::from(model)))
+                });
+                match listed.pick(fleet, model, (&[tried, barred].concat(), &ejected)) {
+                    Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
+                    Err(ApiError::NoWorker { model }) if is_barred => Err(ApiError::SaltsIgnored { model }),
+                    picked => picked,
+                }
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        request: &ClientRequest,
+        sent: &DispatchGuard,
+    ) -> Result<http::Response<WorkerBody>, UpstreamError> {
+        let member = &sent.member;
+        let outgoing = WorkerRequest {
+            method: request.method.clone(),
+            path: request.path.clone(),
+            headers: self.workers.headers_for(member, &request.headers_with_request_id()),
+            body: request.body.clone(),
+        };
+        reject_redirects(self.workers.send(member, outgoing).await?)
+    }
+
+    async fn response_recorders(
+        &self,
+        request: &ClientRequest,
+        (learn, worker): (ResponseCapture, WorkerId),
+        (status, form): (StatusCode, BodyFormat),
+    ) -> (Option<ResponseListener>, Option<ReceiptRecorder>) {
+        let stores = (self.responses.clone(), self.offload_pool.clone());
+        let is_wanted = learn != ResponseCapture::Nothing && status.is_success();
+        let filed = match learn {
+            ResponseCapture::Step => {
+                ReceiptRecorder::of((&self.offload_pool, &self.responses), request, (status, form)).await
+            }
+            ResponseCapture::Nothing | ResponseCapture::Response => None,
+        };
+        let session = filed.as_ref().and_then(ReceiptRecorder::session);
+        let listener = is_wanted.then(|| ResponseListener::new(stores, (request, session), worker, form));
+        (listener, filed)
+    }
+}
+
+/// Largest token counts that a worker can plausibly report.
+#[derive(Clone, Copy)]
+struct UsageBounds {
+    prompt: Tokens,
+    answer: Tokens,
+}
+
+impl UsageBounds {
+    /// Returns the limits for a request whose answer may have `asked` tokens, where it sets a limit. The history of a
+    /// step that follows a response is stored at its worker, so its prompt may be larger than the body.
+    fn most(request: &ClientRequest, learn: ResponseCapture, asked: Option<Tokens>) -> Self {
+        let history = if learn == ResponseCapture::Nothing { Tokens::ZERO } else { UNBOUNDED_ANSWER };
+        let prompt = most_believed(Tokens(request.body.len() as u64 / BYTES_PER_TOKEN)).max(history);
+        Self { prompt, answer: asked.map_or(history, most_believed).max(most_believed(Tokens::ZERO)) }
+    }
+
+    fn covers(self, usage: &TokenUsage, delivered: Tokens) -> bool {
+        usage.prompt <= self.prompt && usage.completion <= self.answer.max(most_believed(delivered))
+    }
+}
+
+/// Counts the request in its worker's load while the answer runs, and learns from the answer.
+struct ForwardObserver {
+    ends: Arc<ForwardEnds>,
+    /// Counts answers that break off.
+    interrupted: IntCounter,
+    client: ErrorRecipient,
+    dispatch: DispatchGuard,
+    status: StatusCode,
+    listener: Option<ResponseListener>,
+    receipt_recorder: Option<ReceiptRecorder>,
+    /// Tokens reserved from the tenant's quota.
+    reservation: Option<TokenReservation>,
+    bounds: UsageBounds,
+    is_broken: bool,
+}
+
+impl ResponseObserver for ForwardObserver {
+    fn on_end(&mut self, facts: PassthroughFacts) {
+        let recorded = self.receipt_recorder.take().map(ReceiptRecorder::finish);
+        let is_complete = recorded.as_ref().map_or(facts.is_over, |recorded| recorded.is_complete);
+        let outcome = match () {
+            () if self.is_broken => RequestOutcome::Interrupted,
+            () if !self.status.is_success() => RequestOutcome::Rejected,
+            () if is_complete => RequestOutcome::Complete,
+            () => RequestOutcome::ClientDisconnected,
+        };
+        let (step, first_byte) = recorded.map(|recorded| (recorded.step, recorded.first_byte)).unzip();
+        self.ends.record(ForwardEnd {
+            step,
+            worker: self.dispatch.member.id,
+            status: self.status,
+            first_byte: first_byte.flatten(),
+            outcome,
+            usage: facts.usage,
+            delivered: facts.delivered,
+            reservation: self.reservation.take(),
+            bounds: self.bounds,
+        });
+    }
+
+    fn on_chunk(&mut self, data: &Bytes) {
+        if let Some(listener) = &mut self.listener {
+            listener.on_chunk(data);
+        }
+        if let Some(filing) = &mut self.receipt_recorder {
+            filing.on_chunk(data);
+        }
+    }
+
+    fn on_broken(&mut self) -> Bytes {
+        self.is_broken = true;
+        self.interrupted.inc();
+        let number = self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number);
+        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.stream_event(self.client, number)
+    }
+}

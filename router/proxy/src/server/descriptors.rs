@@ -1,0 +1,126 @@
+//! File descriptors: how many this process may open, and how many of them connections get.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Reserved for the ledger, logs and configuration files.
+const FILES: u64 = 256;
+/// Maximum connections of the operator listener.
+const OPERATORS: u64 = 256;
+/// Maximum connections of the listener for other nodes.
+const NODES: u64 = 1024;
+/// Sockets per worker that no client causes: its events, their replay, probes.
+const PER_WORKER: u64 = 4;
+/// Per client: its connection, the connection to its worker, and an idle one kept for reuse.
+const DESCRIPTORS_PER_CLIENT: u64 = 3;
+/// Upper bound for the requested limit: some systems allow a thousand million, for which nobody has memory.
+const MAX_DESCRIPTORS: u64 = 1 << 20;
+
+/// Raises the soft limit of open files to the hard limit. Returns the limit in force.
+pub fn raise_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let soft = limit.current.unwrap_or(MAX_DESCRIPTORS);
+    let wanted = limit.maximum.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS);
+    if soft >= wanted {
+        return soft;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
+        Ok(()) => wanted,
+        Err(error) => {
+            tracing::warn!(%error, limit = soft, "the limit of open files could not be raised");
+            soft
+        }
+    }
+}
+
+/// What the process needs file descriptors for.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// Wanted client connections: `proxy.max_connections`.
+    pub clients: usize,
+    /// Possible number of workers.
+    pub workers: usize,
+    /// Whether other nodes connect to this one.
+    pub is_in_cluster: bool,
+}
+
+impl Needs {
+    /// Returns a limit of open files that suffices for all wanted connections.
+    fn descriptors(&self) -> u64 {
+        let nodes = if self.is_in_cluster { NODES } else { 0 };
+        let events = (self.workers as u64).saturating_mul(PER_WORKER);
+        let kept = FILES + OPERATORS + nodes + events;
+        (self.clients as u64)
+            .saturating_mul(DESCRIPTORS_PER_CLIENT)
+            .saturating_add(kept)
+            .max(8 * nodes.max(events).max(FILES))
+    }
+}
+
+/// Maximum number of concurrent connections per listener.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectionLimits {
+    /// Most connections of clients.
+    pub clients: usize,
+    /// Most connections of operators.
+    pub operators: usize,
+}
+
+impl ConnectionLimits {
+    /// Divides `limit` descriptors. Of a small limit, each use other than clients gets at most an eighth: the rest must
+    /// still serve clients.
+    pub fn of(limit: u64, needs: Needs) -> Self {
+        let eighth = limit / 8;
+        let operators = OPERATORS.min(eighth / 2).max(2);
+        let nodes = if needs.is_in_cluster { NODES.min(eighth) } else { 0 };
+        let events = (needs.workers as u64).saturating_mul(PER_WORKER).min(eighth);
+        let kept = FILES.min(eighth) + operators + nodes + events;
+        let possible =
+            usize::try_from(limit.saturating_sub(kept) / DESCRIPTORS_PER_CLIENT).unwrap_or(usize::MAX).max(1);
+        if possible < needs.clients {
+            tracing::warn!(
+                configured = needs.clients,
+                possible,
+                open_files = limit,
+                needed = needs.descriptors(),
+                "proxy.max_connections is more than this process may open: raise its limit of open files to what is needed \
+                 (ulimit -n, LimitNOFILE)"
+            );
+        }
+        Self { clients: possible.min(needs.clients), operators: operators as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_that_is_told_is_enough() {
+        let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
+        assert_eq!(ConnectionLimits::of(needs.descriptors(), needs).clients, 16_384);
+        assert!(ConnectionLimits::of(needs.descriptors() - 2, needs).clients < 16_384);
+    }
+
+    #[test]
+    fn all_connections_together_leave_descriptors_to_the_ledger() {
+        let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
+        assert_eq!(ConnectionLimits::of(1 << 20, needs), ConnectionLimits { clients: 16_384, operators: 256 });
+        assert_eq!(ConnectionLimits::of(1 << 20, Needs { clients: 100, ..needs }).clients, 100);
+        for limit in [64, 256, 1024, 4096, 20_000] {
+            let ConnectionLimits { clients, operators } = ConnectionLimits::of(limit, needs);
+            let kept = FILES.min(limit / 8) + NODES.min(limit / 8) + (64 * PER_WORKER).min(limit / 8);
+            assert!(
+                clients as u64 * DESCRIPTORS_PER_CLIENT + operators as u64 + kept <= limit,
+                "{limit}: {clients}, {operators}"
+            );
+            assert!(clients as u64 * 2 * DESCRIPTORS_PER_CLIENT >= limit - 8, "{limit}: {clients}");
+        }
+    }
+
+    #[test]
+    fn soft_limit_is_raised_to_the_hard_limit() {
+        let raised = raise_limit();
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(raised));
+        assert_eq!(raised, getrlimit(Resource::Nofile).maximum.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS));
+    }
+}

@@ -1,0 +1,331 @@
+//! Shared cache: data that makes requests cheaper and whose loss breaks nothing. Kept in local memory, and in Redis
+//! behind it where several routers share it.
+//!
+//! A Redis that is slow, unreachable, flushed or corrupt counts as a cache miss and is reported; a request waits for it
+//! no longer than its timeout. Nothing is looked up across tenants: the tenant is part of every key.
+
+mod breaker;
+mod config;
+mod counter_lease;
+mod key;
+mod local_cache;
+mod purge;
+mod redis_client;
+mod value_cipher;
+mod watch;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ownership::Supervision;
+use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinHandle;
+
+use crate::telemetry::shared_cache::SharedCacheMetrics;
+pub use breaker::SharedCacheHealth;
+pub use config::{RedisUrl, SharedCacheConfig};
+pub(crate) use counter_lease::CounterLease;
+pub use key::{CacheEntryKind, CacheKey};
+use local_cache::{CachedValue, LocalCache, ValueOrigin};
+pub use purge::{PurgeCount, PurgeError};
+use redis_client::RedisClient;
+use value_cipher::ValueCipher;
+use watch::{RedisWrite, RedisWriteQueue};
+
+/// How a lookup ends that found a mark in place of a value.
+const TOMBSTONE_OUTCOME: &str = "deleted";
+
+/// The cache of this router, local or shared with other routers.
+#[derive(Debug)]
+pub struct SharedCache {
+    inner: Arc<SharedCacheState>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct SharedCacheState {
+    local: Mutex<LocalCache>,
+    redis: Option<RedisBackend>,
+    ttl: Duration,
+    timeout: Duration,
+    transcript_limit: usize,
+    /// Number of routers that share the cache, as last reported by Redis.
+    routers_seen: AtomicU32,
+    metrics: SharedCacheMetrics,
+}
+
+/// The connection to Redis, and how values are stored there.
+#[derive(Debug)]
+struct RedisBackend {
+    client: RedisClient,
+    cipher: ValueCipher,
+    namespace: String,
+    writes: RedisWriteQueue,
+    /// Whether Redis may lack values that this router holds.
+    unsynced: AtomicBool,
+    /// Whether another router of the namespace encrypts with another secret.
+    other_secret: AtomicBool,
+}
+
+/// The address of Redis cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("shared_cache.redis_url: {place} cannot be used: {reason}")]
+pub struct SharedCacheError {
+    place: String,
+    reason: String,
+}
+
+impl SharedCacheError {
+    fn of(url: &RedisUrl, error: &redis::RedisError) -> Self {
+        Self { place: url.address().to_owned(), reason: error.to_string() }
+    }
+}
+
+impl SharedCache {
+    /// Checks whether the address of Redis can be used, before the ledger is opened. Does not connect.
+    pub fn check(config: &SharedCacheConfig) -> Result<(), SharedCacheError> {
+        let Some(url) = &config.redis_url else { return Ok(()) };
+        redis_client::check(url).map_err(|error| SharedCacheError::of(url, &error))
+    }
+
+    /// Starts the cache: local memory works at once, Redis as soon as it answers. `cluster` is the namespace of the
+    /// keys where none is configured.
+    pub fn start(
+        config: &SharedCacheConfig,
+        (cluster, supervision): (&str, &Arc<Supervision>),
+        metrics: SharedCacheMetrics,
+    ) -> Result<Self, SharedCacheError> {
+        metrics.set_health(None);
+        let (writes, waiting) = RedisWriteQueue::new();
+        let shared = match &config.redis_url {
+            None => None,
+            Some(url) => {
+                let link = RedisClient::new(url, config, metrics.clone())
+                    .map_err(|error| SharedCacheError::of(url, &error))?;
+                let namespace = config.key_prefix.clone().unwrap_or_else(|| cluster.to_owned());
+                if url.is_exposed() {
+                    let redis = url.address();
+                    tracing::warn!(
+                        redis,
+                        "Redis is reached over the network without TLS: whoever is on the way can read its password and change what lies there. Use rediss://"
+                    );
+                }
+                if config.allow_plaintext {
+                    tracing::warn!(
+                        redis = url.address(),
+                        "shared_cache.allow_plaintext: people's words lie in Redis as they are, readable for whoever reaches it. Set shared_cache.encryption_secret"
+                    );
+                }
+                let sealer = ValueCipher::new(config.encryption_secret.as_ref());
+                Some(RedisBackend {
+                    client: link,
+                    cipher: sealer,
+                    namespace,
+                    writes,
+                    unsynced: AtomicBool::new(false),
+                    other_secret: AtomicBool::new(false),
+                })
+            }
+        };
+        let inner = Arc::new(SharedCacheState {
+            local: Mutex::new(LocalCache::new(config.memory_limit.0)),
+            redis: shared,
+            ttl: config.ttl.0,
+            timeout: config.timeout.0,
+            transcript_limit: config.max_transcript_size.0,
+            routers_seen: AtomicU32::new(1),
+            metrics,
+        });
+        let tasks = match inner.redis {
+            Some(_) => {
+                let (watched, written) = (inner.clone(), (inner.clone(), Arc::new(AsyncMutex::new(waiting))));
+                vec![
+                    supervision.supervise("redis_watch", move || watch::watch(watched.clone())),
+                    supervision.supervise("redis_writes", move || {
+                        let (inner, waiting) = written.clone();
+                        async move { watch::write_all(inner, &mut *waiting.lock().await).await }
+                    }),
+                ]
+            }
+            None => Vec::new(),
+        };
+        Ok(Self { inner, tasks })
+    }
+
+    /// Returns the health of Redis; `None` where none is configured.
+    pub fn health(&self) -> Option<SharedCacheHealth> {
+        self.inner.redis.as_ref().map(|shared| shared.client.health())
+    }
+
+    /// Returns the health of Redis if it is not up: for receipts and probes.
+    pub fn degraded_health(&self) -> Option<SharedCacheHealth> {
+        self.health().filter(|standing| *standing != SharedCacheHealth::Up)
+    }
+
+    /// Whether values of other routers cannot be read here because they use another secret.
+    pub fn has_other_secret(&self) -> bool {
+        self.inner.redis.as_ref().is_some_and(|shared| shared.other_secret.load(Ordering::Relaxed))
+    }
+
+    /// Longest time until a value that another router has just put is found here; `None` where nothing is shared.
+    pub fn max_propagation_delay(&self) -> Option<Duration> {
+        self.inner.redis.as_ref().map(|_| self.inner.timeout)
+    }
+
+    /// Timeout for operations that call Redis several times.
+    pub fn multi_call_timeout(&self) -> Duration {
+        self.inner.timeout * 10
+    }
+
+    /// Approximate size of the local memory, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.inner.local.lock().bytes()
+    }
+
+    /// Largest transcript that is kept, in bytes.
+    pub fn transcript_limit(&self) -> usize {
+        self.inner.transcript_limit
+    }
+
+    /// Returns the value of `key` from local memory only.
+    pub fn get_local(&self, key: &CacheKey) -> Option<Bytes> {
+        let value = self.inner.local.lock().get(key, Instant::now())?;
+        self.inner.metrics.count_lookup(key.kind, "local_hit");
+        Some(value)
+    }
+
+    /// Returns the value of `key` from local memory, else from Redis within the timeout.
+    pub async fn get(&self, key: &CacheKey) -> Option<Bytes> {
+        if let Some(value) = self.get_local(key) {
+            return Some(value);
+        }
+        let (outcome, value) = match &self.inner.redis {
+            None => ("miss", None),
+            Some(_) if !key.is_cacheable() => ("miss", None),
+            Some(shared) => self.inner.fetch(shared, key).await,
+        };
+        self.inner.metrics.count_lookup(key.kind, outcome);
+        value
+    }
+
+    /// Returns the value of `key` as all routers see it, for values that one of them may have deleted: from Redis, and
+    /// from local memory only where Redis has neither value nor tombstone.
+    pub async fn get_shared(&self, key: &CacheKey) -> Option<Bytes> {
+        let Some(shared) = self.inner.redis.as_ref().filter(|_| key.is_cacheable()) else { return self.get_local(key) };
+        let (outcome, value) = self.inner.fetch(shared, key).await;
+        self.inner.metrics.count_lookup(key.kind, outcome);
+        match value {
+            None if outcome == TOMBSTONE_OUTCOME => None,
+            None => self.get_local(key),
+            found => found,
+        }
+    }
+
+    /// Stores `value`. Never waits: local memory has it at once, Redis soon.
+    pub fn put(&self, key: CacheKey, value: Bytes) {
+        if !key.is_cacheable() || value.len() > self.inner.max_value_bytes(key.kind) {
+            self.inner.metrics.count_write(key.kind, "too_large");
+            return;
+        }
+        let held = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
+        self.inner.local.lock().put(key.clone(), held.clone(), Instant::now());
+        self.inner.write(RedisWrite { key, value: held });
+    }
+
+    /// Stores `value` unless the key holds another one, here or in Redis. Returns whether the local memory now holds
+    /// `value`. Never waits: only [`Self::get_shared`] shows which value holds for all routers.
+    pub fn put_if_absent(&self, key: CacheKey, value: Bytes) -> bool {
+        if !key.is_cacheable() || value.len() > self.inner.max_value_bytes(key.kind) {
+            self.inner.metrics.count_write(key.kind, "too_large");
+            return false;
+        }
+        let held = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
+        {
+            let (mut memory, now) = (self.inner.local.lock(), Instant::now());
+            if let Some(first) = memory.get(&key, now) {
+                return first == held.value;
+            }
+            memory.put(key.clone(), held.clone(), now);
+        }
+        self.inner.write(RedisWrite { key, value: held });
+        true
+    }
+
+    /// Stores `value` in local memory only.
+    pub fn put_local(&self, key: CacheKey, value: Bytes) {
+        let held = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
+        self.inner.local.lock().put(key, held, Instant::now());
+    }
+
+    /// Deletes `key`, here and in Redis, where a tombstone replaces it: other routers may still hold the value.
+    pub fn forget(&self, key: &CacheKey) {
+        self.inner.local.lock().remove(key);
+        let held = CachedValue { value: Bytes::new(), ttl: self.inner.ttl, origin: ValueOrigin::Shared };
+        self.inner.write(RedisWrite { key: key.clone(), value: held });
+    }
+}
+
+impl Drop for SharedCache {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl SharedCacheState {
+    fn write(&self, write: RedisWrite) {
+        let Some(shared) = &self.redis else { return };
+        let kind = write.key.kind;
+        if !shared.writes.push(write) {
+            self.metrics.count_write(kind, "queue_full");
+        }
+    }
+
+    /// Largest value of a kind, in bytes. Larger ones are neither written nor read.
+    fn max_value_bytes(&self, kind: CacheEntryKind) -> usize {
+        match kind {
+            CacheEntryKind::ResponseWorker
+            | CacheEntryKind::ResponseTenant
+            | CacheEntryKind::Quota
+            | CacheEntryKind::QuotaCharge => 64,
+            CacheEntryKind::Transcript => self.transcript_limit,
+            CacheEntryKind::Checkpoint => 4 << 20,
+        }
+    }
+
+    /// Decrypts a value of this kind, stored under `name`; `None` for what is too large or was not written by a router
+    /// with the same secret.
+    fn read(&self, shared: &RedisBackend, kind: CacheEntryKind, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
+        let most = self.max_value_bytes(kind);
+        let opened =
+            (sealed.len() <= most + value_cipher::OVERHEAD).then(|| shared.cipher.open(name, sealed)).flatten();
+        opened.filter(|value| value.len() <= most)
+    }
+
+    async fn fetch(&self, shared: &RedisBackend, key: &CacheKey) -> (&'static str, Option<Bytes>) {
+        let text = key.redis_key(&shared.namespace);
+        let most = self.max_value_bytes(key.kind) + value_cipher::OVERHEAD;
+        let mut pipeline = redis::pipe();
+        // Reads one byte more than the limit, so that an oversized value is recognised without reading all of it.
+        pipeline.cmd("GETRANGE").arg(&text).arg(0).arg(most);
+        let asked = Instant::now();
+        let answer = shared.client.call::<(Vec<u8>,)>(&pipeline).await;
+        self.metrics.lookup_seconds.observe(asked.elapsed().as_secs_f64());
+        let sealed = match answer {
+            Err(no_answer) => return (no_answer.as_str(), None),
+            Ok((sealed,)) if sealed.is_empty() => return ("miss", None),
+            Ok((sealed,)) => sealed,
+        };
+        match self.read(shared, key.kind, &text, sealed) {
+            None => ("corrupt", None),
+            Some(value) if value.is_empty() => (TOMBSTONE_OUTCOME, None),
+            Some(value) => {
+                let held = CachedValue { value: value.clone(), ttl: self.ttl, origin: ValueOrigin::Shared };
+                self.local.lock().put(key.clone(), held, Instant::now());
+                ("shared_hit", Some(value))
+            }
+        }
+    }
+}
