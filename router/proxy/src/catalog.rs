@@ -272,7 +272,7 @@ pub(crate) mod tests {
     /// A copy of the built-in model's directory with this template.
     pub(crate) fn folder_with_template(template: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
         for file in ["tokenizer.json", "tokenizer_config.json"] {
             std::fs::copy(source.join(file), folder.path().join(file)).unwrap();
         }

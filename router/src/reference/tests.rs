@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use super::*;
 
 fn committed_folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/src/reference")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/reference")
 }
 
 #[test]

@@ -106,7 +106,7 @@ async fn tools_and_reasoning_are_accepted_by_all_three_endpoints() {
 
 /// The small model's files with a tokenizer that begins plain prompts with token 0.
 fn framing_model() -> tempfile::TempDir {
-    let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny");
+    let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let folder = tempfile::tempdir().unwrap();
     for file in ["tokenizer_config.json", "chat_template.jinja"] {
         std::fs::copy(tiny.join(file), folder.path().join(file)).unwrap();

@@ -11,7 +11,7 @@ struct SimulateCommandLine {
 }
 
 fn traces() -> String {
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/traces/weka_cc").to_owned()
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/traces/weka_cc").to_owned()
 }
 
 fn args(words: &[&str]) -> Result<SimulateArgs, String> {

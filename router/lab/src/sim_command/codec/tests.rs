@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 
 fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
 fn family(name: &str) -> ModelCodec {

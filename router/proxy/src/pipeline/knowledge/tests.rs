@@ -13,7 +13,7 @@ const PATH: &str = "/v1/chat/completions";
 /// here.
 fn without_template() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/tiny");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/models/tiny");
     for file in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
         std::fs::copy(format!("{model}/{file}"), folder.path().join(file)).unwrap();
     }
