@@ -121,17 +121,33 @@ pub(super) fn redact_event(event: &Bytes) -> Option<Bytes> {
     if !has {
         return None;
     }
-    let from = event.windows(5).position(|window| window == b"data:")? + 5;
-    let to = from + event[from..].iter().position(|byte| *byte == b'\n')?;
-    let fields = JsonFields::scan(Bytes::copy_from_slice(event[from..to].trim_ascii()), &[]).ok()?;
+    let (mut out, mut is_redacted) = (Vec::with_capacity(event.len()), false);
+    for line in event.split_inclusive(|byte| *byte == b'\n') {
+        match redact_line(line) {
+            Some(redacted) => {
+                out.extend(redacted);
+                is_redacted = true;
+            }
+            None => out.extend_from_slice(line),
+        }
+    }
+    is_redacted.then(|| out.into())
+}
+
+/// Removes transfer parameters from a line of a stream event. None if it has none.
+fn redact_line(line: &[u8]) -> Option<Vec<u8>> {
+    let data = line.strip_prefix(b"data:")?;
+    let payload = data.trim_ascii();
+    let start = line.len() - data.trim_ascii_start().len();
+    let fields = JsonFields::scan(Bytes::copy_from_slice(payload), &[]).ok()?;
     let inner = fields.get("response").filter(|inner| inner.starts_with(b"{"));
     let inner = inner.map(|inner| redact_answer(&fields.body().slice_ref(inner), TokenIdVisibility::All));
     let mut splice = JsonSplice::new(&fields);
     if let Some(inner) = &inner {
         splice.set("response", &**inner);
     }
-    let payload = redact_answer(&splice.finish(), TokenIdVisibility::All);
-    Some([&event[..from], b" ".as_slice(), &payload, &event[to..]].concat().into())
+    let redacted = redact_answer(&splice.finish(), TokenIdVisibility::All);
+    (redacted != payload).then(|| [&line[..start], &redacted, &line[start + payload.len()..]].concat())
 }
 
 /// Returns the choices without token ids; None if they have none.

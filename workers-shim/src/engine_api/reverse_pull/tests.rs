@@ -82,3 +82,12 @@ fn final_event_of_a_streamed_response_omits_the_params() {
     assert_eq!(String::from_utf8(out.concat()).unwrap(), format!("{head}{}", last("null")));
     assert!(scanner.facts().done && scanner.facts().usage.is_some());
 }
+
+#[test]
+fn only_data_lines_with_transfer_parameters_change() {
+    let unchanged = b"data: {\"choices\":[]}\r\nid: \"kv_transfer_params\"\r\n\r\n";
+    assert_eq!(redact_event(&Bytes::from_static(unchanged)), None);
+    let event = b"event: a\r\ndata:{\"a\":1}\r\ndata: {\"kv_transfer_params\":{},\"b\":2} \r\n\r\n";
+    let redacted = redact_event(&Bytes::from_static(event)).unwrap();
+    assert_eq!(redacted, b"event: a\r\ndata:{\"a\":1}\r\ndata: {\"b\":2} \r\n\r\n"[..]);
+}
