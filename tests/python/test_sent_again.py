@@ -166,7 +166,7 @@ def test_an_answer_that_was_delivered_is_charged_again_and_so_is_another_body(ro
     one, other = routers[0], routers[1]
 
     def saved() -> float:
-        return total([one, other], "shared_cache_writes_total", kind="charge", outcome="stored")
+        return total([one, other], "shared_cache_writes_total", kind="quota_charge", outcome="stored")
 
     def ask(router: Serve, text: str, key: str) -> int:
         before = saved()

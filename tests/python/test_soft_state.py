@@ -277,7 +277,7 @@ def test_what_is_torn_foreign_or_huge_in_redis_is_a_miss(redis, routers):
     for number, value in enumerate((b"", b"\x01", b"x" * 100, b"\x00" * (8 << 20))):
         answer, _ = respond(one, prose(20, 200 + number))
         until("it is shared", lambda answer=answer: in_redis(redis, answer["id"]))
-        (key,) = redis.keys(f"*maker*{answer['id']}")
+        (key,) = redis.keys(f"*response_worker*{answer['id']}")
         whole = redis.ask("STRLEN", key)
         redis.ask("SET", key, value)
         spoilt[answer["id"]] = key
@@ -348,7 +348,7 @@ def test_nothing_is_found_across_tenants(redis, workers, tmp_path):
         until("it is shared", lambda: in_redis(redis, answer["id"]))
         keys_of = redis.keys(f"*{answer['id']}")
         # Whose it is stands under a key that all tenants share.
-        assert len(keys_of) == 3 and all((":1:a:" in key) != (":holder:0::" in key) for key in keys_of)
+        assert len(keys_of) == 3 and all((":1:a:" in key) != (":response_tenant:0::" in key) for key in keys_of)
         assert respond(other, "on", answer["id"], key="k-a")[0]["previous_response_id"] == answer["id"]
         for router in (one, other):
             with pytest.raises(urllib.error.HTTPError) as refused:
