@@ -89,5 +89,5 @@ fn only_data_lines_with_transfer_parameters_change() {
     assert_eq!(redact_event(&Bytes::from_static(unchanged)), None);
     let event = b"event: a\r\ndata:{\"a\":1}\r\ndata: {\"kv_transfer_params\":{},\"b\":2} \r\n\r\n";
     let redacted = redact_event(&Bytes::from_static(event)).unwrap();
-    assert_eq!(redacted, b"event: a\r\ndata:{\"a\":1}\r\ndata: {\"b\":2} \r\n\r\n"[..]);
+    assert_eq!(redacted, b"event: a\r\ndata:{\"a\":1}\r\ndata: {\"kv_transfer_params\":null,\"b\":2} \r\n\r\n"[..]);
 }
