@@ -40,7 +40,7 @@ pub fn without_text(message: &str) -> String {
     told.unwrap_or_else(|| message.to_owned())
 }
 
-/// What serde says of a `u32`, in the words of [`expected_in_words`].
+/// The values that a `u32` accepts, as error messages name them.
 pub const U32_RANGE: &str = "a whole number from 0 to 4294967295";
 
 /// Names a type as TOML does, not as Rust does.

@@ -1,7 +1,7 @@
 //! DNS discovery: a name whose addresses are workers, resolved repeatedly.
 //!
 //! A failed or empty answer changes nothing. Some resolvers return only a part of many addresses each time, so a worker
-//! is removed only after its address was missing [`MAX_MISSES`] times in a row.
+//! is removed only after its address was missing `MAX_MISSES` times in a row.
 
 use std::collections::BTreeMap;
 use std::io;
