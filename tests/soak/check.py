@@ -120,7 +120,8 @@ def soak(seconds: float, csv: Path) -> list[str]:
     redis, steady = Redis(), Steady()
     samples: list[Sample] = []
     try:
-        settings = (*SETTINGS, f'shared_cache.redis_url="{redis.url}"', "shared_cache.key_prefix=soak", 'shared_cache.timeout="200ms"')
+        settings = (*SETTINGS, f'shared_cache.redis_url="{redis.url}"', "shared_cache.key_prefix=soak",
+                    "shared_cache.encryption_secret=0123456789abcdef", 'shared_cache.timeout="200ms"')
         with Routers(steady, 3, voters=3, settings=settings) as routers:
             guests = Guests([Operator(serve.operator) for serve in routers.all])
             mixture = Mixture([serve.port for serve in routers.all], CLIENTS)

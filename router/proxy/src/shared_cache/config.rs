@@ -67,8 +67,8 @@ impl SharedCacheConfig {
     }
 }
 
-const SECRET_ACCEPTED: &str = "accepted are 16 characters and more, the same at every router: with them is encrypted what \
-    lies in Redis, people's words among it. Without a secret Redis is used only with shared_cache.allow_plaintext = true";
+const SECRET_ACCEPTED: &str = "accepted are 16 characters or more, the same at every router. The secret encrypts what the \
+    routers store in Redis, clients' messages included. To store it unencrypted, set shared_cache.allow_plaintext = true";
 
 /// The address of Redis, which may hold a password.
 #[derive(Clone, Debug)]
