@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use consensus::Waits;
+use consensus::RetryBackoff;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -56,7 +56,7 @@ impl ResourceShortages {
     }
 
     /// Returns the wait before the next attempt; `None` if there is none.
-    fn wait(&self, waits: &mut Waits, what: &impl Display, error: &io::Error) -> Option<Duration> {
+    fn wait(&self, waits: &mut RetryBackoff, what: &impl Display, error: &io::Error) -> Option<Duration> {
         let wait = waits.after(error).filter(|_| !self.is_stopping.load(Relaxed))?;
         self.record(what, error);
         Some(wait)
@@ -68,7 +68,7 @@ impl ResourceShortages {
         what: impl Display,
         mut open: impl FnMut() -> io::Result<T>,
     ) -> io::Result<T> {
-        let mut waits = Waits::default();
+        let mut waits = RetryBackoff::default();
         loop {
             let opened = open();
             let wait = opened.as_ref().err().and_then(|error| self.wait(&mut waits, &what, error));
@@ -83,7 +83,7 @@ impl ResourceShortages {
         what: String,
         mut open: impl FnMut() -> io::Result<T>,
     ) -> io::Result<T> {
-        let mut waits = Waits::default();
+        let mut waits = RetryBackoff::default();
         loop {
             let opened = open();
             let wait = opened.as_ref().err().and_then(|error| self.wait(&mut waits, &what, error));

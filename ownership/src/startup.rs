@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::LedgerTime;
 
-use crate::admission::{self, PendingJoin, UnidentifiedNode};
+use crate::admission::{self, JoinAttempt, UnidentifiedNode};
 use crate::command_queue::QueuedCommand;
 use crate::data_dir_guard::{self, DataDirGuard};
 use crate::error::OwnershipError;
@@ -230,7 +230,7 @@ fn join_seeds(claimed: &LockedFolder, options: &Options) -> Result<Vec<String>, 
     if !options.peering.join.is_empty() {
         return Ok(options.peering.join.clone());
     }
-    let pending = PendingJoin::read(&claimed.root)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = JoinAttempt::read(&claimed.root)?.map(|joining| joining.seeds).unwrap_or_default();
     if !pending.is_empty() {
         let (data_dir, members) = (claimed.root.display(), pending.join(", "));
         tracing::info!(%data_dir, members, "a join was begun here and goes on; to found a cluster, start in an empty directory");
@@ -240,7 +240,7 @@ fn join_seeds(claimed: &LockedFolder, options: &Options) -> Result<Vec<String>, 
 
 /// Returns all member addresses that this node was given: configured ones, and those of an unfinished join.
 fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
-    let pending = PendingJoin::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = JoinAttempt::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
     let all: BTreeSet<String> = options.peering.join.iter().cloned().chain(pending).collect();
     Ok(all.into_iter().collect())
 }
@@ -339,7 +339,7 @@ pub(crate) async fn await_membership(
     address: String,
     options: &Options,
 ) -> Result<Option<AbortingTask>, OwnershipError> {
-    let joining = PendingJoin::read(&options.data_dir)?;
+    let joining = JoinAttempt::read(&options.data_dir)?;
     let is_new = joining.is_some();
     let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
     if !is_new {

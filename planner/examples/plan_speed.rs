@@ -10,7 +10,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    AttentionSpec, CheckpointInterval, CompressedKv, DisabledFeatures, Footprint, LayerState, OccupancyModel,
+    AttentionSpec, CheckpointInterval, CompressedKv, DisabledFeatures, KvFootprint, LayerState, OccupancyModel,
     OccupancyView, PlanningInputs, Policy, RequestProfile, SessionView, StepKind, TransferPermission, plan,
 };
 use vocabulary::{
@@ -99,7 +99,7 @@ fn full(fleet: &[WorkerView]) -> OccupancyModel {
     for (view, session) in fleet.iter().cycle().zip(0..SESSIONS) {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) };
         let (id, now) = (SessionId(1_000_000 + u128::from(session)), Micros(session * 1_000));
-        tenancy.step_started(at, id, Footprint { tokens, found: Tokens::ZERO, capacity: view.capacity.kv }, now);
+        tenancy.step_started(at, id, KvFootprint { tokens, found: Tokens::ZERO, capacity: view.capacity.kv }, now);
         tenancy.prefill_started(at, Micros(1_000), now);
         tenancy.step_ended(at, id, tokens, now);
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Tokens};
 
 use crate::cached_prefix::CachedPrefix;
-use crate::kv_occupancy::{SessionLookup, Victim};
+use crate::kv_occupancy::{EvictionVictim, SessionLookup};
 use crate::micros::micros;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{Decision, PlanningInputs};
@@ -77,7 +77,7 @@ pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Mi
 fn cascading_recompute_cost<'a>(visit: SessionLookup<'a>, at: &WorkerCandidate<'a>, missing: Tokens) -> f64 {
     let evicted = missing.min(at.headroom.evictable());
     let (mut left, mut again) = (evicted, 0.0);
-    for Victim { tokens, chance } in visit.short_term_victims(&at.headroom) {
+    for EvictionVictim { tokens, chance } in visit.short_term_victims(&at.headroom) {
         let part = tokens.min(left);
         again += at.eviction_cost.span(tokens - part, tokens) * expected_recomputes(chance);
         left -= part;

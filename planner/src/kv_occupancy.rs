@@ -19,9 +19,9 @@ use crate::return_model::{self, ReturnModel, ReturnPattern};
 use answer_lengths::AnswerLengths;
 pub use prefill_load::PrefillLoad;
 use prefill_load::PrefillLoadAverage;
-pub use rank_headroom::Victim;
+pub use rank_headroom::EvictionVictim;
 pub(crate) use rank_headroom::{RankHeadroom, SessionLookup};
-pub use rank_memory::RankMemory;
+pub use rank_memory::RankKvMemory;
 use rank_occupancy::{RankOccupancy, RankUpdate, ResidentSessions};
 use session_growth::SessionGrowth;
 
@@ -44,7 +44,7 @@ pub struct OccupancyModel {
     /// Times at which steps ended, oldest first. An entry is void if its session has had a step since.
     step_ends: VecDeque<(Micros, SessionId)>,
     /// Recorded occupancy, used instead of everything above when replaying a decision.
-    recorded: Option<Vec<RankMemory>>,
+    recorded: Option<Vec<RankKvMemory>>,
 }
 
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ struct SessionHistory {
 
 /// KV that a step will occupy at a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Footprint {
+pub struct KvFootprint {
     /// Tokens of the prompt and the expected answer.
     pub tokens: Tokens,
     /// Leading tokens of these that are already cached there.
@@ -79,7 +79,7 @@ pub struct Footprint {
 
 impl OccupancyModel {
     /// Records that a step of a session is sent to a rank.
-    pub fn step_started(&mut self, at: Owner, session: SessionId, stay: Footprint, now: Micros) {
+    pub fn step_started(&mut self, at: Owner, session: SessionId, stay: KvFootprint, now: Micros) {
         self.forget_idle_sessions(now);
         if let Some(seen) = self.sessions.get_mut(&session)
             && let Some(since) = seen.idle_since.take()
@@ -149,7 +149,7 @@ impl OccupancyModel {
     }
 
     /// Records that a session's prefix was replicated to a rank while no step of it is running.
-    pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, stay: Footprint, now: Micros) {
+    pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, stay: KvFootprint, now: Micros) {
         let habit = self.sessions.get(&session).map(|seen| seen.habit).unwrap_or_default();
         if stay.capacity > Tokens::ZERO {
             let mut place = self.place(at);

@@ -34,7 +34,7 @@ pub use action::Action;
 pub use action_set::ActionSet;
 pub use admission::{AdmissionDecision, AdmissionReason, AdmissionRequest, StepQueue, displaced_compute};
 pub use attention::{
-    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, CheckpointInterval, CompressedKv, DenseKv, Instances,
+    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, CheckpointInterval, CompressedKv, DenseKv, EngineInstances,
     KvGroups, LatentKv, LayerState, ParallelShape, PrefetchMode, PrefixRestore, RestorePlan, RestorePrices,
     RestoreSplit, ShapeError, SpecError, StateKind, WindowKv, check_kv_compatibility,
 };
@@ -44,7 +44,7 @@ pub use inputs::{
     BarredLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, SessionView,
     TransferObstacle, TransferPermission,
 };
-pub use kv_occupancy::{Footprint, OccupancyModel, PrefillLoad, RankMemory, Victim};
+pub use kv_occupancy::{EvictionVictim, KvFootprint, OccupancyModel, PrefillLoad, RankKvMemory};
 pub use lcm::lcm;
 pub use micros::ComputeRate;
 pub use plan::{
@@ -61,7 +61,7 @@ pub use prefix_replication::{
     PrefixReplication, ReplicationLimits, ReplicationPurpose, ReplicationSkipReason, plan_prefix_replication,
 };
 pub use selection::plan;
-pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
+pub use step::{ClassificationInputs, HeadRelation, StepKind, StepThresholds, classify};
 
 #[cfg(test)]
 mod tests;

@@ -8,9 +8,9 @@ use vocabulary::{Micros, Overlap, Owner, Tokens, WorkerId, WorkerView};
 
 use crate::kv_occupancy::RankHeadroom;
 use crate::{
-    ActionSet, AttentionSpec, BarredLink, Decision, DisabledFeatures, Leg, OccupancyModel, OccupancyView,
-    ParallelShape, PlanningError, PlanningInputs, Policy, RankMemory, RequestProfile, SessionView, StepFacts, Victim,
-    classify, plan,
+    ActionSet, AttentionSpec, BarredLink, ClassificationInputs, Decision, DisabledFeatures, EvictionVictim, Leg,
+    OccupancyModel, OccupancyView, ParallelShape, PlanningError, PlanningInputs, Policy, RankKvMemory, RequestProfile,
+    SessionView, classify, plan,
 };
 
 /// Planning inputs of one step. The kind of step is not stored: it follows from the facts and the policy.
@@ -18,7 +18,7 @@ use crate::{
 pub struct PlanningCase {
     /// Facts that determine the kind of step.
     #[serde(rename = "step")]
-    pub facts: StepFacts,
+    pub facts: ClassificationInputs,
     /// The request.
     #[serde(rename = "request")]
     pub ask: RequestProfile,
@@ -34,7 +34,7 @@ pub struct PlanningCase {
     /// Recorded KV occupancy. None in logs written before it was recorded: a plan made from such a log has no eviction
     /// cost.
     #[serde(rename = "kv_occupancy", default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Vec<RankMemory>>,
+    pub memory: Option<Vec<RankKvMemory>>,
     /// Actions disabled at that time, besides those of the policy.
     #[serde(rename = "disabled_actions", default, skip_serializing_if = "ActionSet::is_empty")]
     pub disabled: ActionSet,
@@ -71,10 +71,10 @@ impl PlanningCase {
 
 impl OccupancyModel {
     /// Returns what the planner read of the model for a step, rank by rank; unknown ranks are left out.
-    pub fn recorded_memory(&self, inputs: &PlanningInputs<'_>, decision: &Decision) -> Vec<RankMemory> {
+    pub fn recorded_memory(&self, inputs: &PlanningInputs<'_>, decision: &Decision) -> Vec<RankKvMemory> {
         let visit = self.session_lookup(inputs.session.id, inputs.occupancy.now);
         let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
-        let mut all: Vec<RankMemory> = Vec::with_capacity(views.len());
+        let mut all: Vec<RankKvMemory> = Vec::with_capacity(views.len());
         for &Leg { worker, rank, cached_tokens: found, .. } in decision.local_legs() {
             let Some(view) = views.get(&worker) else { continue };
             let at = Owner { worker, incarnation: view.incarnation, rank };
@@ -86,14 +86,14 @@ impl OccupancyModel {
             // Upper bound of the tokens that a plan can need there, including the session's expected growth.
             let need = inputs.request.prompt + inputs.request.answer + Tokens(capacity.0 / 8);
             let mut left = need - room.free;
-            let within = |victim: &Victim| {
+            let within = |victim: &EvictionVictim| {
                 let reached = left > Tokens::ZERO;
                 left -= victim.tokens;
                 reached
             };
             let victims = visit.victims(&room).take_while(within).collect();
             let (RankHeadroom { free, own, active, inflow, .. }, idle) = (room, room.evictable());
-            all.push(RankMemory { worker, rank, free, own, idle, active, inflow, victims });
+            all.push(RankKvMemory { worker, rank, free, own, idle, active, inflow, victims });
         }
         all
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{KvIndexState, Micros, Tokens};
 
-use crate::{Action, Thresholds};
+use crate::{Action, StepThresholds};
 
 /// Rule that selects a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
@@ -53,8 +53,8 @@ pub struct Policy {
     /// Rule that selects a candidate.
     #[default(SelectionRule::LowestCost)]
     pub policy: SelectionRule,
-    /// Thresholds between the kinds of step.
-    pub thresholds: Thresholds,
+    /// StepThresholds between the kinds of step.
+    pub thresholds: StepThresholds,
     /// Disabled actions. Colocated prefill cannot be disabled: every step must be servable.
     pub disabled_actions: Vec<Action>,
     /// `lambda`: cost of each MiB of device memory taken from other sessions, in microseconds.
@@ -79,7 +79,7 @@ pub struct Policy {
     pub replicate_dispatch: ReplicateDispatch,
     /// Share of believed blocks that is expected to be found.
     pub kv_index_confidence: ResidencyConfidence,
-    /// Thresholds above which an owner is overloaded.
+    /// StepThresholds above which an owner is overloaded.
     pub overload: OverloadThresholds,
     /// Memory tiers below device memory.
     pub tiers: LowerTiers,
@@ -148,7 +148,7 @@ impl ResidencyConfidence {
     }
 }
 
-/// Thresholds above which a session is moved away from its owner instead of served by a read-only replica
+/// StepThresholds above which a session is moved away from its owner instead of served by a read-only replica
 /// (`OwnershipEffect::ReadReplica`).
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]

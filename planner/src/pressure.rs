@@ -3,7 +3,7 @@
 use vocabulary::{Micros, Tokens};
 
 use crate::cost::CostModel;
-use crate::kv_occupancy::Victim;
+use crate::kv_occupancy::EvictionVictim;
 use crate::micros::micros;
 use crate::worker_candidate::WorkerCandidate;
 
@@ -57,12 +57,12 @@ impl CostModel<'_> {
     /// Returns the microseconds that victims are expected to spend on restoring these tokens. KV is evicted from its
     /// end; victims beyond those examined count as the average of these.
     fn victims_recompute_time(&self, at: &WorkerCandidate<'_>, tokens: Tokens) -> f64 {
-        let beyond = |all: &VictimTotals| all.again * tokens.0 as f64 / all.tokens.0 as f64;
+        let beyond = |all: &EvictionVictimTotals| all.again * tokens.0 as f64 / all.tokens.0 as f64;
         if let Some(all) = at.victim_totals.get().filter(|all| all.tokens < tokens) {
             return beyond(all);
         }
         let (mut left, mut again) = (tokens, 0.0);
-        for Victim { tokens: all, chance } in self.session_lookup.victims(&at.headroom) {
+        for EvictionVictim { tokens: all, chance } in self.session_lookup.victims(&at.headroom) {
             if all >= left {
                 return again + at.eviction_cost.span(all - left, all) * chance;
             }
@@ -71,13 +71,13 @@ impl CostModel<'_> {
         }
         match tokens - left {
             Tokens::ZERO => 0.0,
-            seen => beyond(at.victim_totals.get_or_init(|| VictimTotals { tokens: seen, again })),
+            seen => beyond(at.victim_totals.get_or_init(|| EvictionVictimTotals { tokens: seen, again })),
         }
     }
 }
 
 /// Sums over all examined victims of a rank, cached once a request went beyond them.
-pub(crate) struct VictimTotals {
+pub(crate) struct EvictionVictimTotals {
     tokens: Tokens,
     /// Microseconds that the victims are expected to spend on restoring these tokens.
     again: f64,

@@ -23,7 +23,7 @@ use vocabulary::{Blocks, Micros, Tokens};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum StepKind {
-    /// Many new tokens; less than half of the prompt is reused (`Thresholds::tool_output_min_reused_percent`).
+    /// Many new tokens; less than half of the prompt is reused (`StepThresholds::tool_output_min_reused_percent`).
     NewLongPrefix,
     /// Many new tokens; at least half of the prompt is reused.
     LongToolOutput,
@@ -82,7 +82,7 @@ impl HeadRelation {
 
 /// Facts that determine the kind of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
-pub struct StepFacts {
+pub struct ClassificationInputs {
     /// Tokens of the whole prompt.
     #[serde(rename = "prompt_tokens")]
     pub prompt: Tokens,
@@ -96,17 +96,17 @@ pub struct StepFacts {
     pub idle: Option<Micros>,
 }
 
-impl StepFacts {
+impl ClassificationInputs {
     /// Returns the tokens that nobody has computed yet.
     pub fn new_tokens(&self) -> Tokens {
         self.prompt - self.reused
     }
 }
 
-/// Thresholds between the kinds of step.
+/// StepThresholds between the kinds of step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct Thresholds {
+pub struct StepThresholds {
     /// A step with more new tokens than this is long.
     #[default(Tokens(4_096))]
     pub long_step_tokens: Tokens,
@@ -120,7 +120,7 @@ pub struct Thresholds {
 }
 
 /// Returns the kind of a step. The most specific wins: continuation, then fork, then cold resume, then by size.
-pub fn classify(facts: &StepFacts, thresholds: &Thresholds) -> StepKind {
+pub fn classify(facts: &ClassificationInputs, thresholds: &StepThresholds) -> StepKind {
     match facts.relation {
         HeadRelation::Equals => return StepKind::DecodeContinuation,
         HeadRelation::Diverges => return StepKind::ForkedRollout,
@@ -142,8 +142,9 @@ mod tests {
     use super::*;
 
     fn kind(prompt: u64, reused: u64) -> StepKind {
-        let facts = StepFacts { prompt: Tokens(prompt), reused: Tokens(reused), ..StepFacts::default() };
-        classify(&facts, &Thresholds::default())
+        let facts =
+            ClassificationInputs { prompt: Tokens(prompt), reused: Tokens(reused), ..ClassificationInputs::default() };
+        classify(&facts, &StepThresholds::default())
     }
 
     #[test]
@@ -165,13 +166,13 @@ mod tests {
     #[test]
     fn pause_beyond_the_threshold_makes_a_cold_resume() {
         let at = |idle| {
-            let facts = StepFacts {
+            let facts = ClassificationInputs {
                 prompt: Tokens(9_000),
                 reused: Tokens(8_000),
                 relation: HeadRelation::Extends,
                 idle: Some(Micros(idle)),
             };
-            classify(&facts, &Thresholds::default())
+            classify(&facts, &StepThresholds::default())
         };
         assert_eq!(at(60_000_000), StepKind::SmallIncrement);
         assert_eq!(at(60_000_001), StepKind::ColdResume);
@@ -180,8 +181,13 @@ mod tests {
     #[test]
     fn head_relation_outranks_pause_and_size() {
         let of = |relation| {
-            let facts = StepFacts { prompt: Tokens(9_000), reused: Tokens(0), relation, idle: Some(Micros(u64::MAX)) };
-            classify(&facts, &Thresholds::default())
+            let facts = ClassificationInputs {
+                prompt: Tokens(9_000),
+                reused: Tokens(0),
+                relation,
+                idle: Some(Micros(u64::MAX)),
+            };
+            classify(&facts, &StepThresholds::default())
         };
         assert_eq!(of(HeadRelation::Equals), StepKind::DecodeContinuation);
         assert_eq!(of(HeadRelation::Diverges), StepKind::ForkedRollout);
@@ -190,9 +196,12 @@ mod tests {
 
     #[test]
     fn step_kind_thresholds_are_configurable() {
-        let facts = StepFacts { prompt: Tokens(100), reused: Tokens(30), ..StepFacts::default() };
-        let mut thresholds =
-            Thresholds { long_step_tokens: Tokens(10), tool_output_min_reused_percent: 31, ..Thresholds::default() };
+        let facts = ClassificationInputs { prompt: Tokens(100), reused: Tokens(30), ..ClassificationInputs::default() };
+        let mut thresholds = StepThresholds {
+            long_step_tokens: Tokens(10),
+            tool_output_min_reused_percent: 31,
+            ..StepThresholds::default()
+        };
         assert_eq!(classify(&facts, &thresholds), StepKind::NewLongPrefix);
         thresholds.tool_output_min_reused_percent = 30;
         assert_eq!(classify(&facts, &thresholds), StepKind::LongToolOutput);

@@ -30,7 +30,7 @@ use proxy::receipt::ReceiptBuffer;
 use proxy::retries::TenantShare;
 use proxy::routing::LiveRouting;
 use proxy::salt_proof::SaltProver;
-use proxy::salts::Salts;
+use proxy::salts::CacheSalts;
 use proxy::server::BodyLimits;
 use proxy::shared_cache::{SharedCache, SharedCacheError};
 use proxy::telemetry::metrics::Metrics;
@@ -113,8 +113,8 @@ impl AppState {
         SharedCache::check(&config.shared_cache)?;
         let rooms = Subsystems::open(&config, &metrics).await?;
         let salts = match &config.auth.keys_file {
-            Some(_) => Salts::per_tenant(config.auth.cache_salt_secret.as_ref()),
-            None => Salts::none(),
+            Some(_) => CacheSalts::per_tenant(config.auth.cache_salt_secret.as_ref()),
+            None => CacheSalts::none(),
         };
         let is_shared = keys.required();
         let isolation = TenantIsolation::new(keys, salts);

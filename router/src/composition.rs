@@ -16,7 +16,9 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
 use vocabulary::{Micros, ModelId};
 use workers_shim::events::SharedIndex;
-use workers_shim::fleet::{Fleet, FleetError, FleetOptions, Keep, LivenessReport, ProbeSettings, SourceRulesResolver};
+use workers_shim::fleet::{
+    Fleet, FleetError, FleetOptions, LivenessReport, ProbeSettings, SourceRulesResolver, SuperviseTask,
+};
 
 use crate::config::Config;
 use proxy::catalog::{Catalog, CatalogError};
@@ -82,7 +84,7 @@ impl Subsystems {
         let neighbours: Arc<dyn RouterPeers> = Arc::new(directory.peers().clone());
         let (alive, reports) = mpsc::channel(MAX_QUEUED_REPORTS);
         let supervision = directory.supervision().clone();
-        let keep: Keep = Arc::new(move |name, begin| supervision.kept(name, begin).boxed());
+        let keep: SuperviseTask = Arc::new(move |name, begin| supervision.kept(name, begin).boxed());
         let options = FleetOptions {
             workers: Vec::new(),
             pace: ProbeSettings::default(),

@@ -24,7 +24,7 @@ use proxy::decisions::DecisionLogConfig;
 use proxy::discovery::{DiscoveryConfig, WorkerConfig, WorkerUrlError, workers_problem};
 use proxy::host_check::ServerConfig;
 use proxy::outliers::OutlierConfig;
-use proxy::peer_exchange::ledger_health::FailurePolicy;
+use proxy::peer_exchange::ledger_health::LedgerFailurePolicy;
 use proxy::pipeline::ResumeConfig;
 use proxy::prefix_cache::PrefixCacheConfig;
 use proxy::prefix_replication::PrefixReplicationConfig;
@@ -128,7 +128,7 @@ pub struct LedgerConfig {
     /// Sessions, likewise.
     pub max_sessions: Option<u32>,
     /// What happens when the log can no longer be written: `serve` goes on with the last view, `stop` ends the process.
-    pub on_failure: FailurePolicy,
+    pub on_failure: LedgerFailurePolicy,
 }
 
 /// Why a configuration was refused.

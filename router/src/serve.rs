@@ -92,7 +92,7 @@ impl RunningServer {
         let desk = OperatorState::open(gateway.operator_parts(), operator_settings)?;
         let settings = &gateway.config.proxy;
         let found = if gateway.config.discovery.is_enabled() { FOUND_WORKERS } else { 0 };
-        let needs = descriptors::Needs {
+        let needs = descriptors::DescriptorDemand {
             clients: settings.max_connections,
             workers: gateway.config.workers.len().max(found),
             is_in_cluster: gateway.config.cluster.listen.is_some(),

@@ -79,10 +79,10 @@ pub struct FleetOptions {
 }
 
 /// Creates the future of a task; called again after a panic.
-pub type Begin = Box<dyn FnMut() -> BoxFuture<'static, ()> + Send>;
+pub type TaskFactory = Box<dyn FnMut() -> BoxFuture<'static, ()> + Send>;
 
 /// Runs a task until it completes, and restarts it after a panic. Several tasks may share a name.
-pub type Keep = Arc<dyn Fn(&'static str, Begin) -> BoxFuture<'static, ()> + Send + Sync>;
+pub type SuperviseTask = Arc<dyn Fn(&'static str, TaskFactory) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The current state of all workers. Dropping it stops its probes and event streams.
 pub struct Fleet {
@@ -110,7 +110,7 @@ struct ProberEnvironment {
     pace: ProbeSettings,
     liveness: Option<mpsc::Sender<LivenessReport>>,
     follower_environment: FollowerEnvironment,
-    keep: Keep,
+    keep: SuperviseTask,
 }
 
 impl Fleet {
@@ -120,7 +120,7 @@ impl Fleet {
     }
 
     /// Starts the fleet with tasks supervised by `keep`. Must be called inside a tokio runtime.
-    pub fn start_kept(options: FleetOptions, keep: Keep) -> Result<Self, FleetError> {
+    pub fn start_kept(options: FleetOptions, keep: SuperviseTask) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
         let following = FollowerEnvironment {
             client: client.clone(),

@@ -29,7 +29,7 @@ pub use leader_term::{DesiredLimits, LeaderTerm, expiries, limit_widening, renew
 pub use levels::{MemberRelease, RaiseLevelError, SupportedLevels, UnsupportedLevel, check_command_level, check_raise};
 pub use membership_lock::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};
 pub use pending_voter_change::StalledVoterChange;
-pub use shortage::{Waits, is_shortage};
+pub use shortage::{RetryBackoff, is_shortage};
 pub use snapshot::{SnapshotContents, SnapshotStore};
 pub use state_machine::{AppliedEntry, ApplyObserver, SnapshotBuilder, StateMachine};
 pub use types::{

@@ -19,17 +19,17 @@ pub fn is_shortage(error: &io::Error) -> bool {
 
 /// Exponential backoff between the attempts of one operation.
 #[derive(Clone, Debug)]
-pub struct Waits {
+pub struct RetryBackoff {
     next: Duration,
 }
 
-impl Default for Waits {
+impl Default for RetryBackoff {
     fn default() -> Self {
         Self { next: FIRST_WAIT }
     }
 }
 
-impl Waits {
+impl RetryBackoff {
     /// Returns how long to wait after this error; `None` if the error is not a shortage and a retry is useless.
     pub fn after(&mut self, error: &io::Error) -> Option<Duration> {
         let wait = self.next;
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn what_passes_is_waited_for_ever_longer_up_to_a_bound_and_for_ever() {
         for errno in SHORT {
-            let (mut waits, error) = (Waits::default(), io::Error::from_raw_os_error(errno));
+            let (mut waits, error) = (RetryBackoff::default(), io::Error::from_raw_os_error(errno));
             let all: Vec<Duration> = (0..1_000).map(|_| waits.after(&error).unwrap()).collect();
             assert_eq!(all[..3], [10, 20, 40].map(Duration::from_millis), "{errno}");
             assert!(all.is_sorted() && all.ends_with(&[LONGEST_WAIT; 900]));
@@ -56,8 +56,8 @@ mod tests {
     fn any_other_error_is_final() {
         // EIO, ENOSPC, ENOENT, EACCES.
         for errno in [5, 28, 2, 13] {
-            assert_eq!(Waits::default().after(&io::Error::from_raw_os_error(errno)), None, "{errno}");
+            assert_eq!(RetryBackoff::default().after(&io::Error::from_raw_os_error(errno)), None, "{errno}");
         }
-        assert_eq!(Waits::default().after(&io::Error::other("a bug")), None);
+        assert_eq!(RetryBackoff::default().after(&io::Error::other("a bug")), None);
     }
 }

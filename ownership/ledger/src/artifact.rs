@@ -121,7 +121,7 @@ impl Scope {
 
 /// A prefix that an artifact keeps and that lookups can find.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Boundary {
+pub struct PrefixBoundary {
     /// Prefix that ends at the boundary.
     pub point: PrefixPoint,
     /// Grant that sealed it.
@@ -178,7 +178,7 @@ pub struct Artifact {
     /// Where it attaches; `None` if it starts at the root.
     pub parent: Option<ParentPoint>,
     /// Boundaries in ascending order; the last one is the artifact's end.
-    pub boundaries: Vec<Boundary>,
+    pub boundaries: Vec<PrefixBoundary>,
     /// Owner by decision, live or not; `None` if the owner released it.
     pub owner: Option<Owner>,
     /// When that owner was granted.
@@ -239,7 +239,7 @@ impl Artifact {
     }
 
     /// Returns the deepest boundary at or before `blocks`.
-    pub fn boundary_at_or_before(&self, blocks: Blocks) -> Option<&Boundary> {
+    pub fn boundary_at_or_before(&self, blocks: Blocks) -> Option<&PrefixBoundary> {
         let after = self.boundaries.partition_point(|b| b.point.blocks <= blocks);
         self.boundaries[..after].last()
     }

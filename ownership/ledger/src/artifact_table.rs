@@ -10,7 +10,7 @@ use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, LedgerTime, Owner, PrefixCh
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::PrefixPoint;
-use crate::artifact::{Artifact, Boundary, KvOrigin, KvShape, ParentPoint, Replica};
+use crate::artifact::{Artifact, KvOrigin, KvShape, ParentPoint, PrefixBoundary, Replica};
 use crate::control::PinFlag;
 use crate::origin_interner::OriginInterner;
 use crate::packed_codec::{PackedReader, PackedWriter};
@@ -246,7 +246,7 @@ impl PackedReader<'_> {
             if step & 1 == 1 {
                 epoch = self.epoch();
             }
-            artifact.boundaries.push(Boundary { point: PrefixPoint { blocks: Blocks(blocks), id }, epoch });
+            artifact.boundaries.push(PrefixBoundary { point: PrefixPoint { blocks: Blocks(blocks), id }, epoch });
         }
         let copies = self.number();
         artifact.replicas.extend((0..copies).map(|_| Replica {

@@ -30,7 +30,9 @@ mod step;
 mod tables;
 
 pub use apply::MAX_CLOCK_STEP;
-pub use artifact::{Artifact, Boundary, KvFormat, KvKind, KvKinds, KvOrigin, KvShape, ParentPoint, Replica, Scope};
+pub use artifact::{
+    Artifact, KvFormat, KvKind, KvKinds, KvOrigin, KvShape, ParentPoint, PrefixBoundary, Replica, Scope,
+};
 pub use artifact_table::BoundaryRef;
 pub use changes::{ChangeOp, RecordKey, RecordUpdate};
 pub use command::{
@@ -43,7 +45,7 @@ pub use control::{
 };
 pub use ledger::{Ledger, RestorePoint, TenantUsage};
 pub use limits::LedgerLimits;
-pub use locate::{Lineage, LocateQuery, LocateResult, OwnershipStatus, ResolvedSession, SealedPrefix};
+pub use locate::{LocateQuery, LocateResult, OwnershipStatus, PromptLineage, ResolvedSession, SealedPrefix};
 pub use node::{FOUNDER, MembershipStatus, Node};
 pub use outcome::{HeadMovement, Outcome, Refusal, SealResult};
 pub use point::{ChainSegment, MAX_POINTS, PrefixPoint, WAYPOINT};

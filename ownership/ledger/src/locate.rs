@@ -25,7 +25,7 @@ pub struct LocateQuery<'a> {
 
 /// How a prompt relates to known sessions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lineage {
+pub enum PromptLineage {
     /// The prompt extends a head of this session.
     ExtendsHead {
         /// Session.
@@ -98,7 +98,7 @@ pub struct SealedPrefix {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LocateResult {
     /// How the prompt relates to known sessions.
-    pub lineage: Lineage,
+    pub lineage: PromptLineage,
     /// Deepest sealed prefix of the prompt.
     pub sealed: Option<SealedPrefix>,
 }
@@ -132,12 +132,14 @@ impl LocateResult {
     /// to use for a new session.
     pub fn resolve_session(&self, named: Option<SessionId>, fresh: SessionId) -> ResolvedSession {
         let (session, parent, head) = match (self.lineage, named) {
-            (Lineage::ExtendsHead { session, head }, _) => (session, None, Some((head, head.blocks))),
-            (Lineage::ForksFrom { session, head, fork_point: at }, Some(_)) => (session, None, Some((head, at.blocks))),
-            (Lineage::ForksFrom { session, head, fork_point: at }, None) => {
+            (PromptLineage::ExtendsHead { session, head }, _) => (session, None, Some((head, head.blocks))),
+            (PromptLineage::ForksFrom { session, head, fork_point: at }, Some(_)) => {
+                (session, None, Some((head, at.blocks)))
+            }
+            (PromptLineage::ForksFrom { session, head, fork_point: at }, None) => {
                 (fresh, Some(session), Some((head, at.blocks)))
             }
-            (Lineage::SharesPrefix { .. } | Lineage::New, named) => (named.unwrap_or(fresh), None, None),
+            (PromptLineage::SharesPrefix { .. } | PromptLineage::New, named) => (named.unwrap_or(fresh), None, None),
         };
         ResolvedSession { session, parent, head, replaced_head: named.and_then(|_| self.replaced_head()) }
     }
@@ -150,8 +152,8 @@ impl LocateResult {
     /// Returns the known session that the prompt extends or forks from.
     pub fn session(&self) -> Option<SessionId> {
         match self.lineage {
-            Lineage::ExtendsHead { session, .. } | Lineage::ForksFrom { session, .. } => Some(session),
-            Lineage::SharesPrefix { .. } | Lineage::New => None,
+            PromptLineage::ExtendsHead { session, .. } | PromptLineage::ForksFrom { session, .. } => Some(session),
+            PromptLineage::SharesPrefix { .. } | PromptLineage::New => None,
         }
     }
 
@@ -159,7 +161,7 @@ impl LocateResult {
     /// head's history. With less in common the prompt is another branch of the conversation and adds a head.
     pub fn replaced_head(&self) -> Option<PrefixId> {
         match self.lineage {
-            Lineage::ForksFrom { head, fork_point: at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
+            PromptLineage::ForksFrom { head, fork_point: at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
             _ => None,
         }
     }
@@ -177,7 +179,7 @@ impl Ledger {
             (None, Some((at, artifact))) => self.lineage_by_chain(query, *at, artifact),
             (None, None) => None,
         };
-        let shared = || deepest.as_ref().map_or(Lineage::New, |(at, _)| Lineage::SharesPrefix { at: *at });
+        let shared = || deepest.as_ref().map_or(PromptLineage::New, |(at, _)| PromptLineage::SharesPrefix { at: *at });
         LocateResult {
             lineage: lineage.unwrap_or_else(shared),
             sealed: deepest.as_ref().map(|(at, artifact)| self.sealed_prefix(*at, artifact)),
@@ -273,22 +275,22 @@ impl Ledger {
     }
 
     /// Returns how the prompt relates to a given session; `None` if the session has no head in this scope.
-    fn lineage_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<Lineage> {
+    fn lineage_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<PromptLineage> {
         let heads = || session.heads.iter().filter(|head| head.scope == query.scope);
         let on_chain = heads().filter(|head| head.point.is_on_chain(query.chain)).max_by_key(|head| head.point.blocks);
         if let Some(head) = on_chain {
-            return Some(Lineage::ExtendsHead { session: session.id, head: head.point });
+            return Some(PromptLineage::ExtendsHead { session: session.id, head: head.point });
         }
         let shared = heads().map(|head| (self.last_shared_point(head, query.chain), head));
         let (at, head) = shared.max_by_key(|(at, head)| (at.blocks, head.touched))?;
-        Some(Lineage::ForksFrom { session: session.id, head: head.point, fork_point: at })
+        Some(PromptLineage::ForksFrom { session: session.id, head: head.point, fork_point: at })
     }
 
     /// Returns how a prompt without a named session relates to known ones; `None` if it shares only a prefix of
     /// sessions that were not forked from one another.
-    fn lineage_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<Lineage> {
+    fn lineage_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<PromptLineage> {
         if let Some(session) = self.session_with_head(artifact, at.id) {
-            return Some(Lineage::ExtendsHead { session: session.id, head: at });
+            return Some(PromptLineage::ExtendsHead { session: session.id, head: at });
         }
         if at.blocks <= query.shared_prefix {
             return None;

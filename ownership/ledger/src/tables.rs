@@ -5,7 +5,7 @@ use std::sync::Arc;
 use imbl::OrdSet;
 use vocabulary::{ArtifactId, LedgerTime, SessionId, TenantId};
 
-use crate::artifact::{Artifact, Boundary};
+use crate::artifact::{Artifact, PrefixBoundary};
 use crate::changes::RecordKey;
 use crate::ledger::{Ledger, LedgerIndexes, TenantUsage};
 use crate::record::{Intent, Lease, Session, Worker};
@@ -125,7 +125,7 @@ impl Ledger {
     /// Updates the index of only the boundaries that changed; most boundaries of a long artifact never do.
     fn index_boundaries(&mut self, old: Option<&Artifact>, new: &Artifact) {
         let scope = new.origin.scope();
-        let before: &[Boundary] = old.map_or(&[], |old| &old.boundaries);
+        let before: &[PrefixBoundary] = old.map_or(&[], |old| &old.boundaries);
         let same = before.iter().zip(&new.boundaries).take_while(|(a, b)| a.point == b.point).count();
         for boundary in &before[same..] {
             self.index.boundaries.remove(boundary.point.id, scope, new.id);

@@ -9,7 +9,7 @@ use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use consensus::{LogEntry, LogId, SnapshotMeta, Vote, Waits};
+use consensus::{LogEntry, LogId, RetryBackoff, SnapshotMeta, Vote};
 use openraft::AsyncRuntime;
 
 use crate::rng::Rng;
@@ -262,7 +262,7 @@ impl SimDisk {
 
     /// Opens or starts something, retrying while its process lacks resources, as servers do.
     pub(crate) async fn in_time(&self, begin: impl Fn(&Self) -> io::Result<()>) -> io::Result<()> {
-        let mut waits = Waits::default();
+        let mut waits = RetryBackoff::default();
         loop {
             let begun = begin(self);
             let Some(wait) = begun.as_ref().err().and_then(|error| waits.after(error)) else { return begun };

@@ -94,12 +94,12 @@ pub struct Dispatch {
     /// What is sent to the decode worker, if that is another one.
     pub ship: TransferScope,
     /// Action label and prediction of the policy, if it makes any.
-    pub prediction: Option<StepPrediction>,
+    pub prediction: Option<PlacementPrediction>,
 }
 
 /// Prediction for a step that was placed.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StepPrediction {
+pub struct PlacementPrediction {
     /// Action label of the dispatch.
     pub action: Action,
     /// Predicted seconds from placement to the first token.

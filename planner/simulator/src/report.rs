@@ -30,7 +30,7 @@ pub use notes::notes;
 pub use page::page;
 pub use prediction::PredictionQuality;
 pub(crate) use prediction::PredictionSamples;
-pub use restores::{RestoreBreakdown, RestoreFigures};
+pub use restores::{RestoreBreakdown, RestoreStats};
 pub use step_breakdown::StepBreakdown;
 pub use tier_policies::tier_policy_table;
 pub use times::{TimeDistribution, percentile};
@@ -39,7 +39,7 @@ pub use verdicts::{BaselineVerdict, verdict_table, verdicts};
 /// Figures of one run. Times are seconds of virtual time; step times are no longer measured once fewer sessions run
 /// than were requested.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct RunFigures {
+pub struct RunStats {
     /// Name of the policy.
     pub policy: &'static str,
     /// Parameters of the run.
@@ -59,11 +59,11 @@ pub struct RunFigures {
     /// Time per output token after the first one.
     pub tpot: TimeDistribution,
     /// Computed and reused tokens.
-    pub reuse: ReuseFigures,
+    pub reuse: ReuseStats,
     /// Location and transfers of KV.
-    pub memory: MemoryFigures,
+    pub memory: MemoryStats,
     /// Work of the fleet.
-    pub service: FleetWorkFigures,
+    pub service: FleetWorkStats,
 }
 
 /// Parameters of a run: load, seed, and policy of the tiers below device memory.
@@ -80,7 +80,7 @@ pub struct RunParameters {
 
 /// Computed and reused tokens.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct ReuseFigures {
+pub struct ReuseStats {
     /// Prompt tokens that were computed.
     pub prefill_tokens: u64,
     /// Prompt tokens that were not computed.
@@ -99,12 +99,12 @@ pub struct ReuseFigures {
     /// Prompt tokens loaded from slower tiers.
     pub restored_tokens: u64,
     /// Measured steps that loaded or received KV, and the mean breakdown of their time to first token.
-    pub restores: RestoreFigures,
+    pub restores: RestoreStats,
 }
 
 /// Location and transfers of KV.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct MemoryFigures {
+pub struct MemoryStats {
     /// Number of samples of the copies: one every 400 steps; none for a bound, which has a single memory.
     pub samples: usize,
     /// Cached tokens of all workers divided by the distinct ones among them; 0 without samples.
@@ -118,7 +118,7 @@ pub struct MemoryFigures {
     /// Tokens evicted from device memory.
     pub evicted_tokens: u64,
     /// Traffic of the disks.
-    pub disk: DiskFigures,
+    pub disk: DiskStats,
     /// Concurrent sessions times their mean prompt, divided by the memory of all workers; 0 for requests at recorded
     /// times.
     pub occupancy: f64,
@@ -126,7 +126,7 @@ pub struct MemoryFigures {
 
 /// Traffic of the workers' disks.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct DiskFigures {
+pub struct DiskStats {
     /// Bytes of KV written.
     pub written_bytes: u64,
     /// Bytes of KV read.
@@ -137,7 +137,7 @@ pub struct DiskFigures {
     pub dropped_bytes: u64,
 }
 
-impl DiskFigures {
+impl DiskStats {
     /// Returns bytes written divided by bytes ever read; none if no byte was read.
     pub fn write_amplification(&self) -> Option<f64> {
         (self.useful_bytes > 0).then(|| self.written_bytes as f64 / self.useful_bytes as f64)
@@ -146,7 +146,7 @@ impl DiskFigures {
 
 /// Prefixes replicated while sessions were idle.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, Default)]
-pub struct ReplicationFigures {
+pub struct ReplicationStats {
     /// Number of replications.
     pub moves: usize,
     /// Tokens of KV sent.
@@ -159,7 +159,7 @@ pub struct ReplicationFigures {
 
 /// Work of the fleet.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct FleetWorkFigures {
+pub struct FleetWorkStats {
     /// Seconds until the last answer was complete.
     pub seconds: f64,
     /// Sessions that finished.
@@ -178,7 +178,7 @@ pub struct FleetWorkFigures {
     /// Breakdown of step time.
     pub step_breakdown: StepBreakdown,
     /// Prefixes sent before a step asked for them.
-    pub prefix_replication: ReplicationFigures,
+    pub prefix_replication: ReplicationStats,
     /// Steps for which the policy had no plan; they went to the worker with the fewest requests.
     pub fallback_steps: usize,
     /// Number of steps by action.

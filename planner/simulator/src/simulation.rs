@@ -22,7 +22,7 @@ use vocabulary::Tokens;
 use crate::hardware_profile::HardwareProfile;
 use crate::kv_model::KvModel;
 use crate::policies::{PolicyKind, RoutingPolicy, StepRef, Stopwatch};
-use crate::report::RunFigures;
+use crate::report::RunStats;
 use crate::tier_policy::TierPolicy;
 use crate::trace::{ArrivalProcess, MAX_SECONDS, Trace};
 use delayed_residency::DelayedResidency;
@@ -195,7 +195,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Runs until no event is left. `progress` is called now and then with the finished steps and the total.
-    pub fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> RunFigures {
+    pub fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> RunStats {
         const PROGRESS_EVERY: usize = 512;
         self.schedule_initial_events();
         let (all, mut told) = (self.trace.steps().count(), 0);

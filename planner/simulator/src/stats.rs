@@ -6,7 +6,7 @@ mod tree;
 use std::collections::{BTreeMap, HashSet};
 
 use engine_model::runs::RunId;
-use planner::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
+use planner::{ClassificationInputs, HeadRelation, StepKind, StepThresholds, classify};
 use serde::Serialize;
 use vocabulary::{Micros, Tokens};
 
@@ -30,7 +30,7 @@ pub struct TraceStats {
     /// Number of sessions with sub-agents.
     pub with_sub_agents: usize,
     /// Lengths of prompts and answers.
-    pub lengths: Lengths,
+    pub lengths: LengthStats,
     /// Pauses between the steps of a conversation.
     pub gaps: StepPauses,
     /// Hit rates of an unlimited cache.
@@ -74,7 +74,7 @@ impl Percentiles {
 
 /// Lengths of prompts and answers, in tokens.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Lengths {
+pub struct LengthStats {
     /// Whole prompts.
     pub prompt: Percentiles,
     /// Answers.
@@ -187,7 +187,7 @@ impl StatsCollector<'_> {
             conversations: conversations.steps.len(),
             steps: Percentiles::of(conversations.steps.clone()),
             with_sub_agents: trace.sessions.iter().filter(|session| spawned(&session.steps)).count(),
-            lengths: Lengths {
+            lengths: LengthStats {
                 prompt: tokens(&|step| step.prompt),
                 answer: tokens(&|step| step.answer),
                 new: Percentiles::of(self.new),
@@ -220,5 +220,5 @@ fn kind(step: &TraceStep, place: &ConversationPosition, (own, forked): (Tokens, 
         () => HeadRelation::Extends,
     };
     let idle = place.gap.map(|gap| Micros((gap * 1e6) as u64));
-    classify(&StepFacts { prompt: step.prompt, reused: own, relation, idle }, &Thresholds::default())
+    classify(&ClassificationInputs { prompt: step.prompt, reused: own, relation, idle }, &StepThresholds::default())
 }

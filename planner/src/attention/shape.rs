@@ -159,13 +159,13 @@ impl LayerState {
 /// that read from it. Instance numbers run over both kinds, prefill first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvGroups {
-    prefill: Instances,
-    decode: Instances,
+    prefill: EngineInstances,
+    decode: EngineInstances,
 }
 
 /// Engine instances of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Instances {
+pub struct EngineInstances {
     /// Number of instances.
     pub count: u16,
     /// Tensor-parallel ranks per instance.
@@ -174,8 +174,8 @@ pub struct Instances {
 
 impl KvGroups {
     /// Builds the groups of these instances; decode ranks must be a multiple of prefill ranks.
-    pub fn new(prefill: Instances, decode: Instances) -> Result<Self, ShapeError> {
-        let shape = |instances: Instances| ParallelShape { tensor: instances.tensor, pipeline: 1 };
+    pub fn new(prefill: EngineInstances, decode: EngineInstances) -> Result<Self, ShapeError> {
+        let shape = |instances: EngineInstances| ParallelShape { tensor: instances.tensor, pipeline: 1 };
         some_ranks(shape(prefill)).and_then(|()| some_ranks(shape(decode)))?;
         check_kv_compatibility(None, shape(prefill), shape(decode))?;
         Ok(Self { prefill, decode })

@@ -5,7 +5,7 @@ use vocabulary::{Micros, Owner, SessionId, Tokens};
 
 use super::eviction_order::{IdleResident, MAX_VICTIMS};
 use super::rank_occupancy::ResidentSession;
-use super::{OccupancyModel, PrefillLoad, RankMemory};
+use super::{OccupancyModel, PrefillLoad, RankKvMemory};
 use crate::return_model;
 
 /// View of the occupancy model for one session.
@@ -35,12 +35,12 @@ pub(crate) struct RankHeadroom<'a> {
     /// Idle sessions that would be evicted first.
     pub(super) oldest: &'a [IdleResident],
     /// Recorded victims, used instead of `oldest` when replaying a decision.
-    pub(super) recorded_victims: &'a [Victim],
+    pub(super) recorded_victims: &'a [EvictionVictim],
 }
 
 /// KV of an idle session that may be evicted.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Victim {
+pub struct EvictionVictim {
     /// Tokens that it holds.
     pub tokens: Tokens,
     /// Chance, 0 to 1, that its session comes back for it soon, rounded to millionths.
@@ -53,7 +53,7 @@ impl<'a> SessionLookup<'a> {
     pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, found: Tokens) -> RankHeadroom<'a> {
         if let Some(told) = &self.occupancy.recorded {
             let told = told.iter().find(|told| (told.worker, told.rank) == (at.worker, at.rank));
-            return told.map_or(RankHeadroom::unknown(capacity), RankMemory::headroom);
+            return told.map_or(RankHeadroom::unknown(capacity), RankKvMemory::headroom);
         }
         let Some(worker) = self.occupancy.known_worker(at) else { return RankHeadroom::unknown(capacity) };
         let mut room = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
@@ -68,16 +68,16 @@ impl<'a> SessionLookup<'a> {
     }
 
     /// Returns the first few victims in eviction order: other sessions' KV, and the session's own stale KV.
-    pub(crate) fn victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = Victim> + use<'a> {
+    pub(crate) fn victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = EvictionVictim> + use<'a> {
         self.victims_by(room, return_model::ReturnModel::return_probability)
     }
 
     /// Returns the same victims with the chance that their sessions come back within 15 s.
-    pub(crate) fn short_term_victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = Victim> + use<'a> {
+    pub(crate) fn short_term_victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = EvictionVictim> + use<'a> {
         self.victims_by(room, return_model::ReturnModel::short_term_return_probability)
     }
 
-    fn victims_by<F>(self, room: &RankHeadroom<'a>, chance: F) -> impl Iterator<Item = Victim> + use<'a, F>
+    fn victims_by<F>(self, room: &RankHeadroom<'a>, chance: F) -> impl Iterator<Item = EvictionVictim> + use<'a, F>
     where
         F: Fn(&return_model::ReturnModel, return_model::ReturnPattern, return_model::IdleClass) -> f64,
     {
@@ -86,11 +86,11 @@ impl<'a> SessionLookup<'a> {
         let stale = room.stale;
         let victims = room.oldest.iter().map(move |idle| {
             if idle.session == self.session {
-                return Victim { tokens: stale, chance: 0.0 };
+                return EvictionVictim { tokens: stale, chance: 0.0 };
             }
             time = time.at_most(self.now - idle.last);
             let chance = idle.return_pattern.map_or(0.0, |habit| chance(&self.occupancy.returns, habit, time));
-            Victim { tokens: idle.tokens, chance }
+            EvictionVictim { tokens: idle.tokens, chance }
         });
         let victims = victims.filter(|victim| victim.tokens > Tokens::ZERO);
         victims.chain(room.recorded_victims.iter().copied()).take(MAX_VICTIMS)

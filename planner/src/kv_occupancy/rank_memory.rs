@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{DpRank, Owner, Tokens, WorkerId};
 
-use super::rank_headroom::{RankHeadroom, Victim};
+use super::rank_headroom::{EvictionVictim, RankHeadroom};
 use super::{OccupancyModel, PrefillLoad};
 
 /// Memory of one rank at planning time.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct RankMemory {
+pub struct RankKvMemory {
     /// Worker of the rank.
     pub worker: WorkerId,
     /// Rank within the worker.
@@ -31,10 +31,10 @@ pub struct RankMemory {
     pub inflow: PrefillLoad,
     /// Sessions that would be evicted first, as far as the step could reach.
     #[serde(rename = "eviction_candidates", default, skip_serializing_if = "Vec::is_empty")]
-    pub victims: Vec<Victim>,
+    pub victims: Vec<EvictionVictim>,
 }
 
-impl RankMemory {
+impl RankKvMemory {
     pub(super) fn headroom(&self) -> RankHeadroom<'_> {
         let Self { free, own, idle, active, inflow, .. } = *self;
         RankHeadroom {
@@ -50,7 +50,7 @@ impl RankMemory {
 
 impl OccupancyModel {
     /// Builds a read-only model that returns recorded occupancy.
-    pub fn from_recorded(memory: &[RankMemory]) -> Self {
+    pub fn from_recorded(memory: &[RankKvMemory]) -> Self {
         Self { recorded: Some(memory.to_vec()), ..Self::default() }
     }
 

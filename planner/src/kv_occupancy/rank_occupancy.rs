@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use vocabulary::{Micros, Owner, SessionId, Tokens, WorkerId};
 
-use super::Footprint;
+use super::KvFootprint;
 use super::eviction_order::{EvictionOrder, IdleResident};
 use super::rank_headroom::RankHeadroom;
 use crate::return_model::ReturnPattern;
@@ -77,7 +77,7 @@ impl ResidentSessions {
 }
 
 impl RankUpdate<'_> {
-    pub(super) fn step_started(&mut self, session: SessionId, stay: Footprint, now: Micros) {
+    pub(super) fn step_started(&mut self, session: SessionId, stay: KvFootprint, now: Micros) {
         let before = self.take(session);
         let shared = before.map_or(stay.found, |tenant| tenant.shared.min(stay.found));
         self.put(

@@ -14,7 +14,7 @@ fn seconds(seconds: u64) -> Micros {
 fn served(sessions: &[(u128, u64)]) -> OccupancyModel {
     let mut tenancy = OccupancyModel::default();
     for (n, (session, tokens)) in (0..).zip(sessions) {
-        let stay = Footprint { tokens: Tokens(*tokens), found: Tokens::ZERO, capacity: ALL };
+        let stay = KvFootprint { tokens: Tokens(*tokens), found: Tokens::ZERO, capacity: ALL };
         tenancy.step_started(at(1), SessionId(*session), stay, seconds(10 * n));
         tenancy.step_ended(at(1), SessionId(*session), Tokens(*tokens), seconds(10 * n + 1));
     }
@@ -26,7 +26,7 @@ fn room(tenancy: &OccupancyModel, session: u128) -> RankHeadroom<'_> {
     tenancy.session_lookup(SessionId(session), seconds(100)).headroom(at(1), ALL, ALL)
 }
 
-fn all_victims(tenancy: &OccupancyModel, session: u128) -> impl Iterator<Item = Victim> {
+fn all_victims(tenancy: &OccupancyModel, session: u128) -> impl Iterator<Item = EvictionVictim> {
     tenancy.session_lookup(SessionId(session), seconds(100)).victims(&room(tenancy, session))
 }
 
@@ -35,7 +35,7 @@ fn victims(tenancy: &OccupancyModel, session: u128) -> Vec<u64> {
 }
 
 fn begins(tenancy: &mut OccupancyModel, session: u128, tokens: u64) {
-    let stay = Footprint { tokens: Tokens(tokens), found: Tokens::ZERO, capacity: ALL };
+    let stay = KvFootprint { tokens: Tokens(tokens), found: Tokens::ZERO, capacity: ALL };
     tenancy.step_started(at(1), SessionId(session), stay, seconds(90));
 }
 
@@ -69,7 +69,7 @@ fn exceeding_capacity_evicts_the_oldest_sessions() {
 #[test]
 fn shared_prefix_tokens_count_once() {
     let mut tenancy = served(&[(1, 100)]);
-    let stay = Footprint { tokens: Tokens(150), found: Tokens(80), capacity: ALL };
+    let stay = KvFootprint { tokens: Tokens(150), found: Tokens(80), capacity: ALL };
     tenancy.step_started(at(1), SessionId(2), stay, seconds(20));
     assert_eq!(room(&tenancy, 2).own, Tokens(70));
     tenancy.step_ended(at(1), SessionId(2), Tokens(180), seconds(21));
@@ -115,7 +115,7 @@ fn new_incarnation_starts_with_empty_occupancy() {
     tenancy.step_started(
         reborn,
         SessionId(2),
-        Footprint { tokens: Tokens(10), found: Tokens(0), capacity: ALL },
+        KvFootprint { tokens: Tokens(10), found: Tokens(0), capacity: ALL },
         seconds(50),
     );
     assert_eq!(room(&tenancy, 9).free, ALL, "the old one is void");
@@ -141,7 +141,7 @@ fn cleared_rank_keeps_only_kv_in_use() {
 #[test]
 fn unknown_capacity_records_no_occupancy() {
     let mut tenancy = OccupancyModel::default();
-    let stay = Footprint { tokens: Tokens(10), found: Tokens::ZERO, capacity: Tokens::ZERO };
+    let stay = KvFootprint { tokens: Tokens(10), found: Tokens::ZERO, capacity: Tokens::ZERO };
     tenancy.step_started(at(1), SessionId(1), stay, seconds(1));
     assert!(tenancy.workers.is_empty());
 }
@@ -174,7 +174,7 @@ fn sessions_that_never_return_are_forgotten_and_counted_as_gone() {
         tenancy.step_ended(at(1), SessionId(session), Tokens(1), seconds(91));
     }
     for n in 0..100 {
-        let stay = Footprint { tokens: Tokens(1), found: Tokens::ZERO, capacity: ALL };
+        let stay = KvFootprint { tokens: Tokens(1), found: Tokens::ZERO, capacity: ALL };
         tenancy.step_started(at(2), SessionId(1_000 + n), stay, seconds(10_000));
     }
     assert!(tenancy.sessions.is_empty() && tenancy.step_ends.is_empty());

@@ -97,7 +97,7 @@ fn displaced_compute_is_capped_for_sessions_that_return_at_once() {
 fn memory_full_of_running_answers_costs_the_maximum() {
     let mut scene = full(1);
     let at = Owner { worker: super::id("a"), incarnation: Incarnation(1), rank: DpRank(0) };
-    let stay = Footprint { tokens: FULL, found: Tokens::ZERO, capacity: FULL };
+    let stay = KvFootprint { tokens: FULL, found: Tokens::ZERO, capacity: FULL };
     scene.occupancy.step_started(at, SessionId(7), stay, scene.now);
     assert_eq!(cost(&scene), 200 * 420_000);
 }

@@ -180,7 +180,7 @@ fn happen(
     match what {
         0..8 => {
             if what != 0 {
-                tenancy.step_started(at, session, Footprint { tokens, found, capacity: CAPACITY }, now);
+                tenancy.step_started(at, session, KvFootprint { tokens, found, capacity: CAPACITY }, now);
                 plain.step_started(at, session, (tokens, found), now);
                 tenancy.prefill_started(at, Micros(tokens.0 * 100), now);
             }
@@ -270,7 +270,7 @@ proptest! {
         // The recorded occupancy of a decision log gives the same decision, with equal terms.
         let decision = scene.plan();
         let told = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
-        let kept: Vec<RankMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
+        let kept: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
         scene.occupancy = OccupancyModel::from_recorded(&kept);
         prop_assert_eq!(scene.plan(), decision);
     }

@@ -269,7 +269,7 @@ proptest! {
         scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in barred_links(),
     ) {
         let mut case = PlanningCase {
-            facts: StepFacts { prompt: Tokens(prompt), ..StepFacts::default() },
+            facts: ClassificationInputs { prompt: Tokens(prompt), ..ClassificationInputs::default() },
             ask: scene.ask,
             session: scene.session,
             workers: scene.workers.into(),

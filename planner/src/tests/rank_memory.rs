@@ -21,7 +21,7 @@ fn scene(tenants: &[(u128, u64, u64)]) -> PlanningScene {
     scene
 }
 
-fn recorded_memory(scene: &PlanningScene) -> Vec<RankMemory> {
+fn recorded_memory(scene: &PlanningScene) -> Vec<RankKvMemory> {
     scene.occupancy.recorded_memory(&scene.inputs(), &scene.plan())
 }
 
@@ -52,7 +52,7 @@ fn recorded_memory_lists_only_victims_within_the_steps_reach() {
 #[test]
 fn recorded_memory_with_free_room_has_active_sessions_but_no_victims() {
     let told = recorded_memory(&scene(&[(1, 3_000, 5), (2, 3_000, 500)]));
-    let RankMemory { free, own, idle, active, victims, .. } = told[0].clone();
+    let RankKvMemory { free, own, idle, active, victims, .. } = told[0].clone();
     assert_eq!((free, own, idle), (Tokens(FULL - 6_000), Tokens::ZERO, Tokens(6_000)));
     assert_eq!((active, victims.len()), (1, 0), "one stepped within the last minute");
 }
@@ -76,7 +76,7 @@ fn recorded_victim_probabilities_round_trip_through_json() {
     let tenants: Vec<_> = (1..=12).map(|session| (session, 1_600, 7 * session as u64)).collect();
     let told = recorded_memory(&scene(&tenants));
     assert!(!told[0].victims.is_empty());
-    let read: Vec<RankMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
+    let read: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
     assert_eq!(read, told);
     for victim in &told[0].victims {
         assert!((0.0..=1.0).contains(&victim.chance));
@@ -87,7 +87,7 @@ fn recorded_victim_probabilities_round_trip_through_json() {
 #[test]
 fn sessions_whose_steps_only_fail_are_forgotten_too() {
     let mut tenancy = OccupancyModel::default();
-    let (at, stay) = (place("a"), Footprint { tokens: Tokens(100), found: Tokens::ZERO, capacity: Tokens(FULL) });
+    let (at, stay) = (place("a"), KvFootprint { tokens: Tokens(100), found: Tokens::ZERO, capacity: Tokens(FULL) });
     let second = |n: u64| Micros(n * 1_000_000);
     let mut steps = |session: u128, begin: u64| {
         tenancy.step_started(at, SessionId(session), stay, second(begin));

@@ -29,7 +29,7 @@ use client::AgentClientError;
 use corpus::{CorpusError, RecordedDialogue};
 use live_view::{LiveView, RunDescription, RunSnapshot};
 use local_cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};
-use report::{PolicyFigures, PolicyReport, RunMeasurements};
+use report::{PolicyReport, PolicyStats, RunMeasurements};
 use session::{FinishedStep, ReplayPlan, RunProgress};
 use think_time::ThinkTimeModel;
 
@@ -179,11 +179,7 @@ struct PolicyRun<'a> {
 
 impl PolicyRun<'_> {
     /// Replays every session on `cluster` and returns the figures.
-    async fn run_on(
-        &self,
-        cluster: &mut LocalCluster,
-        view: &mut LiveView,
-    ) -> Result<PolicyFigures, LocalClusterError> {
+    async fn run_on(&self, cluster: &mut LocalCluster, view: &mut LiveView) -> Result<PolicyStats, LocalClusterError> {
         let tally = Arc::new(Mutex::new(RunProgress::default()));
         let scale = self.options.think_scale / self.options.speed_up;
         let mut sessions = std::pin::pin!(session::replay(ReplayPlan {

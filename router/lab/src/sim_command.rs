@@ -18,7 +18,7 @@ use workers_shim::sim::{
 use proxy::flags;
 use proxy::renamed_keys;
 use proxy::shutdown_signal::wait_for_signal;
-use proxy::toml_file::{FileProblem, read_toml};
+use proxy::toml_file::{TomlFileError, read_toml};
 
 mod codec;
 
@@ -128,7 +128,7 @@ pub enum SimCommandError {
     Unreadable(PathBuf, #[source] std::io::Error),
     /// The profile is not what it should be.
     #[error("the profile {0}: {1}")]
-    Profile(PathBuf, #[source] FileProblem),
+    Profile(PathBuf, #[source] TomlFileError),
     /// The model's text files cannot be used.
     #[error(transparent)]
     Text(#[from] PrefixError),

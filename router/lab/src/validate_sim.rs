@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::Args;
 use futures::future::try_join_all;
 use simulator::policies::{Ablation, PolicyKind};
-use simulator::report::RunFigures;
+use simulator::report::RunStats;
 use simulator::trace::{ReplayLimits, Trace};
 use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup};
 use vocabulary::{Micros, TimeSpan, Tokens, WorkerRole};
@@ -90,7 +90,7 @@ pub struct ValidateSimArgs {
 struct SimulatedRun {
     seed: u64,
     trace: Arc<Trace>,
-    figures: RunFigures,
+    figures: RunStats,
 }
 
 /// A simulated run and the live run of the same order.

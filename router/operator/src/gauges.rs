@@ -13,7 +13,7 @@ use super::guardrail::is_disabled;
 use super::sources::OperatorParts;
 use proxy::calibration::DriftDirection;
 use proxy::discovery::WorkerSource;
-use proxy::guardrail::Arm;
+use proxy::guardrail::ComparisonArm;
 use proxy::peer_exchange::ledger_health::LedgerFault;
 use proxy::routing::RoutingMode;
 
@@ -121,7 +121,10 @@ fn guarded(parts: &OperatorParts) {
         let compared = parts.routing.guardrail.of(action);
         let name = action.as_str();
         metrics.guard_ratio.with_label_values(&[name]).set(compared.ttft_ratio.unwrap_or_default());
-        for (arm, count) in [(Arm::Control, compared.control_sessions), (Arm::Treatment, compared.treatment_sessions)] {
+        for (arm, count) in [
+            (ComparisonArm::Control, compared.control_sessions),
+            (ComparisonArm::Treatment, compared.treatment_sessions),
+        ] {
             metrics.guard_sessions.with_label_values(&[name, arm.as_ref()]).set(to_i64(count as u64));
         }
         metrics.reverted.with_label_values(&[name]).set(i64::from(is_disabled(&parts.routing, action, &compared)));

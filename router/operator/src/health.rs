@@ -22,7 +22,7 @@ use super::transfer_checks;
 use proxy::adapters;
 use proxy::discovery::WorkerSource;
 use proxy::prefix_cache::tokenizer_drift::{DriftSignal, MismatchScope, TokenizerMismatch, advice};
-use proxy::tenant_isolation::NotServing;
+use proxy::tenant_isolation::NotServingReason;
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
@@ -342,10 +342,10 @@ pub(super) async fn ready(
             }
             Ok(LedgerResponse::new(&desk.parts.ledger.directory().view(), readiness))
         }
-        Err(NotServing::SaltsIgnored) => {
+        Err(NotServingReason::SaltsIgnored) => {
             Err(Problem::not_ready(format!("No worker that answers may serve: {SALTS_IGNORED}.")))
         }
-        Err(NotServing::NobodyAnswers) => {
+        Err(NotServingReason::NobodyAnswers) => {
             let (workers, mut failures) = (fleet.workers.fleet().snapshot(), fleet.discovery.failures());
             if is_stranger {
                 failures.iter_mut().for_each(|(_, why)| "asked with a token this says why".clone_into(why));

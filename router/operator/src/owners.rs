@@ -1,7 +1,7 @@
 //! `/ownerserve/v1/owners`, `/replicas` and `/groups`: owners of sealed prefixes, replicas, and groups of artifacts.
 
 use ownership::LedgerView;
-use ownership::ledger::{Artifact, Boundary, Replica};
+use ownership::ledger::{Artifact, PrefixBoundary, Replica};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, WorkerId};
@@ -52,7 +52,7 @@ pub(super) struct OwnedPrefix {
 }
 
 impl OwnedPrefix {
-    fn new(view: &LedgerView, artifact: &Artifact, boundary: &Boundary) -> Self {
+    fn new(view: &LedgerView, artifact: &Artifact, boundary: &PrefixBoundary) -> Self {
         let status = view.ownership_status(artifact);
         let reaching = artifact.replicas.iter().filter(|replica| replica.upto.blocks >= boundary.point.blocks);
         Self {

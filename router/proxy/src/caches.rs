@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ownership::Supervision;
 
-use crate::checkpoints::CheckpointStore;
+use crate::checkpoints::TokenCheckpointStore;
 use crate::prefix_cache::{PrefixCache, PrefixCacheConfig};
 use crate::prompts::PromptStore;
 use crate::quotas::{Quotas, TenantConfig};
@@ -21,7 +21,7 @@ pub struct RouterCaches {
     /// Responses stored at workers.
     pub responses: Arc<StoredResponses>,
     /// Token checkpoints of conversations.
-    pub checkpoints: Arc<CheckpointStore>,
+    pub checkpoints: Arc<TokenCheckpointStore>,
     /// What conversations have left for their next step.
     pub prefix_cache: Arc<PrefixCache>,
     /// Quotas of tenants.
@@ -54,7 +54,7 @@ impl RouterCaches {
         let metrics = &metrics.shared_cache;
         let state = Arc::new(SharedCache::start(settings.shared_cache, (cluster, tasks), metrics.clone())?);
         let quotas = Quotas::new(settings.tenants, &state, metrics);
-        let checkpoints = Arc::new(CheckpointStore::new(state.clone()));
+        let checkpoints = Arc::new(TokenCheckpointStore::new(state.clone()));
         let identity = PrefixCache::start(settings.prefix_cache, checkpoints.clone(), (identity_metrics, tasks));
         let responses = Arc::new(StoredResponses::new(state.clone(), settings.tenancy));
         Ok(Self {

@@ -22,11 +22,11 @@ const PUBLISH_GROWTH_FACTOR: f64 = 1.25;
 
 /// Checkpoints of all conversations.
 #[derive(Debug)]
-pub struct CheckpointStore {
+pub struct TokenCheckpointStore {
     shared_cache: Arc<SharedCache>,
 }
 
-impl CheckpointStore {
+impl TokenCheckpointStore {
     /// Stores the checkpoints in `shared_cache`.
     pub fn new(shared_cache: Arc<SharedCache>) -> Self {
         Self { shared_cache }
@@ -55,8 +55,8 @@ impl CheckpointStore {
     }
 
     /// Stores what a step has tokenized. Never waits.
-    pub fn store(&self, tenant: &TenantId, pin: SessionId, tokenized: CheckpointUpdate) {
-        let CheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes } = tokenized;
+    pub fn store(&self, tenant: &TenantId, pin: SessionId, tokenized: TokenCheckpointUpdate) {
+        let TokenCheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes } = tokenized;
         let next = next.filter(|next| body_bytes >= MIN_BODY_BYTES && next.token_count() > known);
         let Some((tokens, bytes)) = next.and_then(|next| Some((next.token_count(), next.to_bytes()?))) else { return };
         if body_bytes >= MIN_REDIS_LOOKUP_BYTES && publish_level(tokens) > publish_level(known) {
@@ -69,7 +69,7 @@ impl CheckpointStore {
 
 /// What a step has tokenized.
 #[derive(Debug)]
-pub struct CheckpointUpdate {
+pub struct TokenCheckpointUpdate {
     /// Tokens that were known from earlier steps.
     pub known_tokens: Tokens,
     /// The next checkpoint.

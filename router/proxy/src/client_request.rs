@@ -14,7 +14,7 @@ use crate::error::{ApiError, ErrorFormat, ErrorRecipient};
 use crate::memory_budget::MemoryReservation;
 use crate::quotas::TokenReservation;
 use crate::request_id::{REQUEST_ID, id_value};
-use crate::stored_responses::transcript::Addition;
+use crate::stored_responses::transcript::ConversationAddition;
 
 /// A generation endpoint of the API.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -83,7 +83,7 @@ pub struct ClientRequest {
     /// Memory reserved for its body; released with the last clone.
     pub memory: Option<Arc<MemoryReservation>>,
     /// For `/v1/responses`: what it adds to the stored transcript of its conversation.
-    pub(crate) addition: Option<Addition>,
+    pub(crate) addition: Option<ConversationAddition>,
 }
 
 impl ClientRequest {

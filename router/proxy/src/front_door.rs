@@ -31,7 +31,7 @@ use crate::request_id::{REQUEST_ID, id_value, new_request_id};
 use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body};
 use crate::shared_cache::SharedCache;
 use crate::stored_responses::serve::ResponsesApi;
-use crate::tenant_isolation::NotServing;
+use crate::tenant_isolation::NotServingReason;
 use request_tracker::RequestTracker;
 use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
 
@@ -276,8 +276,8 @@ async fn handle(door: &Arc<FrontDoor>, route: &Route, request: ClientRequest) ->
         RouteHandler::Alive => Ok("ok\n".into_response()),
         RouteHandler::Ready => match door.forwarder.isolation.serving(&door.forwarder.workers) {
             Ok(()) => Ok("ok\n".into_response()),
-            Err(NotServing::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
-            Err(NotServing::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),
+            Err(NotServingReason::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
+            Err(NotServingReason::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),
         },
         RouteHandler::Unknown => Err(ApiError::UnknownPath { path: truncated(&request.path) }),
     }

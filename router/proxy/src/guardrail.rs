@@ -46,7 +46,7 @@ const ALPHA: f64 = 0.0001;
 /// Arm of the comparison that a session belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Arm {
+pub enum ComparisonArm {
     /// Planned, but served by the fallback policy.
     Control,
     /// Served as planned.
@@ -66,7 +66,7 @@ pub struct StepSample {
     /// The session of the step.
     pub session: SessionId,
     /// Arm of the session.
-    pub arm: Arm,
+    pub arm: ComparisonArm,
     /// Time from arrival to the first token; to the end where the answer was not streamed.
     pub latency: Micros,
     /// When the step ended, milliseconds since 1970.
@@ -201,8 +201,8 @@ impl ActionComparison {
         }
         let sample = (step.latency.0 as f64 + NEGLIGIBLE_MICROS).ln();
         match step.arm {
-            Arm::Control => self.control.add(step, sample),
-            Arm::Treatment => self.active.add(step, sample),
+            ComparisonArm::Control => self.control.add(step, sample),
+            ComparisonArm::Treatment => self.active.add(step, sample),
         }
         [&mut self.control, &mut self.active].into_iter().for_each(|arm| arm.expire(step.at_unix_ms));
         let difference = self.difference();

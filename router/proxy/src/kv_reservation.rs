@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use planner::{AdmissionLimits, Footprint, OccupancyModel, OwnershipEffect, Plan};
+use planner::{AdmissionLimits, KvFootprint, OccupancyModel, OwnershipEffect, Plan};
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Owner, SessionId, Tier, Tokens, WorkerView};
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::Fleet;
@@ -99,7 +99,7 @@ impl OccupancyTracker {
     }
 
     /// Records a replica of the session's KV that arrived at a rank while no step of the session is running there.
-    pub fn record_copy(&self, at: Owner, session: SessionId, stay: Footprint) {
+    pub fn record_copy(&self, at: Owner, session: SessionId, stay: KvFootprint) {
         let mut account = self.lock();
         let now = account.now;
         account.state.occupancy.prefix_replicated(at, session, stay, now);
@@ -134,7 +134,7 @@ impl OccupancyTracker {
         let found = found.tokens(step.ask.block);
         // What an owner holds without the model knowing it is the session's own KV, older than this router.
         let is_own = located.session.owner == Some(at) && !account.state.occupancy.is_resident(at, session);
-        let stay = Footprint { tokens, found: if is_own { Tokens::ZERO } else { found }, capacity };
+        let stay = KvFootprint { tokens, found: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
         account.state.occupancy.step_started(at, session, stay, now);
         let prompt_leg = plan.prompt_leg();

@@ -16,7 +16,7 @@ use vocabulary::{Incarnation, TenantId, WorkerHealth, WorkerId, WorkerRole, Work
 
 pub use config::OutlierConfig;
 pub use tracker::OutlierTracker;
-pub use trials::Trials;
+pub use trials::EjectionTrials;
 
 /// Why a worker was ejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::{ByteCount, Bytes, Tokens};
 
-use crate::checkpoints::CheckpointStore;
+use crate::checkpoints::TokenCheckpointStore;
 use crate::identified_request::IdentifiedRequest;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 use spot_check::{SpotCheck, SpotCheckQueue};
@@ -46,7 +46,7 @@ pub struct PrefixCache {
     spot_checks: SpotCheckQueue,
     verify_every: Option<NonZeroU64>,
     steps: AtomicU64,
-    checkpoints: Arc<CheckpointStore>,
+    checkpoints: Arc<TokenCheckpointStore>,
     metrics: PrefixCacheMetrics,
 }
 
@@ -54,7 +54,7 @@ impl PrefixCache {
     /// Returns an empty cache. Spot checks run as long as it lives.
     pub fn start(
         config: &PrefixCacheConfig,
-        checkpoints: Arc<CheckpointStore>,
+        checkpoints: Arc<TokenCheckpointStore>,
         (metrics, tasks): (PrefixCacheMetrics, &Arc<Supervision>),
     ) -> Self {
         let conversations = Arc::new(ConversationCache::new(Bytes(config.memory_limit.0 as u64)));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ownership::ledger::LocateQuery;
 use parking_lot::Mutex;
 use planner::{
-    Action, DisabledFeatures, Footprint, OccupancyView, PlanningInputs, Policy, PrefixReplication, ReplicationLimits,
+    Action, DisabledFeatures, KvFootprint, OccupancyView, PlanningInputs, Policy, PrefixReplication, ReplicationLimits,
     ReplicationSkipReason, SessionView, plan_prefix_replication,
 };
 use vocabulary::{Blocks, Owner, SessionId, Tokens, WorkerId, WorkerView, transfer_time};
@@ -55,7 +55,7 @@ struct ReplicationJob {
     source: Owner,
     target: Owner,
     /// What the target already holds of it, and the target's capacity.
-    footprint: Footprint,
+    footprint: KvFootprint,
 }
 
 impl PrefixReplicator {
@@ -194,7 +194,7 @@ fn choose_replication(
     let (from, to) = (at(moving.from)?, at(moving.to)?);
     let has = overlaps.iter().filter(|one| (one.worker, one.rank) == (moving.to, moving.to_rank)).map(|one| one.blocks);
     let found = has.max().unwrap_or_default().tokens(ask.block);
-    let stay = Footprint { tokens: moving.blocks.tokens(ask.block), found, capacity: to.capacity.kv };
+    let stay = KvFootprint { tokens: moving.blocks.tokens(ask.block), found, capacity: to.capacity.kv };
     let (source, target) = (owner(from, moving.from_rank), owner(to, moving.to_rank));
     Ok(ReplicationJob { session: id, predicted: expected, replication: moving, source, target, footprint: stay })
 }

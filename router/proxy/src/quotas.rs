@@ -25,7 +25,7 @@ use crate::error::ApiError;
 use crate::shared_cache::{CacheEntryKind, CacheKey, CounterLease, SharedCache};
 use crate::telemetry::shared_cache::SharedCacheMetrics;
 use allowance::{Allowance, QuotaShortfall, RefillSource};
-use idempotency::{Charge, IdempotencyKey, body_digest};
+use idempotency::{IdempotencyKey, QuotaCharge, body_digest};
 use strum::{AsRefStr, IntoStaticStr};
 
 /// Section `[tenants.NAME]`.
@@ -154,7 +154,7 @@ pub struct TenantQuotas {
 pub struct CountedRequest {
     idempotency_key: Option<IdempotencyKey>,
     /// What was charged for it before, if it is the same request.
-    previous_charge: Option<Charge>,
+    previous_charge: Option<QuotaCharge>,
 }
 
 impl TenantQuotas {
@@ -218,7 +218,7 @@ impl TenantQuotas {
         if let Some(meter) = &self.tokens {
             meter.take(taken.0).await?;
         }
-        let charge = Charge { body_digest: body_id, taken, used: Tokens::ZERO };
+        let charge = QuotaCharge { body_digest: body_id, taken, used: Tokens::ZERO };
         if let Some(named) = &named {
             named.record(charge);
         }
@@ -250,7 +250,7 @@ enum ResendStatus {
     Resent,
 }
 
-impl Charge {
+impl QuotaCharge {
     /// Settles one attempt of a request; `used` includes earlier attempts. Returns the tokens that were taken and that
     /// are kept of them, and the charge for the next attempt.
     fn settle(self, sent: ResendStatus, used: Tokens) -> ((Tokens, Tokens), Self) {
@@ -281,7 +281,7 @@ pub struct TokenReservation(Arc<Reservation>);
 #[derive(Debug)]
 struct Reservation {
     quotas: Arc<TenantQuotas>,
-    charge: Mutex<Charge>,
+    charge: Mutex<QuotaCharge>,
     resend_status: ResendStatus,
     idempotency_key: Option<IdempotencyKey>,
     settled: AtomicBool,
@@ -297,7 +297,11 @@ impl Drop for Reservation {
 }
 
 impl TokenReservation {
-    fn new(quotas: &Arc<TenantQuotas>, (charge, sent): (Charge, ResendStatus), named: Option<IdempotencyKey>) -> Self {
+    fn new(
+        quotas: &Arc<TenantQuotas>,
+        (charge, sent): (QuotaCharge, ResendStatus),
+        named: Option<IdempotencyKey>,
+    ) -> Self {
         let (settled, begun) = (AtomicBool::new(false), AtomicBool::new(false));
         Self(Arc::new(Reservation {
             quotas: quotas.clone(),
@@ -555,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_request_resent_after_a_failure_is_charged_once() {
-        let first = Charge { body_digest: 1, taken: Tokens(100), used: Tokens::ZERO };
+        let first = QuotaCharge { body_digest: 1, taken: Tokens(100), used: Tokens::ZERO };
         // The first router died before it could settle: what it took stays taken.
         let (moved, second) = first.settle(ResendStatus::Resent, Tokens(30));
         assert_eq!((moved, second.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use planner::{
-    ActionSet, AdmissionDecision, AdmissionRequest, BarredLink, Decision, HeadRelation, Plan, RankMemory,
-    RequestProfile, SessionView, StepFacts, StepKind, WorkerRank, lcm,
+    ActionSet, AdmissionDecision, AdmissionRequest, BarredLink, ClassificationInputs, Decision, HeadRelation, Plan,
+    RankKvMemory, RequestProfile, SessionView, StepKind, WorkerRank, lcm,
 };
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerId, WorkerView};
 
-use crate::guardrail::Arm;
+use crate::guardrail::ComparisonArm;
 use crate::identified_request::IdentifiedRequest;
 use crate::receipt::LookupEvidence;
 use crate::routing::RoutingMode;
@@ -95,7 +95,7 @@ pub struct ClassifiedStep {
     /// Routing mode for this step.
     pub mode: RoutingMode,
     /// The arm of the guardrail's comparison that its session belongs to.
-    pub arm: Option<Arm>,
+    pub arm: Option<ComparisonArm>,
     /// Actions that are disabled at run time.
     pub disabled: ActionSet,
     /// Why a broken answer cannot resume at another worker; `None` where it can.
@@ -169,7 +169,7 @@ pub struct PlannedStep {
     /// The ejected workers among the excluded.
     pub ejected: Vec<WorkerId>,
     /// What the occupancy model reported about KV that would be evicted.
-    pub rank_memory: Vec<RankMemory>,
+    pub rank_memory: Vec<RankKvMemory>,
     /// Cost of a start to other sessions, where the planner was asked, and the admission decision where the step may be
     /// queued.
     pub admission: Option<(AdmissionRequest, Option<AdmissionDecision>)>,
@@ -179,7 +179,7 @@ impl PlannedStep {
     /// Builds a planned step that is not admitted.
     pub(crate) fn of(
         plan: Plan,
-        (decision, rank_memory, asking): (Option<Decision>, Vec<RankMemory>, Option<AdmissionRequest>),
+        (decision, rank_memory, asking): (Option<Decision>, Vec<RankKvMemory>, Option<AdmissionRequest>),
         (shortened_ask, excluded): (Option<RequestProfile>, &[WorkerId]),
     ) -> Self {
         let admission = asking.map(|asking| (asking, None));
@@ -194,8 +194,8 @@ impl PlannedStep {
 }
 
 /// Collects the facts that determine the kind of a step.
-pub fn step_facts(located: &LocatedRequest) -> StepFacts {
-    StepFacts {
+pub fn step_facts(located: &LocatedRequest) -> ClassificationInputs {
+    ClassificationInputs {
         prompt: located.identified.total_tokens(),
         reused: located.reused_tokens(),
         relation: located.relation,

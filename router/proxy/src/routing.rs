@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use strum::AsRefStr;
 use vocabulary::SessionId;
 
-use crate::guardrail::Arm;
+use crate::guardrail::ComparisonArm;
 
 /// Who decides where a step goes.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default, AsRefStr)]
@@ -93,20 +93,20 @@ impl RoutingSettings {
     pub fn mode_of(self, session: SessionId) -> RoutingMode {
         match self.mode {
             RoutingMode::Active if rollout_buckets(session)[0] >= self.rollout_percent.0 => RoutingMode::Bypass,
-            RoutingMode::Active if self.arm_of(session) == Some(Arm::Control) => RoutingMode::Shadow,
+            RoutingMode::Active if self.arm_of(session) == Some(ComparisonArm::Control) => RoutingMode::Shadow,
             mode => mode,
         }
     }
 
     /// Returns the session's arm in the guardrail's comparison. Both arms have the same size, so that the newest
     /// sessions of both are from the same hours.
-    pub fn arm_of(self, session: SessionId) -> Option<Arm> {
+    pub fn arm_of(self, session: SessionId) -> Option<ComparisonArm> {
         let ([place, other], share) = (rollout_buckets(session), self.control_percent.0);
         let is_owned = self.mode == RoutingMode::Active && place < self.rollout_percent.0;
         match other {
             _ if !is_owned => None,
-            other if other < share => Some(Arm::Control),
-            other if other < 2 * share => Some(Arm::Treatment),
+            other if other < share => Some(ComparisonArm::Control),
+            other if other < 2 * share => Some(ComparisonArm::Treatment),
             _ => None,
         }
     }
@@ -210,15 +210,15 @@ mod tests {
             sessions().filter(|session| routing.arm_of(*session) == arm).collect::<Vec<_>>()
         };
         let (all, half) = (at(100, 20), at(50, 20));
-        for arm in Arm::VARIANTS.iter().copied() {
+        for arm in ComparisonArm::VARIANTS.iter().copied() {
             let (all, half) = (in_arm(all, Some(arm)), in_arm(half, Some(arm)));
             assert!((150..250).contains(&all.len()) && (70..130).contains(&half.len()), "{} {}", all.len(), half.len());
             assert!(half.iter().all(|session| all.contains(session)), "stable as the share grows");
         }
         for session in sessions() {
             let expected = match all.arm_of(session) {
-                Some(Arm::Control) => RoutingMode::Shadow,
-                Some(Arm::Treatment) | None => RoutingMode::Active,
+                Some(ComparisonArm::Control) => RoutingMode::Shadow,
+                Some(ComparisonArm::Treatment) | None => RoutingMode::Active,
             };
             assert_eq!(all.mode_of(session), expected);
             assert!(half.mode_of(session) != RoutingMode::Bypass || half.arm_of(session).is_none());

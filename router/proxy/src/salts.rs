@@ -14,18 +14,18 @@ use crate::auth::Secret;
 const DEFAULT_SECRET: &str = "ownerserve cache salt";
 
 /// One salt per tenant: HMAC-SHA256 of its name, in hex.
-pub struct Salts {
+pub struct CacheSalts {
     key: Option<hmac::Key>,
     cache: Mutex<HashMap<TenantId, Arc<str>>>,
 }
 
-impl std::fmt::Debug for Salts {
+impl std::fmt::Debug for CacheSalts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Salts").field("separate", &self.key.is_some()).finish_non_exhaustive()
     }
 }
 
-impl Salts {
+impl CacheSalts {
     /// Derives the salts from `secret`.
     pub fn per_tenant(secret: Option<&Secret>) -> Self {
         let secret = secret.map_or(DEFAULT_SECRET, Secret::expose);
@@ -57,12 +57,12 @@ mod tests {
 
     #[test]
     fn each_tenant_has_its_own_stable_salt() {
-        let salts = Salts::per_tenant(Some(&Secret::from("s")));
+        let salts = CacheSalts::per_tenant(Some(&Secret::from("s")));
         let (a, b) = (TenantId("a".into()), TenantId("b".into()));
         assert_eq!(salts.of(&a), salts.of(&a));
         assert_ne!(salts.of(&a), salts.of(&b));
         assert_eq!(salts.of(&a).unwrap().len(), 64);
-        assert_ne!(Salts::per_tenant(None).of(&a), salts.of(&a));
-        assert_eq!(Salts::none().of(&a), None);
+        assert_ne!(CacheSalts::per_tenant(None).of(&a), salts.of(&a));
+        assert_eq!(CacheSalts::none().of(&a), None);
     }
 }

@@ -9,20 +9,20 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::{Incarnation, TenantId, WorkerId, WorkerView};
 
 use crate::auth::ApiKeys;
-use crate::salts::Salts;
+use crate::salts::CacheSalts;
 use crate::worker_client::WorkerClient;
 
 /// What keeps tenants apart. Clones share it.
 #[derive(Clone, Debug)]
 pub struct TenantIsolation {
     keys: Arc<ApiKeys>,
-    salts: Arc<Salts>,
+    salts: Arc<CacheSalts>,
     salt_proofs: Arc<SaltProofs>,
 }
 
 /// Why no worker may serve client requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotServing {
+pub enum NotServingReason {
     /// No worker answers.
     NobodyAnswers,
     /// All workers that answer ignore cache salts, while tenants must be isolated.
@@ -31,7 +31,7 @@ pub enum NotServing {
 
 impl TenantIsolation {
     /// Returns the isolation of the tenants of `keys`, without verdicts on engines.
-    pub fn new(keys: Arc<ApiKeys>, salts: Salts) -> Self {
+    pub fn new(keys: Arc<ApiKeys>, salts: CacheSalts) -> Self {
         Self { keys, salts: Arc::new(salts), salt_proofs: Arc::default() }
     }
 
@@ -56,11 +56,11 @@ impl TenantIsolation {
     }
 
     /// Whether some worker answers and may get client requests.
-    pub fn serving(&self, workers: &WorkerClient) -> Result<(), NotServing> {
+    pub fn serving(&self, workers: &WorkerClient) -> Result<(), NotServingReason> {
         let (answering, barred) = (workers.pool().answering(workers.fleet()), self.barred_workers());
         match answering.iter().all(|worker| barred.contains(&worker.id)) {
-            _ if answering.is_empty() => Err(NotServing::NobodyAnswers),
-            true => Err(NotServing::SaltsIgnored),
+            _ if answering.is_empty() => Err(NotServingReason::NobodyAnswers),
+            true => Err(NotServingReason::SaltsIgnored),
             false => Ok(()),
         }
     }

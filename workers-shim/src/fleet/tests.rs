@@ -135,7 +135,7 @@ impl FleetHarness {
         Self::start((workers, pace, imprints), Fleet::start)
     }
 
-    fn kept(workers: Vec<WorkerDefinition>, pace: ProbeSettings, keep: Keep) -> Self {
+    fn kept(workers: Vec<WorkerDefinition>, pace: ProbeSettings, keep: SuperviseTask) -> Self {
         Self::start((workers, pace, None), |options| Fleet::start_kept(options, keep))
     }
 

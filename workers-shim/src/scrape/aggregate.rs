@@ -22,7 +22,7 @@ pub(super) struct ScrapeAggregator<'a> {
     usage: (f64, u32),
     prompt: (f64, f64),
     prompts: PromptSources,
-    memory: CacheGauges<'a>,
+    memory: KvCapacityGauges<'a>,
     connector: Option<&'static str>,
     sleep_state: SleepState,
     expired_transfers: u64,
@@ -38,7 +38,7 @@ struct RequestGauges {
 
 /// Minima over all ranks; 0 if unknown.
 #[derive(Default)]
-struct CacheGauges<'a> {
+struct KvCapacityGauges<'a> {
     /// Capacity reported in tokens; takes precedence over blocks x block size.
     tokens: u64,
     block: u64,
@@ -161,7 +161,7 @@ impl<'a> ScrapeAggregator<'a> {
     }
 }
 
-impl<'a> CacheGauges<'a> {
+impl<'a> KvCapacityGauges<'a> {
     fn tokens(&mut self, told: u64) {
         lower_to(&mut self.tokens, told);
         self.max_blocks.0 = self.max_blocks.0.max(told);

@@ -6,7 +6,7 @@ use vocabulary::{ArtifactId, Epoch, LedgerTime, Owner};
 
 use super::{CommandResult, UnresolvedPrefix};
 use crate::PrefixPoint;
-use crate::artifact::{Artifact, Boundary, ParentPoint, Scope};
+use crate::artifact::{Artifact, ParentPoint, PrefixBoundary, Scope};
 use crate::command::{PrefixRef, SealBlocks};
 use crate::ledger::Ledger;
 use crate::locate::OwnershipStatus;
@@ -105,7 +105,7 @@ impl Ledger {
             && extent.sessions.iter().all(|session| Some(session) == seal.session && head_at_end(session))
     }
 
-    fn extend_artifact(&mut self, id: ArtifactId, new: Vec<Boundary>) {
+    fn extend_artifact(&mut self, id: ArtifactId, new: Vec<PrefixBoundary>) {
         let Some(mut extent) = self.artifact(id) else { return };
         extent.boundaries.extend(new);
         let newest = extent.boundaries.len().saturating_sub(RETAINED_BOUNDARIES);
@@ -211,8 +211,8 @@ impl Ledger {
 }
 
 /// Returns the boundaries to keep for new blocks: waypoints and the end.
-fn retained_boundaries(new: &[PrefixPoint], epoch: Epoch) -> Vec<Boundary> {
+fn retained_boundaries(new: &[PrefixPoint], epoch: Epoch) -> Vec<PrefixBoundary> {
     let end = new.last().map(|end| end.blocks);
     let keep = |point: &&PrefixPoint| point.blocks.0.is_multiple_of(WAYPOINT) || Some(point.blocks) == end;
-    new.iter().filter(keep).map(|point| Boundary { point: *point, epoch }).collect()
+    new.iter().filter(keep).map(|point| PrefixBoundary { point: *point, epoch }).collect()
 }

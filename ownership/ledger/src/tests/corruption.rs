@@ -118,8 +118,10 @@ const STEP_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
     ("no lease revives without a new grant", |_, ledger| put_worker(ledger, Lease::Held { until: LedgerTime(9) })),
     ("no lease ends early", |_, ledger| put_worker(ledger, Lease::Expired { at: ledger.now() })),
     ("a sealed artifact never changes", |planted, ledger| {
-        let moved =
-            Boundary { point: PrefixPoint { id: PrefixId(5), ..planted.child.end() }, ..planted.child.boundaries[0] };
+        let moved = PrefixBoundary {
+            point: PrefixPoint { id: PrefixId(5), ..planted.child.end() },
+            ..planted.child.boundaries[0]
+        };
         put_artifact(ledger, Artifact { boundaries: vec![moved], ..planted.child.clone() });
     }),
     ("the clock never runs backwards", |_, ledger| ledger.records.clock = LedgerTime(0)),

@@ -59,7 +59,7 @@ prop_compose! {
         let mut blocks = parent.map_or(Blocks::ZERO, |parent| parent.at.blocks);
         let boundaries = kept.into_iter().map(|(step, id, epoch)| {
             blocks += Blocks(step);
-            Boundary { point: PrefixPoint { blocks, id: PrefixId(id) }, epoch }
+            PrefixBoundary { point: PrefixPoint { blocks, id: PrefixId(id) }, epoch }
         });
         let pinned = if pinned { PinFlag::Yes } else { PinFlag::No };
         Artifact {
@@ -170,7 +170,7 @@ proptest! {
 fn a_boundary_lookup_compares_the_full_prefix_id() {
     let twin = |low: u128, kept: u128| {
         let point = PrefixPoint { blocks: Blocks(64), id: PrefixId(kept) };
-        let boundaries = vec![Boundary { point, epoch: Epoch::default() }];
+        let boundaries = vec![PrefixBoundary { point, epoch: Epoch::default() }];
         Artifact { boundaries, ..Artifact::empty(ArtifactId(7 << 64 | low), origin()) }
     };
     // The ids of artifacts and prefixes share their upper halves.

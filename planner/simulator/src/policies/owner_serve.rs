@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use engine_model::runs::{Seconds, TierDepths};
 use ledger::Ledger;
 use planner::{
-    AdmissionDecision, AdmissionRequest, DisabledFeatures, Footprint, HandoffKind, LowerTiers, OccupancyModel,
-    OccupancyView, OwnershipEffect, Plan, PlanningInputs, StepFacts, StepKind, StepQueue, TransferPermission, classify,
-    plan,
+    AdmissionDecision, AdmissionRequest, ClassificationInputs, DisabledFeatures, HandoffKind, KvFootprint, LowerTiers,
+    OccupancyModel, OccupancyView, OwnershipEffect, Plan, PlanningInputs, StepKind, StepQueue, TransferPermission,
+    classify, plan,
 };
 use vocabulary::{
     Blocks, Bytes, DpRank, EngineSpeed, Incarnation, KvIndexState, KvLink, KvLinkMode, Micros, ModelId, Overlap, Owner,
@@ -25,8 +25,8 @@ use idle_agents::IdleAgents;
 use virtual_ledger::{PromptMatch, PromptQuery, VirtualLedger};
 
 use super::{
-    Ablation, Dispatch, FleetView, PlacementRequest, PlacementTiming as Admitted, PrefixFetch, ReplicationOrder,
-    RoutingPolicy, StepPrediction, StepRef, argmin,
+    Ablation, Dispatch, FleetView, PlacementPrediction, PlacementRequest, PlacementTiming as Admitted, PrefixFetch,
+    ReplicationOrder, RoutingPolicy, StepRef, argmin,
 };
 use crate::trace::TraceStep;
 
@@ -127,7 +127,7 @@ impl OwnerServe {
         let asked = PromptQuery { client_session: named, new_session: id, path: &step.path, prompt: step.prompt };
         let located = quorum.locate(&asked, micros(fleet.now.0));
         let deepest = ask.memory_by_worker.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
-        let facts = StepFacts {
+        let facts = ClassificationInputs {
             prompt: step.prompt,
             reused: deepest.max(located.shared.tokens(fleet.block)),
             relation: located.relation,
@@ -191,7 +191,7 @@ impl OwnerServe {
         if let (Some(before), OwnershipEffect::Move { .. } | OwnershipEffect::Claim) = (before, plan.ownership) {
             self.occupancy.session_moved(before, id);
         }
-        let stay = Footprint {
+        let stay = KvFootprint {
             tokens: ask.step.prompt + self.expected_answer(id, ask.step),
             found: ask.memory_by_worker[server].device,
             capacity: fleet.spec.sizes.device,
@@ -239,7 +239,7 @@ impl RoutingPolicy for OwnerServe {
             Some(PrefixFetch { from: worker_index(handoff.source.worker), until })
         });
         let ttft = Seconds(chosen.rationale.terms.time_to_first_token().0 as f64 / 1e6);
-        let prediction = Some(StepPrediction { action: chosen.action, ttft });
+        let prediction = Some(PlacementPrediction { action: chosen.action, ttft });
         Dispatch { prefill, decode, fetch, prediction, ..Dispatch::at(decode) }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Mean, Metric, PolicySummary, RunFigures};
+use super::{Mean, Metric, PolicySummary, RunStats};
 use crate::policies::{Ablation, PolicyKind};
 
 /// Definition of the ratio, as text.
@@ -35,7 +35,7 @@ pub struct AblationResult {
 }
 
 /// Returns one result per ablation and load that ran together with complete OwnerServe.
-pub fn ablations(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<AblationResult> {
+pub fn ablations(runs: &[RunStats], cells: &[PolicySummary]) -> Vec<AblationResult> {
     let ran = |load: f64, policy: &str| cells.iter().any(|cell| cell.load == load && cell.policy == policy);
     let whole = cells.iter().filter(|cell| cell.policy == PolicyKind::OwnerServe.as_str());
     let worth = |load: f64, ablation: Ablation| {
@@ -51,11 +51,11 @@ pub fn ablations(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<AblationRe
 }
 
 /// Returns the mean over seeds of the ratio of a policy's figure to OwnerServe's.
-fn ratio(runs: &[RunFigures], load: f64, (policy, figure): (&str, &str)) -> Option<Mean> {
+fn ratio(runs: &[RunStats], load: f64, (policy, figure): (&str, &str)) -> Option<Mean> {
     let metric = Metric::by_name(figure)?;
-    let of = |run: &&RunFigures, policy: &str| run.policy == policy && run.traffic.load == load;
+    let of = |run: &&RunStats, policy: &str| run.policy == policy && run.traffic.load == load;
     let whole = PolicyKind::OwnerServe.as_str();
-    let ratio = |run: &RunFigures| {
+    let ratio = |run: &RunStats| {
         let seed = run.traffic.seed;
         let whole = runs.iter().find(|other| of(other, whole) && other.traffic.seed == seed)?;
         let whole = (metric.value)(whole).filter(|value| *value > 0.0)?;

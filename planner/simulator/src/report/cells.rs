@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::metrics::MetricVisibility;
-use super::{Mean, Metric, PredictionQuality, RunFigures, TimeDistribution};
+use super::{Mean, Metric, PredictionQuality, RunStats, TimeDistribution};
 use crate::tier_policy::TierPolicy;
 
 /// Summary of one policy at one load.
@@ -41,7 +41,7 @@ impl PolicySummary {
         self.figures.get(name).copied().flatten()
     }
 
-    fn of(runs: &[&RunFigures]) -> Option<Self> {
+    fn of(runs: &[&RunStats]) -> Option<Self> {
         let first = runs.first()?;
         let figure = |metric: &Metric| {
             let values: Vec<f64> = runs.iter().filter_map(|run| (metric.value)(run)).collect();
@@ -68,7 +68,7 @@ impl PolicySummary {
 }
 
 /// Averages over seeds, weighted by the number of steps of each action.
-fn mean_predictions(runs: &[&RunFigures]) -> BTreeMap<&'static str, PredictionQuality> {
+fn mean_predictions(runs: &[&RunStats]) -> BTreeMap<&'static str, PredictionQuality> {
     let mut all: BTreeMap<&'static str, Vec<PredictionQuality>> = BTreeMap::new();
     for (name, one) in runs.iter().flat_map(|run| &run.service.ttft_prediction) {
         all.entry(*name).or_default().push(*one);
@@ -76,7 +76,7 @@ fn mean_predictions(runs: &[&RunFigures]) -> BTreeMap<&'static str, PredictionQu
     all.into_iter().map(|(name, seeds)| (name, PredictionQuality::mean(&seeds))).collect()
 }
 
-fn curve(runs: &[&RunFigures], times: fn(&RunFigures) -> &TimeDistribution) -> Vec<f64> {
+fn curve(runs: &[&RunStats], times: fn(&RunStats) -> &TimeDistribution) -> Vec<f64> {
     let curves: Vec<&Vec<f64>> = runs.iter().map(|run| &times(run).curve).filter(|curve| !curve.is_empty()).collect();
     let Some(points) = curves.first().map(|curve| curve.len()) else { return Vec::new() };
     let mean = |at: usize| curves.iter().map(|curve| curve[at]).sum::<f64>() / curves.len() as f64;
@@ -84,8 +84,8 @@ fn curve(runs: &[&RunFigures], times: fn(&RunFigures) -> &TimeDistribution) -> V
 }
 
 /// Returns the summary of every policy at every load and tier policy, in the order in which they first ran.
-pub fn summarize_policies(runs: &[RunFigures]) -> Vec<PolicySummary> {
-    let mut groups: Vec<Vec<&RunFigures>> = Vec::new();
+pub fn summarize_policies(runs: &[RunStats]) -> Vec<PolicySummary> {
+    let mut groups: Vec<Vec<&RunStats>> = Vec::new();
     let mut places = HashMap::new();
     for run in runs {
         let place =

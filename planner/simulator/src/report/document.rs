@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use super::{
-    AblationResult, BaselineVerdict, MetricDefinition, PolicySummary, RunFigures, TimeDistribution, ablations,
+    AblationResult, BaselineVerdict, MetricDefinition, PolicySummary, RunStats, TimeDistribution, ablations,
     definitions, notes, summarize_policies, verdicts,
 };
 use crate::HardwareProfile;
@@ -18,7 +18,7 @@ pub struct SimulationReport {
     #[serde(flatten)]
     pub subject: ReportSubject,
     /// Every run.
-    pub runs: Vec<RunFigures>,
+    pub runs: Vec<RunStats>,
     /// Every policy at every load, summarized over its seeds.
     pub cells: Vec<PolicySummary>,
     /// Summaries under every tier policy, if several were requested; everything else is under the first one.
@@ -96,10 +96,10 @@ impl ReportSubject {
 
 impl SimulationReport {
     /// Builds the report of runs in any order. Notes about the trace come first.
-    pub fn of(subject: ReportSubject, of_trace: Vec<String>, runs: Vec<RunFigures>) -> Self {
+    pub fn of(subject: ReportSubject, of_trace: Vec<String>, runs: Vec<RunStats>) -> Self {
         let all = summarize_policies(&runs);
         let first = runs.first().and_then(|run| run.traffic.tier_policy);
-        let of_first: Vec<RunFigures> = runs.iter().filter(|run| run.traffic.tier_policy == first).cloned().collect();
+        let of_first: Vec<RunStats> = runs.iter().filter(|run| run.traffic.tier_policy == first).cloned().collect();
         let (cells, others): (Vec<PolicySummary>, Vec<PolicySummary>) =
             all.iter().cloned().partition(|cell| cell.tier_policy == first);
         let verdicts = verdicts(&of_first, &cells);

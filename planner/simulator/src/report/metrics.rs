@@ -6,7 +6,7 @@ use super::ablations::ABLATION;
 use super::prediction::ALL_ACTIONS;
 use super::times::{MEASUREMENT_WINDOW, PERCENTILE};
 use super::verdicts::VERDICT;
-use super::{PredictionQuality, RestoreBreakdown, RunFigures, StepBreakdown};
+use super::{PredictionQuality, RestoreBreakdown, RunStats, StepBreakdown};
 
 /// One figure of a run.
 pub struct Metric {
@@ -19,7 +19,7 @@ pub struct Metric {
     /// Number of decimal places.
     pub digits: usize,
     /// Returns the value; none if nothing was measured.
-    pub value: fn(&RunFigures) -> Option<f64>,
+    pub value: fn(&RunStats) -> Option<f64>,
 }
 
 /// Whether a figure is shown in the table.
@@ -41,7 +41,7 @@ pub struct MetricDefinition {
     pub what: &'static str,
 }
 
-fn replication_share(figures: &RunFigures, moves: usize) -> Option<f64> {
+fn replication_share(figures: &RunStats, moves: usize) -> Option<f64> {
     let all = figures.service.prefix_replication.moves;
     (all > 0).then(|| moves as f64 / all as f64)
 }
@@ -51,7 +51,7 @@ impl Metric {
         Self { name, description, visibility, digits: 0, value: |_| None }
     }
 
-    const fn of(self, digits: usize, value: fn(&RunFigures) -> Option<f64>) -> Self {
+    const fn of(self, digits: usize, value: fn(&RunStats) -> Option<f64>) -> Self {
         Self { digits, value, ..self }
     }
 }
@@ -83,12 +83,12 @@ const PREDICTION_ERROR: &str = "median of |predicted - observed| / observed, of 
     policy predicted them and as they were";
 
 /// Returns a part of the prediction quality; none if the policy predicts nothing.
-fn prediction(figures: &RunFigures, part: fn(&PredictionQuality) -> f64) -> Option<f64> {
+fn prediction(figures: &RunStats, part: fn(&PredictionQuality) -> f64) -> Option<f64> {
     figures.service.ttft_prediction.get(ALL_ACTIONS).map(part)
 }
 
 /// Returns a part of the step time; none if no step was measured.
-fn step_part(figures: &RunFigures, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
+fn step_part(figures: &RunStats, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
     (figures.step.count > 0).then(|| part(&figures.service.step_breakdown))
 }
 
@@ -99,7 +99,7 @@ const WRITE_AMPLIFICATION: &str = "bytes of KV written to disks, by those of the
     each worker: what a byte of use costs in writes. An SSD's own rewriting comes on top. Nothing where none was read";
 
 /// Returns a part of the time to first token of restored steps; none if there are none.
-fn restore(figures: &RunFigures, part: fn(&RestoreBreakdown) -> f64) -> Option<f64> {
+fn restore(figures: &RunStats, part: fn(&RestoreBreakdown) -> f64) -> Option<f64> {
     (figures.reuse.restores.steps > 0).then(|| part(&figures.reuse.restores.split))
 }
 
@@ -234,7 +234,7 @@ impl Metric {
     }
 
     /// Formats the value; `nothing` if nothing was measured.
-    pub(super) fn format(&self, figures: &RunFigures, nothing: &str) -> String {
+    pub(super) fn format(&self, figures: &RunStats, nothing: &str) -> String {
         (self.value)(figures).map_or_else(|| nothing.to_owned(), |value| format!("{value:.*}", self.digits))
     }
 }
@@ -255,7 +255,7 @@ pub fn definitions() -> Vec<MetricDefinition> {
 }
 
 /// Returns every run as comma-separated values with a header line. A figure without measurements is empty.
-pub fn csv(runs: &[RunFigures]) -> String {
+pub fn csv(runs: &[RunStats]) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name);
     // The optional column comes last, so that the positions of the others are stable.
     let tiers = runs.iter().any(|run| run.traffic.tier_policy.is_some()).then_some("tier_policy");

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{BaselineVerdict, RunFigures, TimeDistribution};
+use super::{BaselineVerdict, RunStats, TimeDistribution};
 
 /// Distribution of a run, with its name.
-type NamedDistribution = (&'static str, fn(&RunFigures) -> &TimeDistribution);
+type NamedDistribution = (&'static str, fn(&RunStats) -> &TimeDistribution);
 
 const DISTRIBUTIONS: [NamedDistribution; 5] = [
     ("time to the first token", |run| &run.ttft),
@@ -16,10 +16,10 @@ const DISTRIBUTIONS: [NamedDistribution; 5] = [
 ];
 
 /// Returns notes on unserved steps, on distributions without measurements, and on too few runs.
-pub fn notes(runs: &[RunFigures], verdicts: &[BaselineVerdict]) -> Vec<String> {
+pub fn notes(runs: &[RunStats], verdicts: &[BaselineVerdict]) -> Vec<String> {
     let mut notes: Vec<String> = runs.iter().filter(|run| run.unserved > 0).map(unserved).collect();
     for (name, times) in DISTRIBUTIONS {
-        let empty: Vec<&RunFigures> = runs.iter().filter(|run| times(run).count == 0).collect();
+        let empty: Vec<&RunStats> = runs.iter().filter(|run| times(run).count == 0).collect();
         if let Some(first) = empty.first() {
             let of = if empty.len() == runs.len() { "any run".to_owned() } else { named(&empty, first) };
             notes.push(format!("no {name} was measured in {of}: `-` there, and no part of a mean"));
@@ -35,8 +35,8 @@ pub fn notes(runs: &[RunFigures], verdicts: &[BaselineVerdict]) -> Vec<String> {
     notes
 }
 
-fn unserved(run: &RunFigures) -> String {
-    let RunFigures { policy, traffic, steps, unserved, .. } = run;
+fn unserved(run: &RunStats) -> String {
+    let RunStats { policy, traffic, steps, unserved, .. } = run;
     format!(
         "{policy} at load {} with seed {} never served {unserved} of {} steps: its times are of the others only",
         traffic.load,
@@ -45,7 +45,7 @@ fn unserved(run: &RunFigures) -> String {
     )
 }
 
-fn named(empty: &[&RunFigures], first: &RunFigures) -> String {
+fn named(empty: &[&RunStats], first: &RunStats) -> String {
     let one = format!("{} at load {} with seed {}", first.policy, first.traffic.load, first.traffic.seed);
     match empty.len() - 1 {
         0 => one,

@@ -17,7 +17,7 @@ pub struct RestoreBreakdown {
 
 /// Steps that restored KV, with the sum of their times, or their mean at the end.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
-pub struct RestoreFigures {
+pub struct RestoreStats {
     /// Number of steps.
     pub steps: usize,
     /// Breakdown of their time.
@@ -25,7 +25,7 @@ pub struct RestoreFigures {
     pub split: RestoreBreakdown,
 }
 
-impl RestoreFigures {
+impl RestoreStats {
     pub(crate) fn add(&mut self, step: &RestoreBreakdown) {
         self.steps += 1;
         self.split.compute += step.compute;

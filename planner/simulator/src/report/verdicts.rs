@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Mean, Metric, PolicySummary, RunFigures};
+use super::{Mean, Metric, PolicySummary, RunStats};
 use crate::policies::PolicyKind;
 
 /// Definition of a verdict, as text.
@@ -48,14 +48,14 @@ impl BaselineVerdict {
 }
 
 /// Returns the verdicts of every load; none without OwnerServe or without a complete baseline.
-pub fn verdicts(runs: &[RunFigures], cells: &[PolicySummary]) -> Vec<BaselineVerdict> {
+pub fn verdicts(runs: &[RunStats], cells: &[PolicySummary]) -> Vec<BaselineVerdict> {
     let own = PolicyKind::OwnerServe.as_str();
     let ours = cells.iter().filter(|cell| cell.policy == own);
     ours.flat_map(|ours| BOUNDS.iter().filter_map(|bound| verdict(runs, (cells, ours), *bound))).collect()
 }
 
 fn verdict(
-    runs: &[RunFigures],
+    runs: &[RunStats],
     (cells, own): (&[PolicySummary], &PolicySummary),
     (figure, bound): (&'static str, f64),
 ) -> Option<BaselineVerdict> {

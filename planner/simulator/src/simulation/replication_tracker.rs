@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use engine_model::runs::RunId;
 
 use crate::policies::StepRef;
-use crate::report::ReplicationFigures;
+use crate::report::ReplicationStats;
 use crate::trace::TraceStep;
 
 #[derive(Default)]
@@ -13,7 +13,7 @@ pub(super) struct ReplicationTracker {
     pub(super) in_flight: HashMap<usize, ReplicationTransfer>,
     /// Replications awaiting a session's next step, with their target.
     pub(super) expected: HashMap<(usize, u32), ReplicatedPrefix>,
-    pub(super) figures: ReplicationFigures,
+    pub(super) figures: ReplicationStats,
 }
 
 pub(super) struct ReplicationTransfer {

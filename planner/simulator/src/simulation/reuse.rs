@@ -3,7 +3,7 @@
 use engine_model::runs::{PrefillStart, RunId, RunTree};
 use vocabulary::Tokens;
 
-use crate::report::{RestoreFigures, ReuseFigures};
+use crate::report::{RestoreStats, ReuseStats};
 use crate::trace::TraceStep;
 
 /// A worker that lacks at most one block of a prefix counts as holding it.
@@ -65,10 +65,10 @@ impl ReuseCounter {
         path.iter().for_each(|run| self.computed_runs[run.0 as usize] = true);
     }
 
-    pub(super) fn figures(&self) -> ReuseFigures {
+    pub(super) fn figures(&self) -> ReuseStats {
         let of = |tokens: Tokens| share(tokens.0 as f64, self.prompt.0 as f64);
         let hits = |(found, all): (usize, usize)| share(found as f64, all as f64);
-        ReuseFigures {
+        ReuseStats {
             prefill_tokens: self.computed.0,
             saved_tokens: (self.prompt - self.computed).0,
             recomputed_tokens: self.recomputed.0,
@@ -77,7 +77,7 @@ impl ReuseCounter {
             best_holder_hit_rate: hits(self.best_holder_hits),
             prefetched_share: of(self.fetched),
             restored_tokens: self.restored.0,
-            restores: RestoreFigures::default(),
+            restores: RestoreStats::default(),
         }
     }
 }

@@ -10,10 +10,10 @@ use super::memory_sampler::MemorySampler;
 use super::reuse::{ReuseCounter, share};
 use super::stage_times::StageTimes;
 use super::utilization::UtilizationTracker;
-use crate::policies::{Action, StepPrediction, StepRef};
+use crate::policies::{Action, PlacementPrediction, StepRef};
 use crate::report::{
-    DiskFigures, FleetWorkFigures, MemoryFigures, PredictionSamples, RestoreFigures, ReuseFigures, RunFigures,
-    RunParameters, StepBreakdown, TimeDistribution,
+    DiskStats, FleetWorkStats, MemoryStats, PredictionSamples, RestoreStats, ReuseStats, RunParameters, RunStats,
+    StepBreakdown, TimeDistribution,
 };
 use crate::trace::{ArrivalProcess, Trace, TraceStep};
 
@@ -49,7 +49,7 @@ struct TimeSamples {
     session: Vec<f64>,
     token: Vec<f64>,
     spent: StepBreakdown,
-    restores: RestoreFigures,
+    restores: RestoreStats,
     predictions: PredictionSamples,
 }
 
@@ -99,7 +99,7 @@ impl RunTally {
     }
 
     /// Records the time to first token of a step with a prediction.
-    pub(super) fn record_prediction(&mut self, predicted: &StepPrediction, took: Seconds) {
+    pub(super) fn record_prediction(&mut self, predicted: &PlacementPrediction, took: Seconds) {
         if !self.is_window_closed {
             self.samples.predictions.add(predicted.action, (predicted.ttft, took));
         }
@@ -146,11 +146,11 @@ fn small_steps(trace: &Trace) -> HashSet<StepRef> {
 
 impl Simulation<'_> {
     /// Returns the figures of a finished run.
-    pub(super) fn figures(self) -> RunFigures {
+    pub(super) fn figures(self) -> RunStats {
         let all = self.trace.steps().count();
         let (memory, service) = (self.memory(), self.service());
         let tally = self.tally;
-        RunFigures {
+        RunStats {
             policy: self.kind.as_str(),
             traffic: RunParameters {
                 load: self.setup.load,
@@ -164,19 +164,19 @@ impl Simulation<'_> {
             step: TimeDistribution::of(tally.samples.step),
             session: TimeDistribution::of(tally.samples.session),
             tpot: TimeDistribution::of(tally.samples.token),
-            reuse: ReuseFigures { restores: tally.samples.restores.mean(), ..tally.reused.figures() },
+            reuse: ReuseStats { restores: tally.samples.restores.mean(), ..tally.reused.figures() },
             memory,
             service,
         }
     }
 
-    fn memory(&self) -> MemoryFigures {
+    fn memory(&self) -> MemoryStats {
         let prompts: u64 = self.trace.steps().map(|step| step.prompt.0).sum();
         let mean_prompt = share(prompts as f64, self.trace.steps().count() as f64);
         let in_sessions = self.trace.arrivals == ArrivalProcess::AfterDependencies;
         let capacity = self.setup.workers as f64 * self.setup.spec.sizes.device.0 as f64;
         let (samples, duplicate_factor, session) = self.tally.memory_samples.summary();
-        MemoryFigures {
+        MemoryStats {
             samples,
             duplicate_factor,
             active_session_bytes: session * self.setup.spec.kv_bytes as f64,
@@ -188,12 +188,12 @@ impl Simulation<'_> {
         }
     }
 
-    fn disk(&self) -> DiskFigures {
+    fn disk(&self) -> DiskStats {
         let bytes = |of: fn(DiskTraffic) -> Tokens| -> u64 {
             let tokens: Tokens = self.engines.iter().map(|worker| of(worker.engine.disk_use())).sum();
             tokens.0 * self.setup.spec.kv_bytes
         };
-        DiskFigures {
+        DiskStats {
             written_bytes: bytes(|disk| disk.written),
             read_bytes: bytes(|disk| disk.read),
             useful_bytes: bytes(|disk| disk.useful),
@@ -201,7 +201,7 @@ impl Simulation<'_> {
         }
     }
 
-    fn service(&self) -> FleetWorkFigures {
+    fn service(&self) -> FleetWorkStats {
         let tally = &self.tally;
         let usage = |of: fn(engine_model::runs::EngineBusyTime) -> f64| -> f64 {
             self.engines.iter().map(|worker| of(worker.engine.usage())).sum()
@@ -209,7 +209,7 @@ impl Simulation<'_> {
         let (span, workers) = (tally.last_finished_at.0, self.setup.workers as f64);
         let sessions_over = tally.samples.session.len();
         let hours = span * workers * f64::from(self.setup.spec.gpus) / 3_600.0;
-        FleetWorkFigures {
+        FleetWorkStats {
             seconds: span,
             sessions_over,
             sessions_per_gpu_hour: share(sessions_over as f64, hours),

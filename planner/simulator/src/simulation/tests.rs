@@ -9,7 +9,7 @@ use planner::ReplicateDispatch;
 
 use crate::LinkSpeed;
 use crate::policies::{Dispatch, FleetView, PlacementRequest, PrefixFetch, TransferScope};
-use crate::report::DiskFigures;
+use crate::report::DiskStats;
 use crate::tests::{read, sessions};
 use crate::trace::ReplayLimits;
 
@@ -206,7 +206,7 @@ fn every_policy_serves_every_step_deterministically_without_leaks() {
         assert_eq!(once, again, "{kind:?}");
         assert_eq!((once.steps, once.unserved, once.service.sessions_over), (778, 0, 35), "{kind:?}");
         near(once.service.step_breakdown.parts().iter().sum(), once.step.mean);
-        let DiskFigures { written_bytes, read_bytes, useful_bytes, .. } = once.memory.disk;
+        let DiskStats { written_bytes, read_bytes, useful_bytes, .. } = once.memory.disk;
         let is_bound = matches!(kind, PolicyKind::PooledMemory | PolicyKind::Oracle);
         assert_eq!(written_bytes > 0, !is_bound, "{kind:?} has written {written_bytes}");
         assert!(useful_bytes <= read_bytes.min(written_bytes), "{kind:?} {:?}", once.memory.disk);
@@ -376,7 +376,7 @@ fn session_capacity_follows_from_kv_bytes_per_active_session() {
         Simulation::new(&trace, kind, SimulationSetup { load: 6.0, ..setup(2) }).unwrap().run(&mut |_, _| {}).memory
     };
     let (spread, kept, bound) = (run(PolicyKind::RoundRobin), run(PolicyKind::SessionPinning), run(PolicyKind::Oracle));
-    let fits = |memory: crate::report::MemoryFigures| {
+    let fits = |memory: crate::report::MemoryStats| {
         memory.hbm_session_capacity * memory.active_session_bytes
             / (2.0 * 400_000.0 * HardwareProfile::H100_8B.kv_bytes as f64)
     };
@@ -410,7 +410,7 @@ fn talks_in_turn() -> Trace {
 }
 
 /// Runs both at one worker whose memory holds only one, so that each evicts the other.
-fn in_turn(spec: HardwareProfile) -> crate::report::RunFigures {
+fn in_turn(spec: HardwareProfile) -> crate::report::RunStats {
     let trace = talks_in_turn();
     Simulation::new(&trace, PolicyKind::RoundRobin, SimulationSetup { workers: 1, spec, load: 2.0, seed: 1 })
         .unwrap()
@@ -425,7 +425,7 @@ fn disk_restores_are_slower_and_counted_apart_from_host_restores() {
         (in_turn(spec), spec)
     };
     let ((none, _), (host, spec), (disk, _)) = (run(0, 0), run(100_000, 0), run(0, 100_000));
-    let split = |figures: &crate::report::RunFigures| figures.reuse.restores.split;
+    let split = |figures: &crate::report::RunStats| figures.reuse.restores.split;
     assert_eq!((none.reuse.restores.steps, none.memory.disk.written_bytes), (0, 0));
     assert_eq!(none.memory.disk.write_amplification(), None);
     assert_eq!((host.reuse.restores.steps, disk.reuse.restores.steps), (3, 3), "the last step is not measured");
@@ -439,7 +439,7 @@ fn disk_restores_are_slower_and_counted_apart_from_host_restores() {
     near(disk.service.step_breakdown.restore, split(&disk).disk * 3.0 / 5.0);
     assert!(none.ttft.mean > disk.ttft.mean && disk.ttft.mean > host.ttft.mean);
     // Every block of the first two steps is read, and written once; what the third steps add is never read.
-    let DiskFigures { written_bytes, read_bytes, useful_bytes, dropped_bytes } = disk.memory.disk;
+    let DiskStats { written_bytes, read_bytes, useful_bytes, dropped_bytes } = disk.memory.disk;
     let kv = |tokens: u64| tokens * spec.kv_bytes;
     assert_eq!((read_bytes, useful_bytes, dropped_bytes), (kv(2 * (6_400 + 7_040)), kv(2 * 7_040), 0));
     assert_eq!(disk.memory.disk.write_amplification(), Some(written_bytes as f64 / useful_bytes as f64));

@@ -1,5 +1,5 @@
 use crate::policies::{Ablation, PolicyKind};
-use crate::report::{RunFigures, ablation_table, ablations, summarize_policies};
+use crate::report::{RunStats, ablation_table, ablations, summarize_policies};
 use crate::tests::sessions;
 use crate::trace::ReplayLimits;
 use crate::{HardwareProfile, Simulation, SimulationSetup};
@@ -8,22 +8,22 @@ use crate::{HardwareProfile, Simulation, SimulationSetup};
 const LOAD: f64 = 7.0;
 
 /// Runs three workers whose memory cannot hold all sessions, so that KV moves.
-fn run(kind: PolicyKind) -> RunFigures {
+fn run(kind: PolicyKind) -> RunStats {
     run_at(kind, LOAD)
 }
 
-fn run_at(kind: PolicyKind, load: f64) -> RunFigures {
+fn run_at(kind: PolicyKind, load: f64) -> RunStats {
     let trace = sessions().apply_limits(&ReplayLimits::default());
     let mut spec = HardwareProfile::H100_8B;
     spec.sizes.device = vocabulary::Tokens(200_000);
     Simulation::new(&trace, kind, SimulationSetup { workers: 3, spec, load, seed: 1 }).unwrap().run(&mut |_, _| {})
 }
 
-fn without(ablation: Ablation) -> RunFigures {
+fn without(ablation: Ablation) -> RunStats {
     run(PolicyKind::Ablated(ablation))
 }
 
-fn taken(figures: &RunFigures, action: &str) -> usize {
+fn taken(figures: &RunStats, action: &str) -> usize {
     figures.service.actions.get(action).copied().unwrap_or_default()
 }
 
@@ -83,7 +83,7 @@ fn delayed_residency_affects_only_what_the_policy_sees() {
 #[test]
 fn each_ablation_is_a_row_of_ratios_to_the_full_planner() {
     let whole = run(PolicyKind::OwnerServe);
-    let mut other = RunFigures { policy: Ablation::NoFetch.as_str(), ..whole.clone() };
+    let mut other = RunStats { policy: Ablation::NoFetch.as_str(), ..whole.clone() };
     other.step.mean *= 2.0;
     other.reuse.prefill_tokens *= 4;
     let runs = [whole, other.clone()];

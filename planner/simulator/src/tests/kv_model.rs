@@ -7,7 +7,7 @@ use vocabulary::{Bytes, Tokens};
 
 use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
-use crate::report::RunFigures;
+use crate::report::RunStats;
 use crate::trace::{ReplayLimits, Trace};
 use crate::{HardwareProfile, KvModel, Simulation, SimulationSetup, TierPolicy};
 
@@ -32,7 +32,7 @@ fn run(
     cache: TierPolicy,
     (trace, kind): (&Trace, PolicyKind),
     setup: SimulationSetup,
-) -> RunFigures {
+) -> RunStats {
     let model = Arc::new(KvModel::new(model, cache, setup.spec, trace).unwrap());
     let trace = model.scale_trace(trace.clone());
     let setup = SimulationSetup { spec: model.worker(), ..setup };
@@ -62,7 +62,7 @@ fn small(host: u64, disk: u64) -> SimulationSetup {
     SimulationSetup { workers: 1, spec, load: 2.0, seed: 1 }
 }
 
-fn run_hybrid(cache: TierPolicy, setup: SimulationSetup) -> RunFigures {
+fn run_hybrid(cache: TierPolicy, setup: SimulationSetup) -> RunStats {
     run(&hybrid(), cache, (&alternating_conversations(), PolicyKind::RoundRobin), setup)
 }
 

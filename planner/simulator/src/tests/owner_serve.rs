@@ -6,7 +6,7 @@ use super::readers::read;
 use crate::policies::{
     Ablation, Dispatch, FleetView, PlacementRequest, PolicyKind, PrefixFetch, RoutingPolicy, StepRef,
 };
-use crate::report::RunFigures;
+use crate::report::RunStats;
 use crate::trace::TraceStep;
 use crate::{HardwareProfile, Simulation, SimulationSetup};
 
@@ -177,7 +177,7 @@ fn step_without_a_plan_is_counted() {
 
 /// Conversations of 41,000 tokens whose tools answer within two seconds, `at_once` of them on two workers that hold
 /// four each.
-fn tool_loops(at_once: usize, kind: PolicyKind) -> RunFigures {
+fn tool_loops(at_once: usize, kind: PolicyKind) -> RunStats {
     let request = |session: usize, step: usize| {
         let (keep, blocks) = if step == 0 { (0, 640) } else { (638 + 2 * step, 2) };
         format!(

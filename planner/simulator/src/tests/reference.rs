@@ -6,7 +6,7 @@ use vocabulary::Tokens;
 
 use super::readers::sessions;
 use crate::policies::PolicyKind;
-use crate::report::RunFigures;
+use crate::report::RunStats;
 use crate::trace::ReplayLimits;
 use crate::{HardwareProfile, Simulation, SimulationSetup};
 
@@ -32,7 +32,7 @@ struct ReferenceResult {
 }
 
 impl ReferenceResult {
-    fn ours(&self, trace: &crate::trace::Trace) -> RunFigures {
+    fn ours(&self, trace: &crate::trace::Trace) -> RunStats {
         let mut spec = HardwareProfile::H100_8B;
         (spec.sizes.device, spec.sizes.host) = (Tokens(200_000), Tokens(self.host_tokens));
         let setup = SimulationSetup { workers: 3, spec, load: self.sessions, seed: 1 };
@@ -45,7 +45,7 @@ impl ReferenceResult {
     }
 
     /// Returns name, our value and theirs.
-    fn pairs(&self, ours: &RunFigures) -> [(&'static str, f64, f64); 14] {
+    fn pairs(&self, ours: &RunStats) -> [(&'static str, f64, f64); 14] {
         let tokens = |tokens: u64| tokens as f64;
         [
             ("first token mean", ours.ttft.mean, self.first_token_mean),

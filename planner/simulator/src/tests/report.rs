@@ -1,25 +1,25 @@
 use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
 use crate::report::{
-    Metric, ReportSubject, RunFigures, SimulationReport, TimeDistribution, csv, notes, page, summarize_policies,
+    Metric, ReportSubject, RunStats, SimulationReport, TimeDistribution, csv, notes, page, summarize_policies,
     summary_table, tier_policy_table, verdict_table, verdicts,
 };
 use crate::trace::ReplayLimits;
 use crate::{HardwareProfile, Simulation, SimulationSetup, TierPolicy};
 
-fn run(kind: PolicyKind, seed: u64) -> RunFigures {
+fn run(kind: PolicyKind, seed: u64) -> RunStats {
     let trace = sessions().apply_limits(&ReplayLimits::default()).shuffled(seed);
     let setup = SimulationSetup { workers: 2, spec: HardwareProfile::A100_8B, load: 4.0, seed };
     Simulation::new(&trace, kind, setup).unwrap().run(&mut |_, _| {})
 }
 
-fn figures() -> RunFigures {
+fn figures() -> RunStats {
     run(PolicyKind::PrefixAffinity, 1)
 }
 
 /// Returns the same run with other step times.
-fn as_if(figures: &RunFigures, policy: PolicyKind, seed: u64, step: f64) -> RunFigures {
-    let mut other = RunFigures { policy: policy.as_str(), ..figures.clone() };
+fn as_if(figures: &RunStats, policy: PolicyKind, seed: u64, step: f64) -> RunStats {
+    let mut other = RunStats { policy: policy.as_str(), ..figures.clone() };
     other.traffic.seed = seed;
     (other.step, other.session) = (TimeDistribution::of(vec![step]), TimeDistribution::of(vec![10.0 * step]));
     other.ttft = TimeDistribution::of(vec![step / 2.0]);

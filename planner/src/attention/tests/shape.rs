@@ -71,7 +71,7 @@ fn target_reads_from_a_source_whose_tensor_size_divides_its_own() {
 #[test]
 fn kv_group_ranks_match_the_engines_numbering() {
     // Two prefill instances of 2 ranks and one decode instance of 4: TPM = 2.
-    let (prefill, decode) = (Instances { count: 2, tensor: 2 }, Instances { count: 1, tensor: 4 });
+    let (prefill, decode) = (EngineInstances { count: 2, tensor: 2 }, EngineInstances { count: 1, tensor: 4 });
     let groups = KvGroups::new(prefill, decode).unwrap();
     assert_eq!((groups.readers(), groups.group_size()), (2, 4));
     assert_eq!([0, 1].map(|rank| groups.group_rank(1, rank)), [1, 1]);
@@ -115,8 +115,8 @@ proptest! {
     fn kv_group_and_global_ranks_are_unique(
         prefill in (0u16..4, 1u16..5), decode in (0u16..4, 1u16..4),
     ) {
-        let prefill = Instances { count: prefill.0, tensor: prefill.1 };
-        let decode = Instances { count: decode.0, tensor: prefill.tensor * decode.1 };
+        let prefill = EngineInstances { count: prefill.0, tensor: prefill.1 };
+        let decode = EngineInstances { count: decode.0, tensor: prefill.tensor * decode.1 };
         let groups = KvGroups::new(prefill, decode).unwrap();
         let all: Vec<(u32, u16)> = (0..u32::from(prefill.count + decode.count))
             .flat_map(|instance| {

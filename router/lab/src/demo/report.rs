@@ -13,7 +13,7 @@ use crate::ctl::pretty;
 
 /// Figures of one policy as written by `--report`; the demo's help defines them.
 #[derive(Serialize, Clone, PartialEq, Debug)]
-pub(super) struct PolicyFigures {
+pub(super) struct PolicyStats {
     pub requests: usize,
     pub errors: usize,
     pub ttft_p50_ms: f64,
@@ -40,7 +40,7 @@ pub(super) struct RunMeasurements<'a> {
 }
 
 impl RunMeasurements<'_> {
-    pub(super) fn figures(&self) -> PolicyFigures {
+    pub(super) fn figures(&self) -> PolicyStats {
         let served = || self.steps.iter().filter_map(|step| step.outcome.as_ref().ok());
         let first_tokens: Vec<_> = served().map(|served| served.first_token).collect();
         let whole: Vec<_> = served().map(|served| served.total).collect();
@@ -48,7 +48,7 @@ impl RunMeasurements<'_> {
             let of = |page: &MetricsScrape| page.sum("vllm:prompt_tokens_by_source_total", &[("source", source)]);
             self.workers.iter().map(of).sum::<f64>() as u64
         };
-        PolicyFigures {
+        PolicyStats {
             requests: self.steps.len(),
             errors: self.steps.iter().filter(|step| step.outcome.is_err()).count(),
             ttft_p50_ms: percentile_ms(&first_tokens, 0.5),
@@ -99,11 +99,11 @@ fn rounded(value: f64) -> f64 {
 /// Results of all policies, in the order of their runs.
 #[derive(Default)]
 pub(super) struct PolicyReport {
-    runs: Vec<(ComparedPolicy, PolicyFigures)>,
+    runs: Vec<(ComparedPolicy, PolicyStats)>,
 }
 
 impl PolicyReport {
-    pub(super) fn add(&mut self, policy: ComparedPolicy, figures: PolicyFigures) {
+    pub(super) fn add(&mut self, policy: ComparedPolicy, figures: PolicyStats) {
         self.runs.push((policy, figures));
     }
 
@@ -120,7 +120,7 @@ impl PolicyReport {
 
     /// Returns the final table: one row per figure, one column per policy.
     pub(super) fn table(&self) -> Vec<String> {
-        let row = |name: &str, cell: &dyn Fn(&(ComparedPolicy, PolicyFigures)) -> String| {
+        let row = |name: &str, cell: &dyn Fn(&(ComparedPolicy, PolicyStats)) -> String| {
             std::iter::once(name.to_owned()).chain(self.runs.iter().map(cell)).collect::<Vec<_>>()
         };
         let mut table = Table::new();
@@ -138,7 +138,7 @@ impl PolicyReport {
             row("KV transfers", &|(_, run)| format!("{:.1} MiB", run.kv_transfer_bytes as f64 / f64::from(1 << 20))),
         ]);
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-        let mix = |(policy, run): &(ComparedPolicy, PolicyFigures)| {
+        let mix = |(policy, run): &(ComparedPolicy, PolicyStats)| {
             format!("actions of {policy}: {}", action_mix(&run.actions))
         };
         table.lines().chain([String::new()]).chain(self.runs.iter().map(mix)).collect()

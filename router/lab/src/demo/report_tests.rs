@@ -38,7 +38,7 @@ fn hit_rate_does_not_depend_on_completion_order() {
     assert_eq!(owner_hit_rate(&[step(0, 2, "b"), step(0, 1, "a"), step(0, 0, "a")]), 0.5);
 }
 
-fn figures() -> PolicyFigures {
+fn figures() -> PolicyStats {
     let worker = MetricsScrape::parse(concat!(
         "vllm:prompt_tokens_by_source_total{source=\"local_compute\"} 300\n",
         "vllm:prompt_tokens_by_source_total{source=\"local_cache_hit\"} 900\n",

@@ -64,7 +64,7 @@ async fn missing_corpus_fails_before_anything_starts() {
 fn help_defines_every_figure_of_the_report() {
     use clap::CommandFactory as _;
     let help = DemoCommandLine::command().render_long_help().to_string();
-    let figures = report::PolicyFigures {
+    let figures = report::PolicyStats {
         requests: 0,
         errors: 0,
         ttft_p50_ms: 0.0,

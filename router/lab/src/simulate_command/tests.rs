@@ -1,6 +1,6 @@
 use clap::Parser;
 
-use simulator::report::RunFigures;
+use simulator::report::RunStats;
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn simulated(args: &SimulateArgs) -> Result<SimulationReport, SimulateError> {
     args.simulate(files::load(&args.trace).unwrap())
 }
 
-fn figures(words: &[&str]) -> Vec<RunFigures> {
+fn figures(words: &[&str]) -> Vec<RunStats> {
     simulated(&args(words).unwrap()).unwrap().runs
 }
 

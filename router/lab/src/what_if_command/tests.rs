@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use planner::{ActionSet, PlanningCase, RequestProfile, SessionView, StepFacts, TransferPermission};
+use planner::{ActionSet, ClassificationInputs, PlanningCase, RequestProfile, SessionView, TransferPermission};
 use serde_json::json;
 use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, TimeSpan, Tokens, WorkerId, WorkerView};
 
@@ -24,7 +24,7 @@ fn case(session: u128, backlog: u64) -> PlanningCase {
     let overlap =
         Overlap { worker: WorkerId(1), rank: Default::default(), tier: vocabulary::Tier::Hbm, blocks: Blocks(56) };
     PlanningCase {
-        facts: StepFacts { prompt: Tokens(1_000), reused: Tokens(896), ..StepFacts::default() },
+        facts: ClassificationInputs { prompt: Tokens(1_000), reused: Tokens(896), ..ClassificationInputs::default() },
         ask: RequestProfile {
             model: "m".into(),
             adapter: None,

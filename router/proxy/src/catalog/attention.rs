@@ -16,7 +16,7 @@ use ownership::ledger::{KvKind, KvKinds};
 use super::BUILT_IN;
 use crate::catalog::ModelConfig;
 use crate::renamed_keys;
-use crate::toml_file::{FileProblem, read_toml};
+use crate::toml_file::{TomlFileError, read_toml};
 
 /// Why a model's attention file or its `kv_cache_bits` cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum AttentionError {
         /// The file.
         path: PathBuf,
         /// Position and reason.
-        source: FileProblem,
+        source: TomlFileError,
     },
     /// `kv_cache_bits`, or the content of a `config.json`, is not accepted.
     #[error("{0}")]

@@ -3,7 +3,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 
 use flate2::read::GzDecoder;
-use planner::{ActionSet, RequestProfile, SessionView, StepFacts, TransferPermission};
+use planner::{ActionSet, ClassificationInputs, RequestProfile, SessionView, TransferPermission};
 use vocabulary::{Blocks, Overlap, SessionId, Tokens, WorkerId};
 
 use super::*;
@@ -52,7 +52,7 @@ fn receipt_at(n: u64) -> Receipt {
 
 fn case_at(tokens: u64) -> PlanningCase {
     PlanningCase {
-        facts: StepFacts { prompt: Tokens(tokens), ..StepFacts::default() },
+        facts: ClassificationInputs { prompt: Tokens(tokens), ..ClassificationInputs::default() },
         ask: RequestProfile {
             model: "m".into(),
             adapter: None,

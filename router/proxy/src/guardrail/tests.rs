@@ -19,7 +19,7 @@ impl SeededSamples {
 
 const FETCH: Action = Action::ArtifactFetch;
 
-fn step(session: u64, arm: Arm, seconds: f64) -> StepSample {
+fn step(session: u64, arm: ComparisonArm, seconds: f64) -> StepSample {
     let took = Micros((seconds * 1e6) as u64);
     StepSample { action: FETCH, session: SessionId(session.into()), arm, latency: took, at_unix_ms: session }
 }
@@ -30,8 +30,8 @@ fn step(session: u64, arm: Arm, seconds: f64) -> StepSample {
 fn sessions_until_detected(seed: u64, factor: f64, most: u64) -> Option<u64> {
     let (guardrail, mut chance) = (Guardrail::default(), SeededSamples(seed));
     (0..most).find(|session| {
-        let arm = if chance.uniform() < 0.5 { Arm::Control } else { Arm::Treatment };
-        let own = if arm == Arm::Treatment { factor } else { 1.0 };
+        let arm = if chance.uniform() < 0.5 { ComparisonArm::Control } else { ComparisonArm::Treatment };
+        let own = if arm == ComparisonArm::Treatment { factor } else { 1.0 };
         let size = (0.5 * chance.normal()).exp();
         (0..3).any(|_| {
             let wait = if chance.uniform() < 0.02 { 10.0 } else { 1.0 };
@@ -63,7 +63,8 @@ fn a_faster_arm_is_not_flagged_and_its_interval_is_below_one() {
     assert_eq!(sessions_until_detected(1, 0.5, 1_000), None);
     let guardrail = Guardrail::default();
     for session in 0..400 {
-        let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 2.0) } else { (Arm::Treatment, 1.0) };
+        let (arm, seconds) =
+            if session % 2 == 0 { (ComparisonArm::Control, 2.0) } else { (ComparisonArm::Treatment, 1.0) };
         assert_eq!(guardrail.add(&step(session, arm, seconds)), None);
     }
     let compared = guardrail.of(FETCH);
@@ -81,7 +82,8 @@ fn a_faster_arm_is_not_flagged_and_its_interval_is_below_one() {
 /// many sessions it came.
 fn add_slow_sessions(guardrail: &Guardrail, action: Action, count: u64) -> Option<(u64, GuardrailEvent)> {
     (0..2 * count).find_map(|session| {
-        let (arm, seconds) = if session % 2 == 0 { (Arm::Control, 0.1) } else { (Arm::Treatment, 1.0) };
+        let (arm, seconds) =
+            if session % 2 == 0 { (ComparisonArm::Control, 0.1) } else { (ComparisonArm::Treatment, 1.0) };
         guardrail.add(&StepSample { action, ..step(session, arm, seconds) }).map(|found| (session + 1, found))
     })
 }
@@ -102,7 +104,7 @@ fn repeated_steps_of_a_session_do_not_narrow_the_interval() {
         let guardrail = Guardrail::default();
         let mut chance = SeededSamples(3);
         for session in 0..60 {
-            let arm = Arm::VARIANTS[session as usize % 2];
+            let arm = ComparisonArm::VARIANTS[session as usize % 2];
             let seconds = (0.5 * chance.normal()).exp();
             (0..steps).for_each(|_| assert_eq!(guardrail.add(&step(session, arm, seconds)), None));
         }
@@ -134,7 +136,7 @@ fn a_slower_placement_is_unflagged_once_it_recovers() {
     let action = Action::DecodeContinuation;
     assert!(matches!(add_slow_sessions(&guardrail, action, 100), Some((40, GuardrailEvent::Slower(_)))));
     let well = |session| {
-        let step = step(session, Arm::VARIANTS[session as usize % 2], 0.1);
+        let step = step(session, ComparisonArm::VARIANTS[session as usize % 2], 0.1);
         guardrail.add(&StepSample { action, ..step }).map(|found| (session, found))
     };
     let Some((_, GuardrailEvent::Recovered(compared))) = (1_000..3_000).find_map(well) else { panic!("it ends") };
@@ -149,7 +151,7 @@ fn a_slower_placement_stays_flagged_while_sessions_are_too_few() {
     assert!(add_slow_sessions(&guardrail, action, 100).is_some());
     // A day later those sessions have expired.
     let later = |session: u64| {
-        let step = step(session, Arm::VARIANTS[session as usize % 2], 0.1);
+        let step = step(session, ComparisonArm::VARIANTS[session as usize % 2], 0.1);
         guardrail.add(&StepSample { action, at_unix_ms: 2 * SESSION_TTL_MS + session, ..step })
     };
     assert!((1_000..1_039).all(|session| later(session).is_none()), "39 sessions");
@@ -162,13 +164,13 @@ fn a_slower_placement_stays_flagged_while_sessions_are_too_few() {
 fn old_sessions_are_evicted_and_old_samples_decay() {
     let guardrail = Guardrail::default();
     let found = (0..4 * MAX_SESSIONS as u64)
-        .find_map(|session| guardrail.add(&step(session, Arm::VARIANTS[session as usize % 2], 1.0)));
+        .find_map(|session| guardrail.add(&step(session, ComparisonArm::VARIANTS[session as usize % 2], 1.0)));
     assert_eq!(found, None);
     assert_eq!(
         (guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).treatment_sessions),
         (MAX_SESSIONS, MAX_SESSIONS)
     );
-    let tomorrow = StepSample { at_unix_ms: SESSION_TTL_MS + 10_000, ..step(7, Arm::Treatment, 1.0) };
+    let tomorrow = StepSample { at_unix_ms: SESSION_TTL_MS + 10_000, ..step(7, ComparisonArm::Treatment, 1.0) };
     guardrail.add(&tomorrow);
     assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).treatment_sessions), (0, 1));
     let mut sessions = ArmSessions::default();

@@ -9,13 +9,13 @@ use super::OutlierTracker;
 /// The workers of one plan for which its requests are trials. Dropping it lets the next trial begin where this one had
 /// no result: the client left, or the worker had no capacity.
 #[derive(Debug)]
-pub struct Trials {
+pub struct EjectionTrials {
     outliers: OutlierTracker,
     workers: Vec<WorkerId>,
     sent_at: Instant,
 }
 
-impl Trials {
+impl EjectionTrials {
     /// Records requests to these workers; `None` where none of them is a trial.
     pub fn begin(outliers: &OutlierTracker, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
         let asked = Instant::now();
@@ -32,7 +32,7 @@ impl Trials {
     }
 }
 
-impl Drop for Trials {
+impl Drop for EjectionTrials {
     fn drop(&mut self) {
         let mut known = self.outliers.lock();
         self.workers.iter().for_each(|worker| known.release_trial(*worker, (self.sent_at, Instant::now())));

@@ -9,7 +9,7 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 /// What a router does when its ledger has failed for good.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum FailurePolicy {
+pub enum LedgerFailurePolicy {
     /// Continues to serve on the last view, and reports that.
     #[default]
     Serve,
@@ -94,7 +94,7 @@ impl LedgerHealth {
     }
 }
 
-impl FailurePolicy {
+impl LedgerFailurePolicy {
     /// Whether requests are still served after this error. A node whose directory is gone is never stopped: a
     /// supervisor would restart it with an empty directory, and it would found a second cluster.
     pub fn keeps_serving(self, error: &OwnershipError) -> bool {
@@ -119,8 +119,11 @@ mod tests {
     #[test]
     fn missing_data_folder_never_stops_the_process() {
         let (gone, full) = (OwnershipError::FolderGone { path: "log".into() }, OwnershipError::Failed("full".into()));
-        let goes_on = |on: FailurePolicy| (on.keeps_serving(&gone), on.keeps_serving(&full));
-        assert_eq!((goes_on(FailurePolicy::Serve), goes_on(FailurePolicy::Stop)), ((true, true), (true, false)));
+        let goes_on = |on: LedgerFailurePolicy| (on.keeps_serving(&gone), on.keeps_serving(&full));
+        assert_eq!(
+            (goes_on(LedgerFailurePolicy::Serve), goes_on(LedgerFailurePolicy::Stop)),
+            ((true, true), (true, false))
+        );
     }
 
     #[tokio::test]

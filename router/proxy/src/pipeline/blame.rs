@@ -6,7 +6,7 @@ use planner::{Handoff, HandoffKind, Plan};
 use vocabulary::WorkerId;
 
 use crate::leg_outcome::{LegError, LegResponse};
-use crate::outliers::{OutlierTracker, Trials};
+use crate::outliers::{EjectionTrials, OutlierTracker};
 use crate::receipt::{Attempt, AttemptEvent};
 use crate::request_states::ClassifiedStep;
 use crate::tenant_isolation::TenantIsolation;
@@ -31,13 +31,13 @@ pub(super) fn culprit(
 /// Two workers, one of which failed a request: the decode leg's worker answered with an error after the prefill leg's
 /// had succeeded, and the KV that the latter sent may be the cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Suspects {
+pub(super) struct SuspectPair {
     prefill: WorkerId,
     decode: WorkerId,
     sent_at: Instant,
 }
 
-impl Suspects {
+impl SuspectPair {
     /// Returns the suspects; `None` where the culprit is known.
     pub(super) fn of(plan: &Plan, (remarks, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
         let Handoff { source, target, .. } = plan.sequence.handoff(HandoffKind::RemotePrefill)?;
@@ -62,13 +62,13 @@ pub(super) enum AnswerStatus {
 
 /// Workers that answered this request with a server error, when it was sent to each, and the attempt's trials, kept
 /// until it is known whether the worker was at fault.
-pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<Trials>)>;
+pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<EjectionTrials>)>;
 
 /// Failures of one request that no worker is charged with yet.
 #[derive(Default)]
 pub(super) struct BlameRecord {
     /// Two workers, one of which failed the last attempt, and that attempt's trials, kept until the culprit is known.
-    pub(super) suspects: Option<(Suspects, Option<Trials>)>,
+    pub(super) suspects: Option<(SuspectPair, Option<EjectionTrials>)>,
     /// Workers that have answered this request with an error so far.
     pub(super) failures: FailedWorkers,
 }
@@ -183,13 +183,17 @@ mod tests {
         let now = Instant::now();
         let failed = LegError::Failed(StatusCode::INTERNAL_SERVER_ERROR);
         let both = remote_prefill();
-        let suspects = Suspects::of(&both, (&[], &failed), now).unwrap();
+        let suspects = SuspectPair::of(&both, (&[], &failed), now).unwrap();
         assert_eq!(suspects.culprit(Some(WorkerId(2))), (WorkerId(1), now), "without the other one's it answers");
         assert_eq!(suspects.culprit(Some(WorkerId(3))), (WorkerId(2), now));
         assert_eq!(suspects.culprit(None), (WorkerId(2), now));
-        assert_eq!(Suspects::of(&both, (&[AttemptEvent::PrefillFailed], &failed), now), None, "it computed all of it");
-        assert_eq!(Suspects::of(&both, (&[], &LegError::NoSource), now), None, "the decode leg was not asked");
+        assert_eq!(
+            SuspectPair::of(&both, (&[AttemptEvent::PrefillFailed], &failed), now),
+            None,
+            "it computed all of it"
+        );
+        assert_eq!(SuspectPair::of(&both, (&[], &LegError::NoSource), now), None, "the decode leg was not asked");
         let alone = plan(PlanSequence::serve(leg(LegRole::Serve, 2)));
-        assert_eq!(Suspects::of(&alone, (&[], &failed), now), None);
+        assert_eq!(SuspectPair::of(&alone, (&[], &failed), now), None);
     }
 }

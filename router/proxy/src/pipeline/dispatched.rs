@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use vocabulary::Micros;
 
-use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, Suspects, culprit};
+use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, SuspectPair, culprit};
 use super::end_guard::RequestState;
 use super::plan::PlanGuards;
 use super::planning::{AttemptLog, FailedStep, LastFailure, PartialAnswer, Planning, UnansweredStep};
 use super::request_end::RequestEnd;
 use super::streaming::Streaming;
 use crate::leg_outcome::{FailedAttempt, LegError, LegResponse, StartedAnswer};
-use crate::outliers::Trials;
+use crate::outliers::EjectionTrials;
 use crate::receipt::{RequestOutcome, StreamResumption};
 use crate::request_states::{ClassifiedStep, PlannedStep};
 
@@ -52,7 +52,7 @@ impl Dispatched {
             // Of a resumed answer only the end shows whether the worker is well.
             Some(_) => {}
         }
-        guards.trials.iter().for_each(Trials::record_answer_started);
+        guards.trials.iter().for_each(EjectionTrials::record_answer_started);
         history.record(&step, &planned, (sent_at, events));
         if let (Some(partial), Some(attempt)) = (&resumes, history.attempts.last_mut()) {
             let duration = Micros::of(first_byte - partial.broke_at);
@@ -70,7 +70,7 @@ impl Dispatched {
         let Self { step, planned, mut guards, mut history, mut blame, resumes, .. } = self;
         let FailedAttempt { sent_at, events, exclude, error: cause } = failed;
         tracing::warn!(worker = %exclude, error = %cause, "a plan failed before its first byte");
-        let suspects = Suspects::of(&planned.plan, (&events, &cause), sent_at);
+        let suspects = SuspectPair::of(&planned.plan, (&events, &cause), sent_at);
         let sick = match suspects {
             Some(_) => None,
             None => culprit(&planned.plan, &events, Err(&cause)),

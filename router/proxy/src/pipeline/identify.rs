@@ -13,7 +13,7 @@ use vocabulary::{PrefixChain, SessionId, Tokens};
 
 use super::conversation_fingerprint::conversation_fingerprint;
 use crate::catalog::{Catalog, Model};
-use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
+use crate::checkpoints::{TokenCheckpointStore, TokenCheckpointUpdate};
 use crate::error::ApiError;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 use crate::memory_budget::MemoryReservation;
@@ -184,7 +184,7 @@ fn wall_time() -> WallTime {
 pub struct IdentifyStage {
     pub(super) catalog: Arc<Catalog>,
     pub(super) prefix_cache: Arc<PrefixCache>,
-    pub(super) checkpoints: Arc<CheckpointStore>,
+    pub(super) checkpoints: Arc<TokenCheckpointStore>,
     pub(super) offload_pool: Arc<OffloadPool>,
     /// Counts tokens by how they were identified.
     pub(super) identified: IntCounterVec,
@@ -204,7 +204,7 @@ impl IdentifyStage {
         counted("encoded", prefixed.prompt.chain.tokens - known);
         let incoming = &prefixed.request.incoming;
         let tokenized =
-            CheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes: incoming.body.len() };
+            TokenCheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes: incoming.body.len() };
         self.checkpoints.store(&incoming.tenant, prefixed.affinity_key, tokenized);
     }
 }

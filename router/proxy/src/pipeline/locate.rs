@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ownership::LedgerView;
-use ownership::ledger::{Ledger, Lineage, LocateQuery, LocateResult as Found};
+use ownership::ledger::{Ledger, LocateQuery, LocateResult as Found, PromptLineage};
 use planner::{HeadRelation, LiveIntent, SessionView};
 use prefix::ConvertedRequest;
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, WorkerHealth, WorkerView};
@@ -42,7 +42,7 @@ pub async fn locate(
 ) -> Result<LocatedRequest, ApiError> {
     let view = stage.ledger.directory().view();
     let found = view.locate(query(&prefixed));
-    if !matches!(found.lineage, Lineage::ForksFrom { .. }) || prefixed.named_session.is_some() {
+    if !matches!(found.lineage, PromptLineage::ForksFrom { .. }) || prefixed.named_session.is_some() {
         return Ok(build_located(stage, &view, (prefixed, found, Blocks::ZERO)));
     }
     // Decide whether this is a fork, or another conversation with the same system prompt.

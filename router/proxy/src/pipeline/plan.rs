@@ -17,7 +17,7 @@ use super::ResumeConfig;
 use super::resume_blocker::resume_blocker;
 use crate::error::{ApiError, truncated};
 use crate::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
-use crate::outliers::{OutlierTracker, Trials};
+use crate::outliers::{EjectionTrials, OutlierTracker};
 use crate::prefix_replication::{PrefixReplicationConfig, PrefixReplicator};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep, step_facts};
 use crate::retries::{RetryBudget, RetryConfig, TenantShare};
@@ -109,7 +109,7 @@ pub struct PlanGuards {
     /// The step's KV reservation; `None` where its worker has left the fleet.
     pub reservation: Option<KvReservation>,
     /// Trials of ejected workers that the plan contains; `None` where there are none.
-    pub trials: Option<Trials>,
+    pub trials: Option<EjectionTrials>,
 }
 
 /// Determines the kind of the step.
@@ -199,7 +199,7 @@ fn plan_and_reserve(
     if planned.must_wait() {
         return Ok((planned, PlanGuards::default()));
     }
-    let trials = Trials::begin(outliers, planned.plan.workers());
+    let trials = EjectionTrials::begin(outliers, planned.plan.workers());
     let reservation = account.reserve(now, step, &planned.plan);
     Ok((planned, PlanGuards { reservation, trials }))
 }

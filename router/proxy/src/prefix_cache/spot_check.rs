@@ -8,7 +8,7 @@ use prefix::{ConversationCache, ConversationLookup, LookupTier, Prompt, PromptMi
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
-use crate::checkpoints::{CheckpointStore, CheckpointUpdate};
+use crate::checkpoints::{TokenCheckpointStore, TokenCheckpointUpdate};
 use crate::identified_request::IdentifiedRequest;
 use crate::telemetry::prefix_cache::PrefixCacheMetrics;
 use crate::token_ids::EncodableRequest;
@@ -60,7 +60,7 @@ pub(super) struct SpotCheckQueue {
 
 impl SpotCheckQueue {
     pub(super) fn spawn(
-        (trails, checkpoints): (Arc<ConversationCache>, Arc<CheckpointStore>),
+        (trails, checkpoints): (Arc<ConversationCache>, Arc<TokenCheckpointStore>),
         metrics: PrefixCacheMetrics,
         tasks: &Arc<Supervision>,
     ) -> Self {
@@ -86,7 +86,7 @@ impl SpotCheckQueue {
 async fn run_all(
     next: &mut mpsc::Receiver<SpotCheck>,
     looking: &PrefixCacheMetrics,
-    (trails, checkpoints): (&Arc<ConversationCache>, &CheckpointStore),
+    (trails, checkpoints): (&Arc<ConversationCache>, &TokenCheckpointStore),
 ) {
     while let Some(look) = next.recv().await {
         let taken = tokio::task::spawn_blocking(move || (look.run(), look)).await;
@@ -94,7 +94,7 @@ async fn run_all(
         report(looking, &look, (difference, trails));
         if difference.is_none() {
             let body_bytes = look.encodable.bytes();
-            let tokenized = CheckpointUpdate {
+            let tokenized = TokenCheckpointUpdate {
                 known_tokens: look.known_tokens,
                 next_checkpoint: whole.next_checkpoint,
                 body_bytes,

@@ -27,7 +27,7 @@ pub(super) struct IdempotencyKey {
 
 /// What was charged for a request that has not completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Charge {
+pub(super) struct QuotaCharge {
     /// Digest of its body: another body is another request.
     pub(super) body_digest: u128,
     pub(super) taken: Tokens,
@@ -35,7 +35,7 @@ pub(super) struct Charge {
     pub(super) used: Tokens,
 }
 
-impl Charge {
+impl QuotaCharge {
     const BYTES: usize = 32;
 
     fn encode(self) -> Bytes {
@@ -74,8 +74,8 @@ impl IdempotencyKey {
     }
 
     /// Returns what was charged for it before. Waits for Redis no longer than its timeout.
-    pub(super) async fn previous_charge(&self) -> Option<Charge> {
-        Charge::decode(&self.shared_cache.get_shared(&self.charge).await?)
+    pub(super) async fn previous_charge(&self) -> Option<QuotaCharge> {
+        QuotaCharge::decode(&self.shared_cache.get_shared(&self.charge).await?)
     }
 
     /// Whether it may be sent again without a charge. Waits no longer than the same timeout.
@@ -84,7 +84,7 @@ impl IdempotencyKey {
         matches!(leased, CounterLease::Granted { units: 1, .. })
     }
 
-    pub(super) fn record(&self, charge: Charge) {
+    pub(super) fn record(&self, charge: QuotaCharge) {
         self.shared_cache.put(self.charge.clone(), charge.encode());
     }
 
@@ -105,10 +105,10 @@ mod tests {
 
     #[test]
     fn only_an_encoded_charge_decodes() {
-        let charge = Charge { body_digest: u128::MAX - 7, taken: Tokens(1_000), used: Tokens(u64::MAX) };
-        assert_eq!(Charge::decode(&charge.encode()), Some(charge));
+        let charge = QuotaCharge { body_digest: u128::MAX - 7, taken: Tokens(1_000), used: Tokens(u64::MAX) };
+        assert_eq!(QuotaCharge::decode(&charge.encode()), Some(charge));
         for wrong in [&b""[..], &[0; 31], &[0; 33]] {
-            assert_eq!(Charge::decode(wrong), None);
+            assert_eq!(QuotaCharge::decode(wrong), None);
         }
     }
 }

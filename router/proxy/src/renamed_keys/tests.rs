@@ -3,7 +3,7 @@ use workers_shim::sim::EngineProfile;
 
 use super::*;
 use crate::config::Config;
-use crate::toml_file::{FileProblem, read_toml};
+use crate::toml_file::{TomlFileError, read_toml};
 
 /// Paths that stand for an element of a list.
 const LISTS: [&str; 6] =
@@ -45,7 +45,7 @@ fn load(text: &str) -> Result<Config, String> {
     Config::from_table(&mut table, &[]).map_err(|error| error.to_string())
 }
 
-fn profile(text: &str) -> Result<EngineProfile, FileProblem> {
+fn profile(text: &str) -> Result<EngineProfile, TomlFileError> {
     read_toml(text, PROFILE)
 }
 

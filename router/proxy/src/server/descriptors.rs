@@ -34,7 +34,7 @@ pub fn raise_limit() -> u64 {
 
 /// What the process needs file descriptors for.
 #[derive(Clone, Copy, Debug)]
-pub struct Needs {
+pub struct DescriptorDemand {
     /// Wanted client connections: `proxy.max_connections`.
     pub clients: usize,
     /// Possible number of workers.
@@ -43,7 +43,7 @@ pub struct Needs {
     pub is_in_cluster: bool,
 }
 
-impl Needs {
+impl DescriptorDemand {
     /// Returns a limit of open files that suffices for all wanted connections.
     fn descriptors(&self) -> u64 {
         let nodes = if self.is_in_cluster { NODES } else { 0 };
@@ -68,7 +68,7 @@ pub struct ConnectionLimits {
 impl ConnectionLimits {
     /// Divides `limit` descriptors. Of a small limit, each use other than clients gets at most an eighth: the rest must
     /// still serve clients.
-    pub fn of(limit: u64, needs: Needs) -> Self {
+    pub fn of(limit: u64, needs: DescriptorDemand) -> Self {
         let eighth = limit / 8;
         let operators = OPERATORS.min(eighth / 2).max(2);
         let nodes = if needs.is_in_cluster { NODES.min(eighth) } else { 0 };
@@ -96,16 +96,16 @@ mod tests {
 
     #[test]
     fn the_limit_that_is_told_is_enough() {
-        let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
+        let needs = DescriptorDemand { clients: 16_384, workers: 64, is_in_cluster: true };
         assert_eq!(ConnectionLimits::of(needs.descriptors(), needs).clients, 16_384);
         assert!(ConnectionLimits::of(needs.descriptors() - 2, needs).clients < 16_384);
     }
 
     #[test]
     fn all_connections_together_leave_descriptors_to_the_ledger() {
-        let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
+        let needs = DescriptorDemand { clients: 16_384, workers: 64, is_in_cluster: true };
         assert_eq!(ConnectionLimits::of(1 << 20, needs), ConnectionLimits { clients: 16_384, operators: 256 });
-        assert_eq!(ConnectionLimits::of(1 << 20, Needs { clients: 100, ..needs }).clients, 100);
+        assert_eq!(ConnectionLimits::of(1 << 20, DescriptorDemand { clients: 100, ..needs }).clients, 100);
         for limit in [64, 256, 1024, 4096, 20_000] {
             let ConnectionLimits { clients, operators } = ConnectionLimits::of(limit, needs);
             let kept = FILES.min(limit / 8) + NODES.min(limit / 8) + (64 * PER_WORKER).min(limit / 8);

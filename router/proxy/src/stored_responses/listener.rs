@@ -7,7 +7,7 @@ use bytes::Bytes;
 use vocabulary::{SessionId, TenantId, WorkerId};
 
 use super::sequence_numbers::SequenceNumberScanner;
-use super::transcript::{Addition, ResponseObject};
+use super::transcript::{ConversationAddition, ResponseObject};
 use super::{IdSniffer, StoredResponses};
 use crate::client_request::ClientRequest;
 use crate::memory_budget::MemoryReservation;
@@ -34,7 +34,7 @@ pub(crate) struct ResponseListener {
     /// Memory for reading the output.
     memory: Option<MemoryReservation>,
     sniffer: IdSniffer,
-    addition: Option<Addition>,
+    addition: Option<ConversationAddition>,
     collector: Collector,
     sequence_numbers: SequenceNumberScanner,
 }

@@ -13,7 +13,7 @@ use http_body_util::{BodyExt as _, Limited};
 use vocabulary::{WorkerHealth, WorkerId};
 use workers_shim::engine_api::StrippedFields;
 
-use super::transcript::Addition;
+use super::transcript::ConversationAddition;
 use super::{IdSniffer, is_response_id};
 use crate::client_request::{ClientRequest, Envelope, GenerationEndpoint};
 use crate::error::{ApiError, truncated};
@@ -50,7 +50,7 @@ impl ResponsesApi {
         }
         let (load, keeps) = (OffloadTask::of(&request), self.shared_cache.transcript_limit() > 0);
         let work = move || {
-            let addition = keeps.then(|| Addition::read(&request.body)).flatten();
+            let addition = keeps.then(|| ConversationAddition::read(&request.body)).flatten();
             request.addition = addition.map(|adds| adds.charged(|input| request.charge_derived(input))).transpose()?;
             let envelope = Envelope::read(&request.body)?.into_owned();
             Ok::<_, ApiError>((request, envelope))

@@ -16,7 +16,7 @@ const MAX_STEPS: usize = 512;
 
 /// What a request adds to its conversation.
 #[derive(Clone, Debug)]
-pub(crate) struct Addition {
+pub(crate) struct ConversationAddition {
     previous: Option<String>,
     /// The session that the request belongs to, if known.
     session: Option<SessionId>,
@@ -24,7 +24,7 @@ pub(crate) struct Addition {
     input: Bytes,
 }
 
-impl Addition {
+impl ConversationAddition {
     /// Reads a request's body; `None` when nothing is to be stored, or when the input is not valid.
     pub(crate) fn read(body: &Bytes) -> Option<Self> {
         let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id", "store"]).ok()?;
@@ -185,7 +185,7 @@ mod tests {
 
     fn transcript(request: &Value, output: &Value) -> Option<Bytes> {
         let output = serde_json::value::to_raw_value(output).unwrap();
-        Addition::read(&bytes(request))?.transcript_with(&output)
+        ConversationAddition::read(&bytes(request))?.transcript_with(&output)
     }
 
     #[test]
@@ -267,7 +267,7 @@ mod tests {
         fn malformed_stored_bytes_do_not_panic(stored in prop::collection::vec(any::<u8>(), 0..60), text in "[\\[\\]{}\":,a-z]{0,40}") {
             for bytes in [Bytes::from(stored), Bytes::from(text)] {
                 drop(ConversationHistory::new(1000).add(&bytes));
-                drop(Addition::read(&bytes));
+                drop(ConversationAddition::read(&bytes));
                 drop(ResponseObject::read(&bytes));
                 drop(ResponseObject::read_event(&bytes));
             }

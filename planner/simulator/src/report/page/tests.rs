@@ -1,6 +1,6 @@
 use super::*;
 use crate::policies::PolicyKind;
-use crate::report::{DecisionLatency, ReportSubject, RunFigures, TimeDistribution};
+use crate::report::{DecisionLatency, ReportSubject, RunStats, TimeDistribution};
 use crate::tests::sessions;
 use crate::trace::{ReplayLimits, Trace};
 use crate::{HardwareProfile, Simulation, SimulationSetup};
@@ -11,7 +11,7 @@ fn trace() -> Trace {
     sessions().apply_limits(&ReplayLimits { max_steps: 12, ..ReplayLimits::default() })
 }
 
-fn runs(loads: &[f64]) -> Vec<RunFigures> {
+fn runs(loads: &[f64]) -> Vec<RunStats> {
     let run = |load: f64, kind, seed| {
         let trace = trace().shuffled(seed);
         let setup = SimulationSetup { workers: 2, spec: HardwareProfile::H100_8B, load, seed };
@@ -21,7 +21,7 @@ fn runs(loads: &[f64]) -> Vec<RunFigures> {
     cells.flat_map(|(load, kind)| [1, 2].map(|seed| run(load, kind, seed))).collect()
 }
 
-fn report(name: &str, runs: Vec<RunFigures>) -> SimulationReport {
+fn report(name: &str, runs: Vec<RunStats>) -> SimulationReport {
     SimulationReport::of(
         ReportSubject::new(name.to_owned(), &trace(), (2, &HardwareProfile::H100_8B)),
         Vec::new(),

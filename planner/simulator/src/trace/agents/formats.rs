@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use vocabulary::Micros;
 
 use super::BLOCK;
-use super::session_builder::{Agent, RecordedRequest, SessionBuilder};
+use super::session_builder::{RecordedAgent, RecordedRequest, SessionBuilder};
 use crate::trace::block_ids::BlockIds;
 use crate::trace::budget::TraceBudget;
 use crate::trace::builder::TraceBuilder;
@@ -86,7 +86,7 @@ pub(in crate::trace) fn document(builder: &mut TraceBuilder, file: &str, text: &
     let document: SessionDocument<'_> = json(place, text, DOCUMENT)?;
     block_size(place, document.block_size)?;
     let mut woven = SessionBuilder::default();
-    woven.add_agent(Agent::main(document.tool_tokens));
+    woven.add_agent(RecordedAgent::main(document.tool_tokens));
     read_agent(&mut woven, &mut LineCursor::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
     place.check_request_count(woven.len())?;
     let session = woven.build(place, document.id.into(), builder)?;
@@ -114,7 +114,7 @@ fn read_agent(
         }
         let sub: SubAgent<'_> = json(place, raw.get(), REQUEST)?;
         let lasted = place.check_seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
-        let child = woven.add_agent(Agent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
+        let child = woven.add_agent(RecordedAgent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
         let begin = begin + place.check_seconds("t", sub.t)?;
         read_agent(woven, cursor, &sub.requests, (child, begin, depth + 1))?;
     }
@@ -204,7 +204,7 @@ pub(in crate::trace) fn read_delta_lines(builder: &mut TraceBuilder, file: &str,
         block_size(place, session.block_size)?;
         place.check_request_count(session.reqs.len())?;
         let mut woven = SessionBuilder::default();
-        woven.add_agent(Agent::main(session.tool_tokens));
+        woven.add_agent(RecordedAgent::main(session.tool_tokens));
         let mut prompts: Vec<BlockIds> = Vec::with_capacity(session.reqs.len());
         for raw in session.reqs {
             let delta: RequestDelta = json(place, raw.get(), DELTA)?;
@@ -233,7 +233,7 @@ fn resolve_agent(
     }
     let (tools, lasted) = delta.sub.as_ref().map_or((None, None), |sub| (sub.tool_tokens, sub.duration_ms));
     let lasted = place.check_seconds("duration_ms", lasted.unwrap_or_default() / 1e3)?;
-    Ok(woven.add_agent(Agent::sub(0, tools.unwrap_or_default(), lasted)))
+    Ok(woven.add_agent(RecordedAgent::sub(0, tools.unwrap_or_default(), lasted)))
 }
 
 fn apply_delta(

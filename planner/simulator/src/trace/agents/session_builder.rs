@@ -26,7 +26,7 @@ pub(super) struct RecordedRequest {
     pub(super) ids: BlockIds,
 }
 
-pub(super) struct Agent {
+pub(super) struct RecordedAgent {
     parent: Option<usize>,
     /// Tokens of the tools at the start of its prompts.
     tools: u64,
@@ -36,7 +36,7 @@ pub(super) struct Agent {
     children: Vec<usize>,
 }
 
-impl Agent {
+impl RecordedAgent {
     pub(super) fn main(tools: u64) -> Self {
         Self { parent: None, tools, duration: Micros::ZERO, last: None, children: Vec::new() }
     }
@@ -49,7 +49,7 @@ impl Agent {
 /// Builder of a session.
 #[derive(Default)]
 pub(super) struct SessionBuilder {
-    agents: Vec<Agent>,
+    agents: Vec<RecordedAgent>,
     steps: Vec<TraceStep>,
     durations: Vec<Micros>,
     radix: RadixBuilder,
@@ -66,7 +66,7 @@ impl SessionBuilder {
         self.agents.len()
     }
 
-    pub(super) fn add_agent(&mut self, agent: Agent) -> usize {
+    pub(super) fn add_agent(&mut self, agent: RecordedAgent) -> usize {
         let number = self.agents.len();
         if let Some(parent) = agent.parent {
             self.agents[parent].children.push(number);
@@ -79,7 +79,7 @@ impl SessionBuilder {
     pub(super) fn add(&mut self, agent: usize, told: RecordedRequest) {
         let number = self.steps.len();
         let own = &self.agents[agent];
-        let children: Vec<&Agent> = own.children.iter().map(|child| &self.agents[*child]).collect();
+        let children: Vec<&RecordedAgent> = own.children.iter().map(|child| &self.agents[*child]).collect();
         let waited: Vec<usize> = children.iter().filter_map(|child| child.last).collect();
         let before = own.last.or_else(|| own.parent.and_then(|parent| self.agents[parent].last));
         let after = if waited.is_empty() { before.into_iter().collect() } else { waited };

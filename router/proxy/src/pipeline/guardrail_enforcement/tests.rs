@@ -5,14 +5,15 @@ use vocabulary::{Micros, ModelId, SessionId, TenantId};
 
 use super::*;
 use crate::app_state::AppState;
-use crate::guardrail::Arm;
+use crate::guardrail::ComparisonArm;
 use crate::routing::RoutingMode;
 use crate::testing::{StubWorker, TestRouter, get, send, start_router, start_router_at, wait_until};
 
 /// Adds twenty sessions to each arm; those served by `action` are ten times as slow.
 pub(crate) fn slow_down_action(gateway: &AppState, action: Action) {
     for session in 0..40 {
-        let (arm, took) = if session % 2 == 0 { (Arm::Control, 100_000) } else { (Arm::Treatment, 1_000_000) };
+        let (arm, took) =
+            if session % 2 == 0 { (ComparisonArm::Control, 100_000) } else { (ComparisonArm::Treatment, 1_000_000) };
         enforce_guardrail(
             &gateway.decisions.guardrail,
             &gateway.routing,
@@ -91,16 +92,16 @@ async fn control_sessions_bypass_the_plan_and_slow_placement_only_raises_an_alar
         let request = Request::post("/v1/completions").header("x-session-id", name);
         assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
     };
-    for name in names(Arm::Control) {
+    for name in names(ComparisonArm::Control) {
         ask(name, "answer").await;
     }
-    futures::future::join_all(names(Arm::Treatment).map(|name| ask(name, "late"))).await;
+    futures::future::join_all(names(ComparisonArm::Treatment).map(|name| ask(name, "late"))).await;
     let receipts = || front.gateway.decisions.receipts.newest(100, |_| true);
     wait_until("all receipts are filed", || receipts().len() == 40).await;
     for receipt in receipts() {
         let arm = routing.arm_of(receipt.lookup.session_id);
-        let expected = if arm == Some(Arm::Treatment) { RoutingMode::Active } else { RoutingMode::Shadow };
-        assert_eq!((receipt.mode, receipt.control_group), (expected, arm == Some(Arm::Control)));
+        let expected = if arm == Some(ComparisonArm::Treatment) { RoutingMode::Active } else { RoutingMode::Shadow };
+        assert_eq!((receipt.mode, receipt.control_group), (expected, arm == Some(ComparisonArm::Control)));
         assert_eq!(receipt.decision.as_ref().map(|decision| decision.plan.action), Some(action));
         assert_eq!(serde_json::to_value(&*receipt).unwrap()["control_group"] == true, receipt.control_group);
     }
@@ -128,7 +129,7 @@ async fn a_retried_step_counts_for_the_action_chosen_first() {
         got.json()["served_by"].as_str().unwrap().to_owned()
     };
     let own = (0..).map(|n| format!("session {n}"));
-    let mut own = own.filter(|name| front.gateway.routing.get().arm_of(id(name)) == Some(Arm::Treatment));
+    let mut own = own.filter(|name| front.gateway.routing.get().arm_of(id(name)) == Some(ComparisonArm::Treatment));
     let name = loop {
         let name = own.next().unwrap();
         if ask(&name, "answer").await == "one" {

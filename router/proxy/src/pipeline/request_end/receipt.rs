@@ -7,7 +7,7 @@ use vocabulary::Blocks;
 
 use super::RequestEnd;
 use crate::decisions::DecisionHistory;
-use crate::guardrail::Arm;
+use crate::guardrail::ComparisonArm;
 use crate::receipt::{PromptSummary, Receipt, StepObservation, unix_ms};
 use crate::request_states::{PlannedStep, step_facts};
 use crate::shared_cache::SharedCache;
@@ -56,7 +56,7 @@ impl ReceiptSink {
             model: located.identified.request.model.clone(),
             lookup,
             mode: step.mode,
-            control_group: step.arm == Some(Arm::Control),
+            control_group: step.arm == Some(ComparisonArm::Control),
             shared_cache_state: self.shared_cache.degraded_health(),
             decision,
             admission_wait,
