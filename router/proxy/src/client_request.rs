@@ -72,7 +72,7 @@ pub struct ClientRequest {
     pub method: Method,
     /// Path and query, as the client wrote them.
     pub path: String,
-    /// All of the client's headers. Some must not be forwarded: see `AppState::headers_for`.
+    /// All of the client's headers. Some must not be forwarded: see `WorkerClient::headers_for`.
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,

@@ -81,9 +81,7 @@ impl ModelListCache {
         };
         entries.ok_or_else(|| ApiError::NoWorker { model: "any".into() })
     }
-}
 
-impl ModelListCache {
     /// Answers with the whole list.
     pub(crate) async fn list(&self, forwarder: &Forwarder) -> Result<Response, ApiError> {
         Ok(json(self.get(forwarder).await?.text.clone()))
