@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(config.workers.len(), 2);
         let peering = config.cluster.peering();
         assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
-        assert_eq!(config.routing.mode, proxy::routing::RoutingMode::Shadow);
+        assert_eq!(config.routing.mode, vocabulary::RoutingMode::Shadow);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub use operator::OperatorConfig;
 use proxy::auth::AuthConfig;
 use proxy::catalog::ModelConfig;
 use proxy::decisions::DecisionLogConfig;
-use proxy::discovery::{DiscoveryConfig, WorkerConfig, WorkerUrlError, workers_problem};
+use proxy::discovery::{DiscoveryConfig, WorkerConfig, workers_problem};
 use proxy::host_check::ServerConfig;
 use proxy::outliers::OutlierConfig;
 use proxy::peer_exchange::ledger_health::LedgerFailurePolicy;
@@ -30,12 +30,14 @@ use proxy::prefix_cache::PrefixCacheConfig;
 use proxy::prefix_replication::PrefixReplicationConfig;
 use proxy::quotas::TenantConfig;
 use proxy::retries::RetryConfig;
-use proxy::routing::{Percent, RoutingMode, RoutingSettings};
+use proxy::routing::{Percent, RoutingSettings};
 use proxy::server::ProxyConfig;
 use proxy::shared_cache::SharedCacheConfig;
 use proxy::toml_errors::{U32_RANGE, describe_toml_error, is_setting_char, without_text};
 use proxy::transfer_check::TransferCheckConfig;
 use proxy::upstream::UpstreamConfig;
+use vocabulary::RoutingMode;
+use vocabulary::WorkerUrlError;
 
 /// Everything `ownerserve serve` can be told. Every field has a default but the workers.
 #[derive(Clone, Debug, Default, Deserialize)]

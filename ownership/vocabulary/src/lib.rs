@@ -1,16 +1,22 @@
-//! Types that all crates share: ids, units, epochs, the block-hash chain, the network of an address, and the router's
-//! view of a worker.
+//! Types that all crates share: ids, units, epochs, the block-hash chain, the network of an address, the router's view of
+//! a worker, and values of settings, flags and the operator API.
 //!
 //! No IO, no clock, no randomness: everything here is a value or a pure function of values.
 
 mod chain;
 mod epoch;
+pub mod flags;
 mod hex;
 mod host_network;
 mod ids;
 mod namespace;
+mod routing_mode;
+mod secret;
 mod settings_units;
+mod time_text;
 mod units;
+mod untrusted_text;
+mod worker_url;
 mod worker_view;
 
 pub use chain::{BlockHash, HashSeed, PrefixChain, PrefixId};
@@ -21,11 +27,16 @@ pub use ids::{
     SessionId, TenantId, WorkerId,
 };
 pub use namespace::{ChainNamespace, RootKeys};
+pub use routing_mode::RoutingMode;
+pub use secret::Secret;
 pub use settings_units::{
     ByteCount, ByteCountError, TimeSpan, TimeSpanError, bandwidth_with_unit, bytes_with_unit, micros_f64_with_unit,
     micros_with_unit, optional_micros_with_unit, transfer_time,
 };
+pub use time_text::{DurationText, UtcTime, UtcTimeError};
 pub use units::{Blocks, Bytes, LedgerTime, Micros, Tokens};
+pub use untrusted_text::truncated;
+pub use worker_url::{WorkerUrl, WorkerUrlError};
 pub use worker_view::{
     EngineSpeed, KvIndexState, KvLink, KvLinkMode, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad, WorkerRole,
     WorkerView,

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 
-use proxy::discovery::WorkerUrl;
-use proxy::routing::RoutingMode;
+use vocabulary::RoutingMode;
+use vocabulary::WorkerUrl;
 
 /// A worker, by its id or its URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]

@@ -1,27 +1,27 @@
 //! Client of the operator API: fails over between endpoints, authenticates, and classifies connection failures.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, IF_MATCH};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
+use reqwest::Body;
+use reqwest::redirect::Policy;
+use reqwest::tls::Certificate;
 use serde_json::Value;
-use vocabulary::TimeSpan;
+use vocabulary::{Secret, TimeSpan};
 
 use super::error::CtlError;
-use proxy::auth::Secret;
-use proxy::auth::bearer;
-use proxy::server::tls::certificates;
-use proxy::upstream::{Upstream, UpstreamConfig, UpstreamError, WorkerBody, WorkerRequest};
 
 /// Maximum size of a response that is read as a whole.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Timeout of a read until its response begins; then the next endpoint is tried.
 pub(super) const READ_TIMEOUT: TimeSpan = TimeSpan::seconds(5);
+/// Maximum time until a connection is made.
+const MAX_CONNECT_TIME: TimeSpan = TimeSpan::seconds(3);
 /// Maximum pause within a response: an idle watch sends three heartbeats in this time.
 const MAX_PAUSE: TimeSpan = TimeSpan::seconds(30);
 
@@ -68,12 +68,13 @@ pub(crate) struct ApiResponse {
 /// Client that uses the first reachable endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct OperatorClient {
-    upstream: Upstream,
+    http: reqwest::Client,
     pub(crate) endpoints: Vec<String>,
     /// Index of the endpoint that answered last. It is tried first, so that a write goes to the endpoint of the read
     /// before it.
     last_answered: Arc<AtomicUsize>,
-    token: Option<Secret>,
+    /// Value of the header `Authorization`.
+    token: Option<HeaderValue>,
     timeouts: ClientTimeouts,
 }
 
@@ -87,25 +88,9 @@ impl OperatorClient {
                 "--endpoint {bad}: accepted is http://HOST:PORT or https://HOST:PORT"
             )));
         }
-        if token.as_ref().is_some_and(|token| bearer(Some(token)).is_none()) {
-            return Err(CtlError::Usage("--token: it cannot stand in a header".into()));
-        }
-        let config = UpstreamConfig {
-            connect_timeout: waits.read_timeout.min(TimeSpan::seconds(3)),
-            first_byte_timeout: waits.read_timeout.max(waits.request_timeout),
-            stream_idle_timeout: waits.max_pause,
-            ..UpstreamConfig::default()
-        };
-        let upstream = match cacert {
-            None => Upstream::new(config),
-            Some(path) => {
-                let refused = |error: &dyn std::fmt::Display| CtlError::Usage(format!("--cacert {error}"));
-                let authority = certificates(&path).map_err(|error| refused(&error))?;
-                Upstream::with_root_certificates(config, authority)
-                    .map_err(|error| refused(&format!("{}: {error}", path.display())))?
-            }
-        };
-        Ok(Self { upstream, endpoints, last_answered: Arc::default(), token, timeouts: waits })
+        let token = token.map(|token| bearer(&token)).transpose()?;
+        let http = http_client(waits, cacert.as_deref())?;
+        Ok(Self { http, endpoints, last_answered: Arc::default(), token, timeouts: waits })
     }
 
     /// Returns a client for this endpoint only.
@@ -136,7 +121,7 @@ impl OperatorClient {
     }
 
     /// Reads a resource as a stream from the first reachable endpoint; returns that endpoint, too.
-    pub(crate) async fn open(&self, path: &str) -> Result<(String, http::Response<WorkerBody>), CtlError> {
+    pub(crate) async fn open(&self, path: &str) -> Result<(String, http::Response<Body>), CtlError> {
         self.send((Method::GET, path), (None, None), self.timeouts.request_timeout.0).await
     }
 
@@ -160,43 +145,52 @@ impl OperatorClient {
         (method, path): (Method, &str),
         said: (Option<&Value>, Option<&str>),
         wait: Duration,
-    ) -> Result<(String, http::Response<WorkerBody>), CtlError> {
+    ) -> Result<(String, http::Response<Body>), CtlError> {
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/ownerserve/v1/{path}") };
         let mut last = CtlError::Usage("no endpoint is given".into());
         let (count, first) = (self.endpoints.len(), self.last_answered.load(Ordering::Relaxed));
         for place in (first..first + count).map(|place| place % count) {
             let endpoint = self.endpoints[place].clone();
-            let request = WorkerRequest {
-                method: method.clone(),
-                path: path.clone(),
-                headers: self.headers(said)?,
-                body: said.0.map_or_else(Bytes::new, |body| Bytes::from(body.to_string())),
+            let request = self.http.request(method.clone(), format!("{endpoint}{path}")).headers(self.headers(said)?);
+            let request = match said.0 {
+                Some(body) => request.body(body.to_string()),
+                None => request,
             };
-            let answer = tokio::time::timeout(wait, self.upstream.send(&endpoint, request)).await;
-            if let Ok(Ok(_)) = answer {
-                self.last_answered.store(place, Ordering::Relaxed);
-            }
-            match answer.unwrap_or(Err(UpstreamError::Timeout(wait))) {
-                Ok(answer) if answer.status().is_success() => return Ok((endpoint, answer)),
-                Ok(answer) => return Err(problem_error(endpoint, answer).await),
-                Err(UpstreamError::Connect(detail) | UpstreamError::Broken(detail))
+            let error = match tokio::time::timeout(wait, request.send()).await {
+                Err(_) => SendError::Unanswered(format!("no answer within {wait:?}")),
+                Ok(Err(error)) => SendError::from(error),
+                Ok(Ok(answer)) => {
+                    self.last_answered.store(place, Ordering::Relaxed);
+                    let answer = http::Response::from(answer);
+                    return if answer.status().is_success() {
+                        Ok((endpoint, answer))
+                    } else {
+                        Err(problem_error(endpoint, answer).await)
+                    };
+                }
+            };
+            match error {
+                SendError::Unsendable(detail) => return Err(CtlError::Usage(detail)),
+                SendError::Connect(detail) | SendError::Broken(detail)
                     if let Some(advice) = tls_advice(&endpoint, &detail) =>
                 {
                     last = CtlError::Tls { endpoint, advice, detail };
                 }
-                Err(UpstreamError::Connect(detail))
-                    if let Some(advice) = closed_during_handshake(&endpoint, &detail) =>
-                {
+                SendError::Connect(detail) if let Some(advice) = closed_during_handshake(&endpoint, &detail) => {
                     last = CtlError::Tls { endpoint, advice, detail };
                 }
                 // An endpoint that was reached but did not answer tells more about the cluster than an unreachable
                 // one.
-                Err(UpstreamError::Connect(_)) if matches!(last, CtlError::ReadUnanswered { .. }) => {}
-                Err(UpstreamError::Connect(detail)) => last = CtlError::Unreachable { endpoint, detail },
-                Err(UpstreamError::Unsendable(detail)) => return Err(CtlError::Usage(detail)),
-                // A read may be retried at the next endpoint; a write may already have been executed.
-                Err(error) if method == Method::GET => last = no_answer_error(&method, endpoint, error.to_string()),
-                Err(error) => return Err(no_answer_error(&method, endpoint, error.to_string())),
+                SendError::Connect(_) if matches!(last, CtlError::ReadUnanswered { .. }) => {}
+                SendError::Connect(detail) => last = CtlError::Unreachable { endpoint, detail },
+                SendError::Broken(detail) | SendError::Unanswered(detail) => {
+                    let error = no_answer_error(&method, endpoint, detail);
+                    // A read may be retried at the next endpoint; a write may already have been executed.
+                    if method != Method::GET {
+                        return Err(error);
+                    }
+                    last = error;
+                }
             }
         }
         Err(last)
@@ -215,8 +209,8 @@ impl OperatorClient {
 
     fn headers(&self, (body, tag): (Option<&Value>, Option<&str>)) -> Result<HeaderMap, CtlError> {
         let mut headers = HeaderMap::new();
-        if let Some(token) = bearer(self.token.as_ref()) {
-            headers.insert(AUTHORIZATION, token);
+        if let Some(token) = &self.token {
+            headers.insert(AUTHORIZATION, token.clone());
         }
         if body.is_some() {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -227,6 +221,61 @@ impl OperatorClient {
         }
         Ok(headers)
     }
+}
+
+/// Why an endpoint gave no answer. Each text ends with the innermost cause.
+enum SendError {
+    /// There was no connection: the endpoint has read no request.
+    Connect(String),
+    /// The connection broke before an answer began.
+    Broken(String),
+    /// The answer did not begin in time.
+    Unanswered(String),
+    /// The request cannot be put into HTTP.
+    Unsendable(String),
+}
+
+impl From<reqwest::Error> for SendError {
+    fn from(error: reqwest::Error) -> Self {
+        // The outermost text only repeats the URL.
+        let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
+        let detail = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        if error.is_builder() {
+            return Self::Unsendable(error.to_string());
+        }
+        if error.is_connect() { Self::Connect(detail) } else { Self::Broken(detail) }
+    }
+}
+
+/// Builds the HTTP client, which reaches the endpoints directly and follows no redirect.
+fn http_client(timeouts: ClientTimeouts, cacert: Option<&Path>) -> Result<reqwest::Client, CtlError> {
+    // Fails where another part of the process has chosen it already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let ClientTimeouts { read_timeout, request_timeout, max_pause } = timeouts;
+    let mut builder = reqwest::Client::builder()
+        .no_proxy()
+        .redirect(Policy::none())
+        .connect_timeout(read_timeout.min(MAX_CONNECT_TIME).0)
+        // It counts until the response begins, too.
+        .read_timeout(max_pause.max(read_timeout).max(request_timeout).0);
+    if let Some(path) = cacert {
+        let refused = |why: &dyn std::fmt::Display| CtlError::Usage(format!("--cacert {}: {why}", path.display()));
+        let text = std::fs::read(path).map_err(|error| refused(&error))?;
+        let authorities = Certificate::from_pem_bundle(&text).map_err(|error| refused(&error))?;
+        if authorities.is_empty() {
+            return Err(refused(&"there is no certificate in it"));
+        }
+        builder = builder.tls_certs_only(authorities);
+    }
+    builder.build().map_err(|error| CtlError::Usage(format!("no HTTP client can be built: {error}")))
+}
+
+/// Returns the header of a token.
+fn bearer(token: &Secret) -> Result<HeaderValue, CtlError> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
+        .map_err(|_| CtlError::Usage("--token: it cannot stand in a header".into()))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 /// Returns whether others on the network can read what is sent to this endpoint.
@@ -314,7 +363,7 @@ fn no_answer_error(method: &Method, endpoint: String, detail: String) -> CtlErro
 }
 
 /// Returns the error of an unsuccessful response.
-async fn problem_error(endpoint: String, answer: http::Response<WorkerBody>) -> CtlError {
+async fn problem_error(endpoint: String, answer: http::Response<Body>) -> CtlError {
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
         .collect()

@@ -15,7 +15,7 @@ use super::output::bar;
 use super::output::{OutputFormat, note, print_text};
 use super::table::cell_text;
 use super::writes::{self, put};
-use proxy::flags;
+use vocabulary::flags;
 
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);

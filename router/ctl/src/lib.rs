@@ -42,8 +42,8 @@ use self::resources::{
     ArtifactCommand, GroupCommand, IntentCommand, LeaseCommand, OwnerCommand, ReplicaCommand, SessionCommand,
     TenantCommand, WorkerCommand,
 };
-use proxy::auth::Secret;
-use proxy::flags;
+use vocabulary::Secret;
+use vocabulary::flags;
 
 /// Reads and changes a cluster over the operator API, and reads its snapshots.
 #[derive(Clone, Debug, Args)]

@@ -9,8 +9,8 @@ use super::error::CtlError;
 use super::filters::ListFilter;
 use super::output::{OutputFormat, note};
 use super::table::{ColumnSpec, aligned, cell_text, lines, row, table};
-use proxy::flags;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
+use vocabulary::flags;
 
 const MAX_PAGE: u16 = 1_000;
 

@@ -17,8 +17,8 @@ use super::lists::{self, ConsistencyArgs, ListSpec, PageArgs, escaped, show_one,
 use super::output::OutputFormat;
 use super::purge;
 use super::writes::{self, ArtifactOperand, QuotaArg, TargetArgs, WorkerOperand, WriteRequest, delete, post, put};
-use proxy::flags;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
+use vocabulary::flags;
 
 // Comments of types that are flattened into a command are not doc comments: those would be the help of the command.
 

@@ -15,8 +15,8 @@ use super::lists::{fields, with_query};
 use super::output::OutputFormat;
 use super::table::{ColumnSpec, aligned, lines, table};
 use super::writes::put;
-use proxy::flags;
-use proxy::time_text::{DurationText, UtcTime};
+use vocabulary::flags;
+use vocabulary::{DurationText, UtcTime};
 
 /// Decisions of the router at the first endpoint: why steps were served as they were.
 #[derive(Clone, Debug, Subcommand)]
@@ -187,7 +187,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use proxy::routing::RoutingMode;
+    use vocabulary::RoutingMode;
 
     #[derive(Debug, Parser)]
     struct DecisionCommandLine {

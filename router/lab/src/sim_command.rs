@@ -15,10 +15,10 @@ use workers_shim::sim::{
     EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
 };
 
-use proxy::flags;
 use proxy::renamed_keys;
 use proxy::shutdown_signal::wait_for_signal;
 use proxy::toml_file::{TomlFileError, read_toml};
+use vocabulary::flags;
 
 mod codec;
 

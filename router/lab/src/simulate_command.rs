@@ -22,10 +22,10 @@ use vocabulary::{ByteCount, Micros, TimeSpan, Tokens};
 use crate::ctl::{aligned, pretty};
 use crate::trace_command::files::{self, TraceFilesError};
 pub(crate) use progress_meter::ProgressMeter;
-use proxy::flags;
 use report_files::{ReportError, ReportFiles};
 use stopwatch::DecisionStopwatch;
 use tier_variants::{TierVariant, TierVariantError};
+use vocabulary::flags;
 
 /// Sessions at once where nothing is said of the load.
 const DEFAULT_SESSIONS: usize = 24;

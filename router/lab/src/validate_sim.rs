@@ -27,8 +27,8 @@ use crate::demo::measure::MetricsScrape;
 use crate::simulate_command::ProgressMeter;
 use crate::trace_command::files::{self, TraceFilesError};
 use live_replay::{LiveMeasurements, LiveReplay};
-use proxy::flags;
 use report::ValidationReport;
+use vocabulary::flags;
 
 /// Engine profile of the workers, embedded so that the command runs from anywhere.
 const PROFILE: &str = include_str!("../../../configs/profiles/validate-sim.toml");

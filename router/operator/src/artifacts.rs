@@ -16,7 +16,7 @@ use super::schemas::{
     ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
     WorkerIdSchema, ledger_span,
 };
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// Whether anybody has the artifact, by the ledger and with a live lease.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]

@@ -25,7 +25,7 @@ use super::access::{Principal, TokenRole};
 use journal::Journal;
 pub(super) use journal::SpaceReservation;
 use proxy::auth::KeyDigest;
-use proxy::time_text::UtcTime;
+use vocabulary::UtcTime;
 
 /// Maximum size of a body kept in a line.
 const MAX_BODY_BYTES: usize = 4 << 10;

@@ -18,7 +18,7 @@ use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
 use super::request_units::RequestDuration;
 use proxy::ledger_access::LedgerAccess;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// Revision of the view that a response was served from.
 pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("ownerserve-revision");

@@ -15,7 +15,7 @@ use proxy::calibration::DriftDirection;
 use proxy::discovery::WorkerSource;
 use proxy::guardrail::ComparisonArm;
 use proxy::peer_exchange::ledger_health::LedgerFault;
-use proxy::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 pub(super) fn refresh(parts: &OperatorParts) {
     process(parts);

@@ -17,7 +17,7 @@ use super::problem::Problem;
 use super::schemas::{
     EpochSchema, OwnerStatus, PrefixIdSchema, RoleSchema, SessionIdSchema, WorkerIdSchema, ledger_span,
 };
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// Whether a router reached this incarnation of the worker lately.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]

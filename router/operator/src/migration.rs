@@ -34,7 +34,7 @@ use proxy::peer_exchange::prompts::{PromptKey, fetch_prompt};
 use proxy::prefix_mover::PrefixRelocation;
 use proxy::prompts::StoredPrompt;
 use proxy::receipt::AttemptEvent;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// The worker that is to have a read-only replica.
 #[derive(Deserialize, ToSchema)]

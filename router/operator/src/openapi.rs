@@ -94,7 +94,7 @@ impl OpenApiDocument {
                     true => "no parameters are accepted here".to_owned(),
                     false => format!("accepted are {}", known.iter().cloned().collect::<Vec<_>>().join(", ")),
                 };
-                let name = proxy::error::truncated(name);
+                let name = vocabulary::truncated(name);
                 return Err(Problem::bad_query(format!("unknown parameter {name:?}: {accepted}")));
             }
         }

@@ -18,7 +18,7 @@ use super::writes::WriteResult;
 use proxy::discovery::RegistrationOutcome;
 use proxy::discovery::WorkerConfig;
 use proxy::ledger_access::LedgerAccess;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// Maximum length of a URL and of an event address; maximum number of models.
 const MAX_URL_BYTES: usize = 256;

@@ -10,7 +10,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use proxy::error::truncated;
+use vocabulary::truncated;
 use vocabulary::{ByteCount, TimeSpan};
 
 const TIME_UNITS: [&str; 7] = ["ns", "us", "ms", "s", "m", "h", "d"];

@@ -16,7 +16,7 @@ use super::sources::FleetSources;
 use super::writes::{EmptyBody, OptionalIfMatch, WriteResult, commit, linearizable_view};
 use super::{artifacts, leases};
 use proxy::ledger_access::LedgerAccess;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// Whether an artifact is pinned.
 #[derive(Deserialize, ToSchema)]

@@ -16,11 +16,12 @@ use super::request_units::RequestDuration;
 use super::schemas::{RequestIdSchema, SessionIdSchema, WorkerIdSchema};
 use super::sources::RoutingSources;
 use proxy::decisions::DecisionFilter;
-use proxy::error::truncated;
 use proxy::guardrail::can_be_disabled;
 use proxy::receipt::RequestOutcome;
-use proxy::routing::{Percent, RoutingMode, RoutingSettings};
-use proxy::time_text::{DurationText, UtcTime};
+use proxy::routing::{Percent, RoutingSettings};
+use vocabulary::RoutingMode;
+use vocabulary::truncated;
+use vocabulary::{DurationText, UtcTime};
 
 /// Who decides where a step goes.
 #[derive(ToSchema)]

@@ -10,7 +10,7 @@ use utoipa::{PartialSchema, ToSchema};
 use vocabulary::{DpRank, Incarnation, LedgerTime, Micros, Owner, WorkerId};
 
 use super::request_units::RequestSize;
-use proxy::time_text::{DurationText, UtcTime};
+use vocabulary::{DurationText, UtcTime};
 
 /// Defines the schema of a string with a fixed format.
 macro_rules! text_word {

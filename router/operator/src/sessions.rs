@@ -19,7 +19,7 @@ use super::schemas::{
     ArtifactIdSchema, EpochSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema, WorkerIdSchema,
     ledger_span,
 };
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// A conversation.
 #[derive(Serialize, ToSchema)]

@@ -14,8 +14,8 @@ use super::problem::Problem;
 use super::schemas::WorkerIdSchema;
 use super::settings::OperatorSettings;
 use super::sources::{FleetSources, RoutingSources};
-use proxy::time_text::UtcTime;
 use proxy::transfer_check::{BarredLinkRecord, TransferChecks};
+use vocabulary::UtcTime;
 
 /// How transfers are checked, and the result.
 #[derive(Serialize, ToSchema)]

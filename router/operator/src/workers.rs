@@ -24,7 +24,7 @@ use super::sources::FleetSources;
 use proxy::calibration::PredictionDrift;
 use proxy::discovery::WorkerSource;
 use proxy::outliers::Ejection;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// One worker as this router sees it, with its lease and its KV events.
 #[derive(Serialize, ToSchema)]

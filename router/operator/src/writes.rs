@@ -14,7 +14,7 @@ use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
 use super::schemas::{EpochSchema, WorkerIdSchema};
 use proxy::ledger_access::LedgerAccess;
-use proxy::time_text::DurationText;
+use vocabulary::DurationText;
 
 /// Maximum wait for a command's outcome; after that the outcome is unknown.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use smart_default::SmartDefault;
-use vocabulary::TenantId;
+use vocabulary::{Secret, TenantId};
 
 use crate::error::ApiError;
 use crate::toml_errors::line_and_column;
@@ -44,45 +44,6 @@ pub struct AuthConfig {
     /// different salts. A worker that does not serves no requests while keys name more than one tenant.
     #[default(true)]
     pub verify_cache_salt: bool,
-}
-
-/// A text that must not be printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Arc<str>);
-
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum SecretValue {
-            Text(Arc<str>),
-            Other(serde::de::IgnoredAny),
-        }
-        match SecretValue::deserialize(deserializer)? {
-            SecretValue::Text(text) => Ok(Self(text)),
-            // Serde's own message would quote the value.
-            SecretValue::Other(_) => Err(serde::de::Error::custom("accepted is a text, in quotes")),
-        }
-    }
-}
-
-impl Secret {
-    /// Returns the text itself; only for sending it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<&str> for Secret {
-    fn from(text: &str) -> Self {
-        Self(text.into())
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("(secret)")
-    }
 }
 
 /// Why a keys file was rejected. Never contains a key.

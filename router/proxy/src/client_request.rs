@@ -140,7 +140,7 @@ impl<'a> Envelope<'a> {
         let not_json = |error: serde_json::Error| ApiError::NotJson { detail: error.to_string() };
         if !text.trim_start().starts_with('{') {
             let kind = serde_json::from_str::<&RawValue>(text).map_err(not_json)?;
-            let detail = format!("expected an object, found {}", crate::error::truncated(kind.get()));
+            let detail = format!("expected an object, found {}", vocabulary::truncated(kind.get()));
             return Err(ApiError::NotJson { detail });
         }
         let raw: RawEnvelope<'a> = serde_json::from_str(text).map_err(not_json)?;

@@ -32,8 +32,8 @@ pub use file::WorkerFileError;
 use registrations::RegistrationTable;
 pub use registrations::{Registration, RegistrationOutcome, RegistrationsFull};
 pub use settings::{DiscoveryConfig, DnsConfig, KubernetesConfig, MAX_WORKERS, PortSelector};
+pub use worker_config::WorkerConfig;
 pub use worker_config::problem as workers_problem;
-pub use worker_config::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
 /// Minimum time between two changes of the fleet, however often sources change.
 const MIN_UPDATE_INTERVAL: Duration = Duration::from_millis(200);

@@ -410,14 +410,6 @@ fn error_object(message: &str, kind: &str, (param, code): (Option<&str>, Option<
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorReason(pub &'static str);
 
-/// Returns at most 200 characters of untrusted text, for use in a message.
-pub fn truncated(text: &str) -> String {
-    match text.char_indices().nth(200) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

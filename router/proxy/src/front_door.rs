@@ -19,7 +19,7 @@ use http::{HeaderValue, Method, StatusCode};
 use vocabulary::TenantId;
 
 use crate::client_request::{ClientRequest, Envelope};
-use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient, truncated};
+use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient};
 use crate::forward::{Forwarder, ResponseCapture, WorkerSelector};
 use crate::host_check::{HostCheck, HostRules};
 use crate::memory_budget::MemoryBudget;
@@ -34,6 +34,7 @@ use crate::stored_responses::serve::ResponsesApi;
 use crate::tenant_isolation::NotServingReason;
 use request_tracker::RequestTracker;
 use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
+use vocabulary::truncated;
 
 /// What serves the clients' listener.
 #[derive(Debug)]

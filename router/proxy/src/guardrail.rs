@@ -25,7 +25,7 @@ use strum::{AsRefStr, VariantArray};
 use utoipa::ToSchema;
 use vocabulary::{Micros, SessionId};
 
-use crate::time_text::UtcTime;
+use vocabulary::UtcTime;
 
 /// Negligible difference, in microseconds.
 const NEGLIGIBLE_MICROS: f64 = 50_000.0;

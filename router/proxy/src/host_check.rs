@@ -12,7 +12,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use serde::Deserialize;
 
-use crate::error::truncated;
+use vocabulary::truncated;
 
 /// Section `[server]`.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::Mutex;
 
-use crate::error::{ApiError, truncated};
+use crate::error::ApiError;
 use crate::forward::Forwarder;
 use crate::upstream::WorkerRequest;
 use crate::worker_pool::WorkerEntry;
+use vocabulary::truncated;
 
 /// Timeout for one worker's list; the others are shown without it.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(2);

@@ -33,10 +33,11 @@ use crate::prefix_mover::{PrefixMover, PrefixRelocation};
 use crate::prompts::StoredPrompt;
 use crate::receipt::AttemptEvent;
 use crate::request_states::ClassifiedStep;
-use crate::routing::{LiveRouting, RoutingMode};
+use crate::routing::LiveRouting;
 use crate::telemetry::metrics::KvMovementMetrics;
 use crate::transfer_check::TransferChecks;
 use crate::worker_pool::ListedWorkers;
+use vocabulary::RoutingMode;
 
 /// Time between two checks of the sessions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);

@@ -14,8 +14,8 @@ use vocabulary::{
     Blocks, Bytes, Epoch, KvIndexState, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId,
 };
 
-use crate::routing::RoutingMode;
 use crate::shared_cache::SharedCacheHealth;
+use vocabulary::RoutingMode;
 
 /// Wall clock, milliseconds since 1970. For display.
 pub(crate) fn unix_ms() -> u64 {

@@ -11,7 +11,7 @@ use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, Wo
 use crate::guardrail::ComparisonArm;
 use crate::identified_request::IdentifiedRequest;
 use crate::receipt::LookupEvidence;
-use crate::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 /// A request whose session, owner and block residency are known.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use ring::hmac;
 use vocabulary::TenantId;
 
-use crate::auth::Secret;
+use vocabulary::Secret;
 
 /// Secret where none is configured. A client's own salt is always replaced, so it need not be unguessable to be safe
 /// behind this proxy; a configured secret is for engines that others can reach, too.

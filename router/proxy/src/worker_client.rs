@@ -107,11 +107,12 @@ impl WorkerClient {
 mod tests {
     use super::*;
     use crate::app_state::AppState;
-    use crate::auth::{AuthConfig, Secret};
+    use crate::auth::AuthConfig;
     use crate::config::{Config, LedgerConfig};
     use crate::discovery::WorkerConfig;
     use crate::discovery::WorkerSource;
     use http::HeaderValue;
+    use vocabulary::Secret;
 
     async fn sent_authorization(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
         sent_authorization_for(WorkerSource::Static, worker_key, keys_file).await

@@ -11,7 +11,8 @@ use workers_shim::fleet::{Fleet, InFlightRequest};
 
 use crate::discovery::WorkerConfig;
 use crate::discovery::WorkerSource;
-use crate::error::{ApiError, truncated};
+use crate::error::ApiError;
+use vocabulary::truncated;
 
 /// All workers, including those that are leaving, with how they are reached; and a counter for turns among equals.
 #[derive(Debug, Default)]

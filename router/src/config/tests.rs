@@ -29,7 +29,7 @@ fn overrides_replace_file_values_and_keep_their_types() {
         ["proxy.body_limit=2KiB", "routing.mode=bypass", "routing.rollout_percent = 5", "ledger.data_dir=/tmp/x y"];
     let config = load(file, &settings, &["http://b:1#decode"]).unwrap();
     assert_eq!(config.proxy.body_limit, ByteCount(2048));
-    assert_eq!(config.routing.mode, proxy::routing::RoutingMode::Bypass);
+    assert_eq!(config.routing.mode, vocabulary::RoutingMode::Bypass);
     assert_eq!(u8::from(config.routing.rollout_percent), 5);
     assert_eq!(config.ledger.data_dir, PathBuf::from("/tmp/x y"));
     assert_eq!(config.workers.len(), 2);

@@ -15,7 +15,7 @@ use vocabulary::{
 use crate::testing::{
     StubWorker, get, post, raw, read_until, request_bytes, send, start_router, start_router_at, wait_until,
 };
-use proxy::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 #[tokio::test]
 async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {

@@ -19,7 +19,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 17] = [
     ("prefix", &["vocabulary"]),
     ("proxy", &["vocabulary", "ownership", "planner", "residency", "workers-shim", "prefix", "simulator"]),
     ("operator", &["vocabulary", "ownership", "planner", "workers-shim", "proxy"]),
-    ("ctl", &["vocabulary", "ownership", "proxy"]),
+    ("ctl", &["vocabulary", "ownership"]),
     ("lab", &["vocabulary", "planner", "simulator", "workers-shim", "prefix", "proxy", "ctl"]),
     ("router", &["vocabulary", "ownership", "planner", "residency", "workers-shim", "proxy", "operator", "ctl", "lab"]),
     ("tests", &["vocabulary", "ledger", "ownership", "planner", "residency", "engine-model", "workers-shim", "prefix"]),

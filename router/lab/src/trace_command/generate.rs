@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use simulator::trace::{TrafficPattern, Workload};
 use vocabulary::TimeSpan;
 
-use proxy::flags;
+use vocabulary::flags;
 
 /// Makes up sessions of a known shape, as lines that `simulate`, `validate-sim` and `trace stats` read.
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use vocabulary::{Micros, SessionId, WorkerId};
 use super::estimate::{MeanEstimate, SessionSums, percentile};
 use proxy::decisions::{ReplayAttempt, ReplayRecord};
 use proxy::receipt::{AttemptLeg, RequestOutcome};
-use proxy::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 #[derive(Clone, Debug, Default)]
 struct PlanSamples {

@@ -12,8 +12,9 @@ use crate::receipt::{Receipt, RequestOutcome};
 use crate::request_id::new_request_id;
 use crate::request_parser::parse;
 use crate::request_states::ClassifiedStep;
-use crate::routing::{Percent, RoutingMode};
+use crate::routing::Percent;
 use crate::testing::{TestRouter, post, raw, request_bytes, start_router_at, wait_until};
+use vocabulary::RoutingMode;
 
 fn hold(turns: &mut AdmissionQueue, step: u128, prompt: u64) -> AdmissionDecision {
     let asking = AdmissionRequest { prompt: Tokens(prompt), displaced_compute: Micros(u64::MAX), now: Micros(1) };

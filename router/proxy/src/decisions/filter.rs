@@ -6,7 +6,7 @@ use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
 use super::record::{ReplayAttempt, ReplayPrompt};
 use crate::receipt::{self, Attempt, Receipt, RequestOutcome, rfc3339};
-use crate::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 /// Conditions on a decision; `None` matches anything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -17,7 +17,7 @@ use super::filter::{DecisionFilter, ReceiptFields};
 use super::record::{DecisionLogHeader, FORMAT_VERSION, ReplayAttempt, ReplayPrompt};
 use super::version_1;
 use crate::receipt::{RequestOutcome, rfc3339};
-use crate::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 /// Maximum duration of a search on disk.
 const MAX_SEARCH_TIME: Duration = Duration::from_secs(4);

@@ -17,7 +17,8 @@ use tokio::time::{sleep, timeout};
 
 use self::slices::{KubernetesStatus, ServiceSlices, SliceList, SlicesError, WatchEvent};
 use super::{WorkerDiscovery, WorkerSource};
-use crate::discovery::{KubernetesConfig, WorkerConfig, WorkerUrl};
+use crate::discovery::{KubernetesConfig, WorkerConfig};
+use vocabulary::WorkerUrl;
 
 /// Where a pod finds its namespace, its token and the CA certificates.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

@@ -7,8 +7,8 @@ use smart_default::SmartDefault;
 use vocabulary::{TimeSpan, WorkerRole};
 
 use super::worker_config::UNSENDABLE;
-use crate::auth::Secret;
 use crate::auth::bearer;
+use vocabulary::Secret;
 
 /// Maximum number of workers per router; further ones are left out and counted.
 pub const MAX_WORKERS: usize = 1024;

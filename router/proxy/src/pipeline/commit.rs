@@ -15,7 +15,7 @@ use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 use crate::ledger_access::LedgerAccess;
 use crate::peer_exchange::pending_commits::{CommitOutcome, UncommittedStep};
 use crate::request_states::{ClassifiedStep, LocatedRequest, serving_owner};
-use crate::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 /// How long other routers count a dispatched step as in flight.
 const INTENT_TTL: Micros = Micros(120_000_000);

@@ -15,17 +15,19 @@ use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
 
 use super::ResumeConfig;
 use super::resume_blocker::resume_blocker;
-use crate::error::{ApiError, truncated};
+use crate::error::ApiError;
 use crate::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
 use crate::outliers::{EjectionTrials, OutlierTracker};
 use crate::prefix_replication::{PrefixReplicationConfig, PrefixReplicator};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep, step_facts};
 use crate::retries::{RetryBudget, RetryConfig, TenantShare};
-use crate::routing::{LiveRouting, RoutingMode};
+use crate::routing::LiveRouting;
 use crate::telemetry::metrics::RequestMetrics;
 use crate::tenant_isolation::TenantIsolation;
 use crate::transfer_check::TransferChecks;
 use crate::worker_client::WorkerClient;
+use vocabulary::RoutingMode;
+use vocabulary::truncated;
 
 /// The planner's policy, and the state that is kept between steps. Clones share it.
 #[derive(Clone, Debug)]

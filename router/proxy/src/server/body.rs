@@ -14,9 +14,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use vocabulary::RequestId;
 
 use super::ProxyConfig;
-use crate::error::{ApiError, truncated};
+use crate::error::ApiError;
 use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::OffloadPool;
+use vocabulary::truncated;
 
 /// Maximum ratio of a body's inflated size to its compressed size: conversations reach 10.
 const MAX_INFLATION_RATIO: usize = 32;

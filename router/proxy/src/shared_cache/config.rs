@@ -5,7 +5,7 @@ use serde::de::{Deserialize, Deserializer, Error};
 use smart_default::SmartDefault;
 use vocabulary::{ByteCount, TimeSpan};
 
-use crate::auth::Secret;
+use vocabulary::Secret;
 
 /// Section `[shared_cache]`.
 #[derive(Clone, Debug, serde::Deserialize, SmartDefault)]

@@ -6,7 +6,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use crate::auth::Secret;
+use vocabulary::Secret;
 
 /// First byte of an encrypted value, and of a plain one.
 const ENCRYPTED: u8 = 2;

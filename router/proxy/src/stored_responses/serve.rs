@@ -16,7 +16,7 @@ use workers_shim::engine_api::StrippedFields;
 use super::transcript::ConversationAddition;
 use super::{IdSniffer, is_response_id};
 use crate::client_request::{ClientRequest, Envelope, GenerationEndpoint};
-use crate::error::{ApiError, truncated};
+use crate::error::ApiError;
 use crate::forward::{Forwarder, ResponseCapture, WorkerSelector};
 use crate::offload_pool::OffloadTask;
 use crate::pipeline::{Pipeline, serve_generation};
@@ -24,6 +24,7 @@ use crate::quotas::TokenReservation;
 use crate::shared_cache::SharedCache;
 use crate::upstream::WorkerRequest;
 use crate::worker_pool::WorkerEntry;
+use vocabulary::truncated;
 
 /// Marks answers to requests into which the router put the history: the engine got the whole conversation as its input.
 const RESOLVED_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-history-source");

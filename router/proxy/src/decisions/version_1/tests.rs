@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::decisions::reader::{self, DecisionSearch};
 use crate::decisions::{DecisionFilter, DecisionRecords};
-use crate::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 /// A log that routers of version 1 wrote: 23 steps in seven files, three of the steps in mode `shadow`, two in `sticky`.
 const LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/decisions/fixtures/version_1");

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use crate::discovery::{PortSelector, WorkerUrl};
+use crate::discovery::PortSelector;
+use vocabulary::WorkerUrl;
 
 /// Maximum number of slices per service; Kubernetes puts a hundred endpoints into each.
 const MAX_SLICES: usize = 256;

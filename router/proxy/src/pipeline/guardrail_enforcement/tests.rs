@@ -6,8 +6,8 @@ use vocabulary::{Micros, ModelId, SessionId, TenantId};
 use super::*;
 use crate::app_state::AppState;
 use crate::guardrail::ComparisonArm;
-use crate::routing::RoutingMode;
 use crate::testing::{StubWorker, TestRouter, get, send, start_router, start_router_at, wait_until};
+use vocabulary::RoutingMode;
 
 /// Adds twenty sessions to each arm; those served by `action` are ten times as slow.
 pub(crate) fn slow_down_action(gateway: &AppState, action: Action) {

@@ -11,7 +11,7 @@ use super::RequestEnd;
 use crate::ledger_access::LedgerAccess;
 use crate::pipeline::commit::{commit, withdraw};
 use crate::receipt::RequestOutcome;
-use crate::routing::RoutingMode;
+use vocabulary::RoutingMode;
 
 /// Commits a complete step; withdraws the intent of any other.
 #[derive(Debug)]

@@ -1,16 +1,12 @@
 //! Durations and times as the API writes them: durations as text with a unit, times as RFC 3339 in UTC.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
-use utoipa::{PartialSchema, ToSchema};
-use vocabulary::Micros;
 
-use crate::error::truncated;
+use crate::Micros;
+use crate::untrusted_text::truncated;
 
 /// Units with their length in nanoseconds, the largest first.
 const UNITS: [(u128, &str); 7] = [
@@ -23,10 +19,7 @@ const UNITS: [(u128, &str); 7] = [
     (1, "ns"),
 ];
 
-/// Pattern of a duration in the API, in answers and in requests.
-pub(crate) const DURATION_PATTERN: &str = r"^[0-9]+(\.[0-9]{1,3})?(ns|us|ms|s|m|h|d)$";
-
-/// Duration as an answer writes it: `"1.5s"`, `"330ms"`, `"10m"`. `config::units::TimeSpan` reads it back without loss.
+/// Duration as an answer writes it: `"1.5s"`, `"330ms"`, `"10m"`. `TimeSpan` reads it back without loss.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct DurationText(pub Duration);
 
@@ -66,23 +59,6 @@ impl fmt::Display for DurationText {
 impl Serialize for DurationText {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-impl PartialSchema for DurationText {
-    fn schema() -> RefOr<Schema> {
-        ObjectBuilder::new()
-            .schema_type(Type::String)
-            .pattern(Some(DURATION_PATTERN))
-            .examples([serde_json::json!("1.5s")])
-            .description(Some("A duration: a number and its unit, which is ns, us, ms, s, m, h or d."))
-            .into()
-    }
-}
-
-impl ToSchema for DurationText {
-    fn name() -> Cow<'static, str> {
-        "Duration".into()
     }
 }
 
@@ -148,29 +124,15 @@ impl<'de> Deserialize<'de> for UtcTime {
     }
 }
 
-impl PartialSchema for UtcTime {
-    fn schema() -> RefOr<Schema> {
-        ObjectBuilder::new()
-            .schema_type(Type::String)
-            .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime)))
-            .examples([serde_json::json!("2026-11-26T09:30:00.000Z")])
-            .description(Some("A time in UTC, RFC 3339."))
-            .into()
-    }
-}
-
-impl ToSchema for UtcTime {
-    fn name() -> Cow<'static, str> {
-        "Time".into()
-    }
-}
+#[cfg(feature = "openapi")]
+mod schema;
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use vocabulary::TimeSpan;
+    use crate::TimeSpan;
 
     #[test]
     fn durations_are_written_in_their_shortest_exact_form() {

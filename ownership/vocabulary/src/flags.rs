@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use serde::Deserialize as _;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
-use vocabulary::{ByteCount, TimeSpan};
+use crate::{ByteCount, TimeSpan};
 
 /// The text is not an accepted value of a flag.
 #[derive(Debug, thiserror::Error)]
