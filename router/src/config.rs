@@ -2,11 +2,10 @@
 //! them; this module only puts them together and says clearly what is wrong.
 
 mod cluster;
-mod drain;
-mod operator;
 pub(crate) mod parts;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use planner::{Action, ActionSet, Policy, SelectionRule};
@@ -16,8 +15,6 @@ use toml::{Table, Value};
 use vocabulary::{ByteCount, Micros, TimeSpan};
 
 pub use cluster::ClusterConfig;
-pub use drain::DrainConfig;
-pub use operator::OperatorConfig;
 use proxy::auth::AuthConfig;
 use proxy::catalog::ModelConfig;
 use proxy::decisions::DecisionLogConfig;
@@ -31,7 +28,7 @@ use proxy::prefix_replication::PrefixReplicationConfig;
 use proxy::quotas::TenantConfig;
 use proxy::retries::RetryConfig;
 use proxy::routing::{Percent, RoutingSettings};
-use proxy::server::ProxyConfig;
+use proxy::server::{ListenerTlsConfig, ProxyConfig};
 use proxy::shared_cache::SharedCacheConfig;
 use proxy::toml_errors::{U32_RANGE, describe_toml_error, is_setting_char, without_text};
 use proxy::transfer_check::TransferCheckConfig;
@@ -400,6 +397,44 @@ fn parse_value(text: &str) -> Option<Value> {
     }
     let inner = text.strip_prefix('[').map_or(text, str::trim_start);
     (!inner.starts_with(['{', '[', '"', '\''])).then(|| Value::String(text.to_owned()))
+}
+
+/// Section `[drain]`.
+#[derive(Clone, Copy, Debug, Deserialize, SmartDefault)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrainConfig {
+    /// Most KV that is moved a second when sessions are moved away from a worker, on the average.
+    #[default(ByteCount::mebibytes(1024))]
+    pub bandwidth: ByteCount,
+}
+
+impl DrainConfig {
+    /// What is out of bounds, and what is accepted.
+    fn problem(&self) -> Option<(&'static str, &'static str)> {
+        (!self.bandwidth.is_bandwidth()).then_some(("drain.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))
+    }
+}
+
+/// Section `[operator]`.
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
+#[serde(deny_unknown_fields, default)]
+pub struct OperatorConfig {
+    /// Where to listen; also `--operator-listen`.
+    #[default(SocketAddr::from(([127, 0, 0, 1], 9464)))]
+    pub listen: SocketAddr,
+    /// File of bearer tokens with their roles, re-read when it changes. Without one no token is asked for.
+    ///
+    /// ```toml
+    /// [tokens]
+    /// "a-long-random-text" = "read"
+    /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = { role = "operator", name = "alice" }
+    /// ```
+    pub tokens_file: Option<PathBuf>,
+    /// The certificate that is shown; without one the listener speaks plain HTTP.
+    pub tls: Option<ListenerTlsConfig>,
+    /// Most bytes of the audit log, older files included.
+    #[default(ByteCount::mebibytes(64))]
+    pub max_audit_log_size: ByteCount,
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ mod reverse_pull;
 mod splice;
 mod sse;
 mod token_transcript;
-mod visibility;
 
 pub use answer::{AnswerError, EngineResponse, HandoffParams, TokenUsage, usage_at_end};
 pub use json::JsonError;
@@ -27,4 +26,20 @@ pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
 pub use splice::{JsonFields, JsonSplice};
 pub use sse::{EventBudget, SseScanner, StreamFacts};
 pub use token_transcript::{NotResumable, ResumableTokenIds, TextDelivery, TokenTranscript};
-pub use visibility::TokenIdVisibility;
+
+/// Whether the client sees token ids.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TokenIdVisibility {
+    /// The client requested them.
+    All,
+    /// Only the router requested them.
+    None,
+}
+
+/// Whether usage events are forwarded to the client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum UsageEventVisibility {
+    #[default]
+    Shown,
+    Hidden,
+}

@@ -114,11 +114,11 @@ mod tests {
         (1..=10).for_each(|revision| ring.push(revision, &[put(1), put(2)]));
         let mut cursor = ring.cursor(8).unwrap();
         assert_eq!(revisions(&ring.read(&mut cursor, 9).unwrap()), [8, 8, 9, 9], "10 is not shown yet");
-        assert_eq!(revisions(&ring.read(&mut cursor, 9).unwrap()), []);
+        assert!(ring.read(&mut cursor, 9).unwrap().is_empty());
         ring.push(11, &[]);
         ring.push(12, &[put(3)]);
         assert_eq!(revisions(&ring.read(&mut cursor, 12).unwrap()), [10, 10, 12]);
-        assert_eq!(revisions(&ring.read(&mut cursor, 12).unwrap()), []);
+        assert!(ring.read(&mut cursor, 12).unwrap().is_empty());
         let mut later = ring.cursor(14).unwrap();
         (13..=14).for_each(|revision| ring.push(revision, &[put(4)]));
         assert_eq!(revisions(&ring.read(&mut later, 14).unwrap()), [14]);

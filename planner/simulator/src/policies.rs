@@ -1,16 +1,14 @@
 //! Routing policies. Every policy sees the same exact, current state of the fleet; none keeps state outside of itself.
 
 mod ablation;
-mod disaggregated;
-mod dynamo;
 mod kind;
-mod least_work;
 mod owner_serve;
 mod plain;
 mod scored;
 mod thunder_agent;
 
 use std::cmp::Ordering;
+use std::ops::Range;
 use std::sync::Arc;
 
 use engine_model::runs::{RunEngine, RunId, RunTree, Seconds, TierDepths};
@@ -221,4 +219,69 @@ pub(crate) fn argmin<K: PartialOrd>(workers: impl IntoIterator<Item = usize>, ke
     let keyed = workers.into_iter().map(|worker| (worker, key(worker)));
     let least = keyed.min_by(|(_, a), (_, b)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
     least.map_or(0, |(worker, _)| worker)
+}
+
+fn halves(fleet: &FleetView<'_>) -> (Range<usize>, Range<usize>) {
+    let all = fleet.workers.len();
+    (0..all / 2, all / 2..all)
+}
+
+/// Returns the worker with the fewest prompt tokens to compute.
+fn prefiller(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, among: Range<usize>) -> usize {
+    argmin(among, |worker| fleet.workers[worker].load().prompt + ask.uncached_tokens(worker))
+}
+
+/// Every prompt is computed in one half and sent completely to the other.
+struct StaticPd;
+
+impl RoutingPolicy for StaticPd {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let (prefill, decode) = halves(fleet);
+        let decode = argmin(decode, |worker| (fleet.workers[worker].load().context, fleet.requests(worker)));
+        Dispatch { prefill: prefiller(ask, fleet, prefill), decode, ship: TransferScope::Whole, ..Dispatch::at(decode) }
+    }
+}
+
+/// The decode worker itself computes prompts that are short or mostly cached there.
+struct ConditionalPd;
+
+impl ConditionalPd {
+    const MAX_LOCAL_PROMPT: Tokens = Tokens(2_048);
+    const MAX_LOCAL_NEW_SHARE: f64 = 0.7;
+}
+
+impl RoutingPolicy for ConditionalPd {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let (prefill, decode) = halves(fleet);
+        let decode = argmin(decode, |worker| dynamo(ask, fleet, worker));
+        let missing = ask.uncached_tokens(decode);
+        let local = missing <= Self::MAX_LOCAL_PROMPT
+            && missing.0 as f64 <= Self::MAX_LOCAL_NEW_SHARE * ask.step.prompt.0 as f64;
+        let prefill = if local { decode } else { prefiller(ask, fleet, prefill) };
+        Dispatch { prefill, decode, ..Dispatch::at(decode) }
+    }
+}
+
+/// Returns the prompt tokens to compute, including this request's, plus the contexts being decoded; overlap weight 1.
+fn dynamo(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, worker: usize) -> Tokens {
+    let load = fleet.workers[worker].load();
+    load.prompt + ask.uncached_tokens(worker) + load.context + ask.step.prompt
+}
+
+struct Dynamo;
+
+impl RoutingPolicy for Dynamo {
+    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        Dispatch::at(argmin(fleet.all(), |worker| dynamo(ask, fleet, worker)))
+    }
+}
+
+/// Worker with the least work, then the fewest running answers.
+struct LeastWork;
+
+impl RoutingPolicy for LeastWork {
+    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let key = |worker: usize| (fleet.workers[worker].load().work, fleet.workers[worker].batch().0);
+        Dispatch::at(argmin(fleet.all(), key))
+    }
 }

@@ -9,7 +9,6 @@ mod metrics;
 mod notes;
 mod page;
 mod prediction;
-mod restores;
 mod step_breakdown;
 mod tier_policies;
 mod times;
@@ -30,7 +29,6 @@ pub use notes::notes;
 pub use page::page;
 pub use prediction::PredictionQuality;
 pub(crate) use prediction::PredictionSamples;
-pub use restores::{RestoreBreakdown, RestoreStats};
 pub use step_breakdown::StepBreakdown;
 pub use tier_policies::tier_policy_table;
 pub use times::{TimeDistribution, percentile};
@@ -185,4 +183,45 @@ pub struct FleetWorkStats {
     pub actions: BTreeMap<&'static str, usize>,
     /// Prediction quality of the time to first token, by action and for `all`; empty if the policy predicts none.
     pub ttft_prediction: BTreeMap<&'static str, PredictionQuality>,
+}
+
+/// Seconds of a time to first token by cause, without queueing.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
+pub struct RestoreBreakdown {
+    /// Computing what was not restored.
+    pub compute: f64,
+    /// Loading KV from the host tier.
+    pub host: f64,
+    /// Loading KV from disk.
+    pub disk: f64,
+    /// Waiting for KV from another worker before the prompt began.
+    pub network: f64,
+}
+
+/// Steps that restored KV, with the sum of their times, or their mean at the end.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
+pub struct RestoreStats {
+    /// Number of steps.
+    pub steps: usize,
+    /// Breakdown of their time.
+    #[serde(flatten)]
+    pub split: RestoreBreakdown,
+}
+
+impl RestoreStats {
+    pub(crate) fn add(&mut self, step: &RestoreBreakdown) {
+        self.steps += 1;
+        self.split.compute += step.compute;
+        self.split.host += step.host;
+        self.split.disk += step.disk;
+        self.split.network += step.network;
+    }
+
+    /// Returns the mean over the steps; zeros if there are none.
+    pub(crate) fn mean(&self) -> Self {
+        let by = self.steps.max(1) as f64;
+        let RestoreBreakdown { compute, host, disk, network } = self.split;
+        let split = RestoreBreakdown { compute: compute / by, host: host / by, disk: disk / by, network: network / by };
+        Self { split, ..*self }
+    }
 }

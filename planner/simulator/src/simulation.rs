@@ -2,8 +2,6 @@
 
 mod delayed_residency;
 mod dispatch;
-mod events;
-mod links;
 mod memory_sampler;
 mod prefix_replication;
 mod replication_tracker;
@@ -14,20 +12,21 @@ mod step_job;
 mod tally;
 mod utilization;
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use engine_model::runs::{EngineEnvironment, RunEngine, RunEngineEvent, RunRequestId, Seconds, SharedPool};
 use vocabulary::Tokens;
 
-use crate::hardware_profile::HardwareProfile;
+use self::replication_tracker::ReplicationTracker;
+use crate::hardware_profile::{HardwareProfile, LinkSpeed};
 use crate::kv_model::KvModel;
 use crate::policies::{PolicyKind, RoutingPolicy, StepRef, Stopwatch};
 use crate::report::RunStats;
 use crate::tier_policy::TierPolicy;
 use crate::trace::{ArrivalProcess, MAX_SECONDS, Trace};
 use delayed_residency::DelayedResidency;
-use events::{EventQueue, WorldEvent};
-use links::LinkSchedule;
 use session_scheduler::SessionScheduler;
 use step_job::StepJob;
 use tally::RunTally;
@@ -379,6 +378,83 @@ impl SimulationSetup {
                 }
             }
         }
+    }
+}
+
+/// A future event.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum WorldEvent {
+    SessionStarts,
+    Arrives(StepRef),
+    /// Announced by an engine; void once the engine has announced another one.
+    Engine {
+        worker: usize,
+        sequence: u64,
+    },
+    FetchArrived(RunRequestId),
+    ShipmentArrived(RunRequestId),
+    PollPolicy,
+    PollReplication,
+    /// A replicated prefix has arrived; the number identifies the transfer.
+    ReplicationArrived(usize),
+}
+
+#[derive(Default)]
+struct EventQueue {
+    heap: BinaryHeap<Reverse<(Seconds, u64, WorldEvent)>>,
+    added: u64,
+}
+
+impl EventQueue {
+    fn add(&mut self, at: Seconds, event: WorldEvent) {
+        self.added += 1;
+        self.heap.push(Reverse((at, self.added, event)));
+    }
+
+    fn next(&mut self) -> Option<(Seconds, WorldEvent)> {
+        self.heap.pop().map(|Reverse((at, _, event))| (at, event))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+}
+
+/// Times at which each worker's link is free again, for sending and receiving.
+struct LinkSchedule {
+    speed: LinkSpeed,
+    free_to_send_at: Vec<Seconds>,
+    free_to_receive_at: Vec<Seconds>,
+    /// Tokens of KV sent so far.
+    moved_tokens: Tokens,
+    /// Prefixes sent before a step asks for them.
+    replication: ReplicationTracker,
+}
+
+impl LinkSchedule {
+    fn new(workers: usize, speed: LinkSpeed) -> Self {
+        let free = vec![Seconds::ZERO; workers];
+        Self {
+            speed,
+            free_to_send_at: free.clone(),
+            free_to_receive_at: free,
+            moved_tokens: Tokens::ZERO,
+            replication: ReplicationTracker::default(),
+        }
+    }
+
+    /// Returns the seconds that a transfer of `tokens` takes on a free link.
+    fn transfer_seconds(&self, tokens: Tokens) -> f64 {
+        tokens.0 as f64 / self.speed.tokens_per_second + self.speed.fixed
+    }
+
+    /// Sends tokens of KV as soon as both ends are free; returns the arrival time.
+    fn send(&mut self, now: Seconds, (from, to): (usize, usize), tokens: Tokens) -> Seconds {
+        let begin = now.max(self.free_to_send_at[from]).max(self.free_to_receive_at[to]);
+        let arrived = begin + Seconds(self.transfer_seconds(tokens));
+        (self.free_to_send_at[from], self.free_to_receive_at[to]) = (arrived, arrived);
+        self.moved_tokens += tokens;
+        arrived
     }
 }
 

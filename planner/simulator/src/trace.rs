@@ -3,8 +3,6 @@
 mod agents;
 mod azure;
 mod block_ids;
-mod budget;
-mod builder;
 mod error;
 mod generate;
 mod limits;
@@ -16,10 +14,15 @@ mod record;
 mod text;
 mod transcripts;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use engine_model::runs::{RunId, RunTree};
+use smart_default::SmartDefault;
 use vocabulary::{Micros, Tokens};
+
+use self::agents::DecisionLogSessions;
+use self::error::TraceLocation;
 
 pub use error::{TraceError, TraceFault};
 pub use generate::{TrafficPattern, Workload};
@@ -94,4 +97,41 @@ impl Trace {
         let path: Tokens = step.path.iter().map(|run| self.runs.device_size(*run)).sum();
         path + (step.prompt - self.runs.end_depth(&step.path)) + step.answer + self.runs.window_size()
     }
+}
+
+/// Most path entries and ranges of block ids in all files together: at most half a gigabyte of ranges, and eight times
+/// the size of five hundred recorded sessions of coding agents.
+const MAX_ENTRIES: usize = 1 << 25;
+
+#[derive(Debug, SmartDefault)]
+pub(crate) struct TraceBudget {
+    #[default(MAX_ENTRIES)]
+    left: usize,
+}
+
+impl TraceBudget {
+    /// Takes `entries` from the budget for a prompt.
+    pub(crate) fn take(&mut self, place: TraceLocation<'_>, entries: usize) -> Result<(), TraceError> {
+        let accepted = "prompts of 33554432 runs in all; split the trace";
+        let over = || place.out_of_range("the prompts", "more than can be held", accepted);
+        self.left = self.left.checked_sub(entries).ok_or_else(over)?;
+        Ok(())
+    }
+}
+
+/// Contents of the files read so far.
+#[derive(Default)]
+pub(crate) struct TraceBuilder {
+    runs: RunTree,
+    sessions: Vec<TraceSession>,
+    /// Runs of the tools at the start of agent sessions, which sessions share.
+    tool_prefixes: HashMap<(u64, u32, u32), RunId>,
+    /// Runs of texts, by the previous run and the hash of the text.
+    texts: HashMap<(Option<RunId>, u64), RunId>,
+    /// Sessions of decision logs.
+    decision_logs: DecisionLogSessions,
+    /// Positions of truncated last lines.
+    truncated: Vec<String>,
+    /// Remaining size that prompts may expand to.
+    budget: TraceBudget,
 }

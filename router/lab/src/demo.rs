@@ -9,7 +9,6 @@ mod corpus;
 mod live_view;
 pub(crate) mod local_cluster;
 pub(crate) mod measure;
-mod policy;
 mod report;
 mod session;
 mod think_time;
@@ -23,7 +22,6 @@ use parking_lot::Mutex;
 use strum::VariantArray as _;
 
 pub use child_process::exit_with_parent;
-pub use policy::ComparedPolicy;
 
 use client::AgentClientError;
 use corpus::{CorpusError, RecordedDialogue};
@@ -230,6 +228,32 @@ async fn keep_serving(cluster: &LocalCluster, view: &mut LiveView) {
         "ctrl-c ends it".to_owned(),
     ]);
     std::future::pending().await
+}
+
+/// Who decides where a step goes, in the order in which they run.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum, strum::Display, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[value(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum ComparedPolicy {
+    /// One worker after the other, decode and hybrid ones; each computes what it lacks.
+    RoundRobin,
+    /// A session stays where its first step went.
+    SessionPinning,
+    /// The planner and the ledger.
+    Ownerserve,
+}
+
+impl ComparedPolicy {
+    /// Settings for `serve`, in the syntax of `--set`.
+    pub fn settings(self) -> &'static [&'static str] {
+        match self {
+            ComparedPolicy::RoundRobin => &["routing.mode=bypass", "routing.fallback_policy=round_robin"],
+            ComparedPolicy::SessionPinning => &["routing.mode=bypass", "routing.fallback_policy=session_pinning"],
+            ComparedPolicy::Ownerserve => &["routing.mode=active"],
+        }
+    }
 }
 
 #[cfg(test)]

@@ -3,17 +3,18 @@
 
 mod progress_meter;
 mod report_files;
-mod stopwatch;
 mod tier_variants;
 
-use std::collections::HashSet;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use simulator::policies::PolicyKind;
+use simulator::policies::{PolicyKind, Stopwatch};
 use simulator::report::{self, ReportSubject, SimulationReport};
 use simulator::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace};
 use simulator::{HardwareProfile, SetupError, Simulation, SimulationSetup, TierPolicy};
@@ -23,7 +24,7 @@ use crate::ctl::{aligned, pretty};
 use crate::trace_command::files::{self, TraceFilesError};
 pub(crate) use progress_meter::ProgressMeter;
 use report_files::{ReportError, ReportFiles};
-use stopwatch::DecisionStopwatch;
+use simulator::report::{DecisionLatency, TimeDistribution};
 use tier_variants::{TierVariant, TierVariantError};
 use vocabulary::flags;
 
@@ -375,6 +376,43 @@ fn check_unique((flag, values): (&'static str, Vec<String>)) -> Result<(), Simul
     match values.into_iter().find(|value| !seen.insert(value.clone())) {
         Some(value) => Err(SimulateError::Duplicate { flag, value }),
         None => Ok(()),
+    }
+}
+
+/// A stopwatch for one policy after the other.
+#[derive(Default)]
+struct DecisionStopwatch {
+    policy: Cell<&'static str>,
+    started: Cell<Option<Instant>>,
+    /// Microseconds of each decision, by policy.
+    durations: RefCell<HashMap<&'static str, Vec<f64>>>,
+}
+
+impl DecisionStopwatch {
+    fn set_policy(&self, policy: &'static str) {
+        self.policy.set(policy);
+    }
+
+    /// What each policy took, in the order of its name.
+    fn planning_times(self) -> Vec<DecisionLatency> {
+        let taken = self.durations.into_inner().into_iter();
+        let mut all: Vec<DecisionLatency> =
+            taken.map(|(policy, micros)| DecisionLatency { policy, micros: TimeDistribution::of(micros) }).collect();
+        all.sort_by_key(|one| one.policy);
+        all
+    }
+}
+
+impl Stopwatch for DecisionStopwatch {
+    fn start(&self) {
+        self.started.set(Some(Instant::now()));
+    }
+
+    fn stop(&self) {
+        if let Some(begun) = self.started.take() {
+            let micros = begun.elapsed().as_secs_f64() * 1e6;
+            self.durations.borrow_mut().entry(self.policy.get()).or_default().push(micros);
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 //! once, at start.
 
 mod attention;
-mod settings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,13 +13,13 @@ use planner::AttentionSpec;
 use prefix::{
     ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver, PromptResolverOptions, TemplateFault,
 };
+use serde::Deserialize;
 use vocabulary::{Bytes, ChainNamespace, HashSeed, ModelId, RootKeys, TenantId, Tokens};
 use workers_shim::sim::EngineProfile;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use attention::AttentionError;
 pub use attention::load_spec;
-pub use settings::ModelConfig;
 
 /// Tokens per chain block where nothing else is configured; divides the block size of every common engine setting.
 pub const DEFAULT_BLOCK_TOKENS: Tokens = Tokens(16);
@@ -323,4 +322,22 @@ pub(crate) mod tests {
         assert_ne!(of("sql").shape.format, of("tiny").shape.format);
         assert!(of("csv").identifier.text().is_none(), "an adapter that nobody configured is known by its bytes");
     }
+}
+
+/// Section `[models.NAME]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// Folder with `tokenizer.json`, chat template and `config.json`. Without it prompts are identified by their bytes.
+    pub tokenizer_dir: Option<PathBuf>,
+    /// File that describes what its layers keep, in place of `config.json`; see `planner`'s `AttentionSpec`.
+    pub attention_file: Option<PathBuf>,
+    /// Bits of a number in the engines' KV cache, where that is not the weights' width: `--kv-cache-dtype fp8` is 8.
+    pub kv_cache_bits: Option<u32>,
+    /// Tokens a chain block; must divide the block size of every engine that serves the model.
+    pub block_size: Option<u32>,
+    /// Revision of the weights, where several are in use.
+    pub revision: Option<String>,
+    /// LoRA adapters of it, by the names that the engines serve them under.
+    pub lora_adapters: Vec<String>,
 }

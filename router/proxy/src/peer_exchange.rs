@@ -10,25 +10,22 @@ pub mod ledger_health;
 mod message;
 pub mod pending_commits;
 pub mod prompts;
-mod router_peers;
 mod snapshot_client;
 mod snapshot_transfer;
 
-pub use router_peers::RouterPeers;
 pub use snapshot_client::SnapshotClient;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use ownership::{Directory, PeerError, Topic};
+use ownership::{Directory, PeerError, PeerService, Peers, Topic};
 use vocabulary::{KvIndexState, NodeId, WorkerHealth};
 use workers_shim::fleet::{Fleet, MergeOutcome};
 
 use crate::telemetry::peer_exchange::ExchangeMetrics;
-use router_peers::TopicService;
 use snapshot_transfer::SnapshotServer;
 
 /// This router's side of the peer exchange.
@@ -115,6 +112,40 @@ impl PeerExchange {
 impl std::fmt::Debug for PeerExchange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PeerExchange").field("boot", &self.boot).finish_non_exhaustive()
+    }
+}
+
+/// The other routers of the cluster.
+pub trait RouterPeers: Send + Sync + 'static {
+    /// Returns all of them, reachable or not.
+    fn peers(&self) -> Vec<NodeId>;
+    /// Sends a question to one of them. The implementation bounds the time.
+    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
+}
+
+impl RouterPeers for Peers {
+    fn peers(&self) -> Vec<NodeId> {
+        Peers::others(self)
+    }
+
+    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        let peers = self.clone();
+        async move { Peers::call(&peers, node, topic, question).await }.boxed()
+    }
+}
+
+/// Answers the other nodes on one topic, as long as the exchange exists.
+struct TopicService {
+    exchange: Weak<PeerExchange>,
+    topic: Topic,
+}
+
+impl PeerService for TopicService {
+    fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        match self.exchange.upgrade() {
+            Some(exchange) => exchange.answer(self.topic, from, question),
+            None => std::future::ready(Err(PeerError::NoService(self.topic))).boxed(),
+        }
     }
 }
 

@@ -4,7 +4,6 @@
 //! `planner::plan_prefix_replication` decides, with the same prices as for steps. One copy runs at a time, within a
 //! bandwidth limit, never from or to a busy worker. It is only a replica: the next step's own commit moves ownership.
 
-mod config;
 mod idle_sessions;
 
 use std::sync::Arc;
@@ -16,12 +15,11 @@ use planner::{
     Action, DisabledFeatures, KvFootprint, OccupancyView, PlanningInputs, Policy, PrefixReplication, ReplicationLimits,
     ReplicationSkipReason, SessionView, plan_prefix_replication,
 };
-use vocabulary::{Blocks, Owner, SessionId, Tokens, WorkerId, WorkerView, transfer_time};
+use vocabulary::{Blocks, ByteCount, Owner, SessionId, Tokens, WorkerId, WorkerView, transfer_time};
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
-pub use config::PrefixReplicationConfig;
 pub use idle_sessions::PredictedStep;
 use idle_sessions::ReplicationProgress;
 
@@ -37,6 +35,8 @@ use crate::routing::LiveRouting;
 use crate::telemetry::metrics::KvMovementMetrics;
 use crate::transfer_check::TransferChecks;
 use crate::worker_pool::ListedWorkers;
+use serde::Deserialize;
+use smart_default::SmartDefault;
 use vocabulary::RoutingMode;
 
 /// Time between two checks of the sessions.
@@ -223,4 +223,22 @@ async fn execute(task: &ReplicationTask, chosen: &ReplicationJob) -> Replication
     metrics.replicated_bytes.inc_by(moving.bytes.0);
     task.occupancy.record_copy(*target, *session, *stay);
     ReplicationProgress::Sent(moving.to)
+}
+
+/// Whether prefixes are replicated between steps, and at which rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrefixReplicationConfig {
+    /// Enables replication.
+    pub enabled: bool,
+    /// Maximum average rate of replicated KV, per second.
+    #[default(ByteCount::mebibytes(256))]
+    pub bandwidth: ByteCount,
+}
+
+impl PrefixReplicationConfig {
+    /// Returns the setting that is out of range, and what is accepted.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        (!self.bandwidth.is_bandwidth()).then_some(("prefix_replication.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))
+    }
 }

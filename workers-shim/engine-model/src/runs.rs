@@ -11,22 +11,62 @@ mod memory;
 mod offload_tiers;
 mod pool;
 mod request;
-mod restore;
 mod run_tree;
 mod seconds;
 mod shared_pool;
 mod tier;
 mod timing;
 
+use vocabulary::Tokens;
+
 pub use engine::{EngineBusyTime, OutboundTransfer, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent};
 pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, TierDepths};
 pub use offload_tiers::RestoreTime;
 pub use request::{DecodeLocation, PrefilledRequest, RunRequest, RunRequestId};
-pub use restore::{RestoreChoice, RestoreRule, StoredPrefix};
 pub use run_tree::{KvSize, RunId, RunTree};
 pub use seconds::Seconds;
 pub use shared_pool::{EngineEnvironment, SharedPool};
 pub use timing::EngineTiming;
+
+/// A prefix in slower tiers, and the cost of loading it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StoredPrefix {
+    /// Leading tokens that are available, windows included.
+    pub cached_until: Tokens,
+    /// Leading tokens that are available or stored.
+    pub stored_until: Tokens,
+    /// Seconds until loading can start.
+    pub wait_seconds: f64,
+    /// Seconds per token of KV.
+    pub seconds_per_token: f64,
+}
+
+/// One way to restore it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RestoreChoice {
+    /// Leading tokens that are available after loading.
+    pub loaded_until: Tokens,
+    /// Size of the windows that are loaded with them, in token equivalents.
+    pub windows: Tokens,
+    /// Where computing starts; before `loaded_until` if windows are recomputed.
+    pub compute_from: Tokens,
+}
+
+/// Chooses how a model restores prefixes.
+pub trait RestoreRule: std::fmt::Debug + Send + Sync {
+    /// Returns how to restore this prefix.
+    fn choose(&self, stored: &StoredPrefix) -> RestoreChoice;
+}
+
+/// Loads everything that is stored, for models in which every token has its own KV.
+#[derive(Clone, Copy, Debug)]
+struct FullRestore;
+
+impl RestoreRule for FullRestore {
+    fn choose(&self, stored: &StoredPrefix) -> RestoreChoice {
+        RestoreChoice { loaded_until: stored.stored_until, windows: Tokens::ZERO, compute_from: stored.stored_until }
+    }
+}
 
 #[cfg(test)]
 mod tests;

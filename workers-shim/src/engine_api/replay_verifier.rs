@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
 
+use super::TokenIdVisibility;
 use super::request::Api;
 use super::token_transcript::{EventRewrite, NotResumable};
-use super::visibility::TokenIdVisibility;
 use buffer::ReplayBuffer;
 
 /// Whether repeated answers to one request are equal.

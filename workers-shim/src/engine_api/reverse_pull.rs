@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
+use super::TokenIdVisibility;
 use super::splice::{JsonFields, JsonSplice};
-use super::visibility::TokenIdVisibility;
 
 /// Parameters that one decode leg returned, for exactly one prefill leg of the session's next step, whose prompt must
 /// begin with the same tokens.

@@ -2,7 +2,6 @@
 
 mod budget;
 mod chunk;
-mod framing;
 
 use bytes::{Bytes, BytesMut};
 
@@ -10,11 +9,10 @@ use super::answer::TokenUsage;
 use super::replay_verifier::ReplayVerifier;
 use super::reverse_pull::redact_event;
 use super::token_transcript::{EventRewrite, NotResumable, ResumableEvent, ResumableTokenIds, TokenTranscript};
-use super::visibility::{TokenIdVisibility, UsageEventVisibility};
+use super::{TokenIdVisibility, UsageEventVisibility};
 use budget::BudgetShare;
 pub use budget::EventBudget;
 use chunk::{EngineError, NestedAnswer, StreamChoice, StreamChunk, TypedDelta};
-use framing::{FinalEvent, event_end, event_name, final_event};
 
 /// Longest event that is parsed, in bytes; longer ones are forwarded unread.
 const MAX_EVENT_BYTES: usize = 1 << 20;
@@ -361,6 +359,42 @@ impl SseScanner {
             }
         }
     }
+}
+
+/// Returns the event's name, if its first line contains it.
+fn event_name(event: &[u8]) -> &[u8] {
+    let line = event.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    line.strip_prefix(b"event:").unwrap_or_default().trim_ascii()
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum FinalEvent {
+    Complete,
+    Failed,
+}
+
+/// Returns how an event of this name ends the answer (the equivalent of `[DONE]`); None if it does not end it.
+fn final_event(name: &[u8]) -> Option<FinalEvent> {
+    match name {
+        b"message_stop" | b"response.completed" | b"response.incomplete" => Some(FinalEvent::Complete),
+        b"response.failed" => Some(FinalEvent::Failed),
+        _ => None,
+    }
+}
+
+/// Returns the offset after the blank line that ends the first event.
+fn event_end(bytes: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    while let Some(found) = memchr::memchr(b'\n', &bytes[from..]) {
+        let after = from + found + 1;
+        match (bytes.get(after), bytes.get(after + 1)) {
+            (Some(b'\n'), _) => return Some(after + 1),
+            (Some(b'\r'), Some(b'\n')) => return Some(after + 2),
+            _ => from = after,
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use vocabulary::Tokens;
 
 use super::answer::TokenUsage;
 use super::request::Api;
-use super::visibility::{TokenIdVisibility, UsageEventVisibility};
+use super::{TokenIdVisibility, UsageEventVisibility};
 use event::ResumableChoice;
 pub(super) use event::ResumableEvent;
 use prompt_ids::ExtractedPromptIds;

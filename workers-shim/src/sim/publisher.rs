@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
-use super::error::SimError;
+use super::SimError;
 use super::event_frames;
 use super::options::{EventFault, EventOptions};
 use crate::zmtp::{SocketType, ZmtpConnection, publish, serve};

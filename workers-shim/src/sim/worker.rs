@@ -17,12 +17,12 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use vocabulary::WorkerRole;
 
+use super::SimError;
 use super::bootstrap_rooms::BootstrapRooms;
 use super::clock::EngineClock;
 use super::codec::TextCodec;
 use super::detokenizer::token_generator_of;
 use super::driver::EngineDriver;
-use super::error::SimError;
 use super::event_frames::default_topic;
 use super::http::{AdapterNames, AdminState, SideChannelIdentity, SimState, TransferService, routes};
 use super::options::{SimOptions, TransferOptions};

@@ -4,7 +4,9 @@ use std::str::FromStr;
 
 use engine_model::runs::{RunEngine, Seconds};
 
-use super::{Ablation, RoutingPolicy, disaggregated, dynamo, least_work, owner_serve, plain, scored, thunder_agent};
+use super::{
+    Ablation, ConditionalPd, Dynamo, LeastWork, RoutingPolicy, StaticPd, owner_serve, plain, scored, thunder_agent,
+};
 
 /// Every simulated policy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, strum::IntoStaticStr)]
@@ -139,13 +141,13 @@ impl PolicyKind {
             Self::Sglang => Box::new(scored::Sglang::default()),
             Self::Llmd => Box::new(scored::Llmd { used_memory: RunEngine::memory_in_use }),
             Self::LlmdCachedCounts => Box::new(scored::Llmd { used_memory: RunEngine::memory_used }),
-            Self::Dynamo => Box::new(dynamo::Dynamo),
-            Self::StaticPd => Box::new(disaggregated::StaticPd),
-            Self::ConditionalPd => Box::new(disaggregated::ConditionalPd),
+            Self::Dynamo => Box::new(Dynamo),
+            Self::StaticPd => Box::new(StaticPd),
+            Self::ConditionalPd => Box::new(ConditionalPd),
             Self::ThunderAgent => Box::new(thunder_agent::ThunderAgent::default()),
             Self::OwnerServe => Box::new(owner_serve::OwnerServe::default()),
             Self::Ablated(ablation) => Box::new(owner_serve::OwnerServe::without(ablation)),
-            Self::PooledMemory | Self::Oracle => Box::new(least_work::LeastWork),
+            Self::PooledMemory | Self::Oracle => Box::new(LeastWork),
         }
     }
 }

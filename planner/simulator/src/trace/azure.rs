@@ -2,7 +2,7 @@
 
 use vocabulary::Micros;
 
-use super::builder::TraceBuilder;
+use super::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
 use super::record::{lines, parse_time};
 use super::{TraceSession, TraceStep};

@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use vocabulary::Micros;
 
+use super::TraceBuilder;
 use super::block_ids::BlockIds;
-use super::builder::TraceBuilder;
 use super::error::{TraceError, TraceLocation};
 use super::radix::RadixBuilder;
 use super::record::{json, lines};

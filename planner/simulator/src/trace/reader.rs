@@ -2,7 +2,7 @@
 
 use vocabulary::Tokens;
 
-use super::builder::TraceBuilder;
+use super::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
 use super::{ArrivalProcess, Trace, agents, azure, mooncake, text, transcripts};
 

@@ -7,8 +7,8 @@ use serde_json::Value;
 use vocabulary::{Micros, Tokens};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::TraceBuilder;
 use super::block_ids::BlockIds;
-use super::builder::TraceBuilder;
 use super::error::{TraceError, TraceLocation};
 use super::radix::RadixBuilder;
 use super::record::{json, lines};

@@ -10,7 +10,7 @@ use serde_json::Value;
 use vocabulary::Micros;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::builder::TraceBuilder;
+use super::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
 use super::record::{json, lines, parse_time};
 use super::text::{estimate_tokens, run_of};

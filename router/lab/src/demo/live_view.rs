@@ -7,8 +7,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vocabulary::WorkerRole;
 
+use super::ComparedPolicy;
 use super::measure::{MetricsScrape, percentile_ms};
-use super::policy::ComparedPolicy;
 use super::report::{action_mix, actions, duplicate_factor, owner_hit_rate};
 use super::session::RunProgress;
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use vocabulary::WorkerRole;
 use workers_shim::sim::EngineProfile;
 
+use super::ComparedPolicy;
 use super::child_process::{ChildProcess, EXIT_WITH_PARENT};
 use super::client::AgentClient;
 use super::measure::MetricsScrape;
-use super::policy::ComparedPolicy;
 
 /// Workers of the demo cluster: 2 prefill, 4 decode, 2 hybrid.
 const ROLES: [(WorkerRole, usize); 3] = [(WorkerRole::Prefill, 2), (WorkerRole::Decode, 4), (WorkerRole::Hybrid, 2)];

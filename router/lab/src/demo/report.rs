@@ -6,8 +6,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
+use super::ComparedPolicy;
 use super::measure::{MetricsScrape, mean_ms, percentile_ms};
-use super::policy::ComparedPolicy;
 use super::session::FinishedStep;
 use crate::ctl::pretty;
 

@@ -13,8 +13,8 @@ use vocabulary::Tokens;
 
 pub use transfer::OutboundTransfer;
 
+use super::FullRestore;
 use super::pool::RunPool;
-use super::restore::FullRestore;
 use super::{
     DiskTraffic, EngineEnvironment, EngineTiming, MemorySizes, RestoreRule, RestoreTime, RunId, RunRequest,
     RunRequestId, RunTree, Seconds, TierDepths,

@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 
 use super::buffer::ReplayStatus;
 use super::{EventRemainder, ReplayPhase, ReplayVerifier};
+use crate::engine_api::TokenIdVisibility;
 use crate::engine_api::token_transcript::NotResumable;
-use crate::engine_api::visibility::TokenIdVisibility;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Fields that are equal in all events of an answer.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::sim::error::SimError;
+use crate::sim::SimError;
 
 /// Maximum number of adapters served at a time.
 const MAX_ADAPTERS: usize = 64;

@@ -13,7 +13,7 @@ use serde::de::{Error as _, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use vocabulary::{Micros, Tokens};
 
-use crate::trace::builder::TraceBuilder;
+use crate::trace::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::is_truncated;
 use crate::trace::record::{MAX_REQUESTS, json, lines, parse_time};

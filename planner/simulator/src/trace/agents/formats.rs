@@ -7,9 +7,9 @@ use vocabulary::Micros;
 
 use super::BLOCK;
 use super::session_builder::{RecordedAgent, RecordedRequest, SessionBuilder};
+use crate::trace::TraceBudget;
+use crate::trace::TraceBuilder;
 use crate::trace::block_ids::BlockIds;
-use crate::trace::budget::TraceBudget;
-use crate::trace::builder::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::record::{self, LineCursor, json};
 

@@ -8,8 +8,8 @@ use engine_model::runs::RunId;
 use vocabulary::{Micros, Tokens};
 
 use super::BLOCK;
+use crate::trace::TraceBuilder;
 use crate::trace::block_ids::BlockIds;
-use crate::trace::builder::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::radix::{RadixBuilder, ToolPrefix};
 use crate::trace::{TraceSession, TraceStep};

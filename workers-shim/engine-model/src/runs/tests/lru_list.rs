@@ -39,7 +39,7 @@ fn emptied_list_can_be_refilled() {
         while let Some(run) = recency.oldest() {
             assert!(recency.remove(run));
         }
-        assert_eq!(order(&recency), []);
+        assert!(order(&recency).is_empty());
     }
 }
 

@@ -4,8 +4,8 @@
 use vocabulary::{Micros, Tokens};
 
 use super::{BLOCK, LoggedStep};
+use crate::trace::TraceBudget;
 use crate::trace::block_ids::BlockIds;
-use crate::trace::budget::TraceBudget;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::radix::RadixBuilder;
 use crate::trace::{TraceSession, TraceStep};
