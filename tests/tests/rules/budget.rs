@@ -10,6 +10,7 @@ use tests::rules::root;
 struct GateBudget {
     packages: usize,
     binary_megabytes: u64,
+    suites_binary_megabytes: u64,
     gate_seconds: u64,
     suites: BTreeMap<String, u64>,
 }
@@ -46,13 +47,14 @@ fn the_budget_has_a_time_for_every_gate_suite_and_no_other() {
     assert_eq!(written, run, "on the left what tests/budget.toml names, on the right what ./test runs");
 }
 
-/// The suites build with the profile `ci`; `./test --deep release` measures the shipped binary.
+/// The suites' binary is mostly not optimized, and larger for it; `./test --deep release` holds the one that ships to its bound.
 #[test]
-fn the_binary_size_is_within_the_budget() {
+fn the_suites_binary_size_is_within_the_budget() {
     let budget: GateBudget =
         toml::from_str(&std::fs::read_to_string(root().join("tests/budget.toml")).unwrap()).unwrap();
     // Nothing has built the binary if a package is tested alone.
     let Ok(binary) = std::fs::metadata(root().join("target/ci/ownerserve")) else { return };
     let megabytes = binary.len() / 1_000_000;
-    assert!(megabytes < budget.binary_megabytes, "{megabytes} MB, {} are allowed", budget.binary_megabytes);
+    let allowed = budget.suites_binary_megabytes;
+    assert!(megabytes < allowed, "{megabytes} MB, {allowed} are allowed");
 }
