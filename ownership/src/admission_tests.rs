@@ -47,9 +47,9 @@ async fn a_node_that_does_not_support_the_level_is_not_added() {
     let folder = tempfile::tempdir().unwrap();
     let founder = open(&folder, NEXT_LEVEL).await;
     // The leader has not met the node, which may have asked a member that did not know the level yet.
-    let refused = enrol(founder.core(), enrolment(LEVEL)).await.unwrap_err();
+    let error = enrol(founder.core(), enrolment(LEVEL)).await.unwrap_err();
     let levels = SupportedLevels { lowest: 1, highest: LEVEL };
-    assert_eq!(refused, MemberError::FeatureLevel { node: NEWCOMER, level: NEXT_LEVEL, levels });
+    assert_eq!(error, MemberError::FeatureLevel { node: NEWCOMER, level: NEXT_LEVEL, levels });
     assert_eq!(founder.members().len(), 1);
     enrol(founder.core(), enrolment(NEXT_LEVEL)).await.unwrap();
     assert_eq!(founder.members().len(), 2);
@@ -79,8 +79,8 @@ async fn a_pending_level_raise_blocks_nodes_that_do_not_support_it() {
     let sent = turn.write(founder.raft(), raise(core)).now_or_never();
     assert!(sent.is_none() && founder.view().level() == LEVEL, "it is on its way: {sent:?}");
     drop(turn);
-    let refused = enrol(core, enrolment(LEVEL)).await.unwrap_err();
-    assert!(matches!(refused, MemberError::FeatureLevel { level: NEXT_LEVEL, .. }), "{refused}");
+    let error = enrol(core, enrolment(LEVEL)).await.unwrap_err();
+    assert!(matches!(error, MemberError::FeatureLevel { level: NEXT_LEVEL, .. }), "{error}");
     assert_eq!(founder.members().len(), 1);
     founder.halt().await.unwrap();
 }

@@ -59,8 +59,8 @@ async fn an_implausible_saved_term_fails_the_start_without_blaming_the_disk() {
     drop((log, node));
     let error = Directory::open(Options::new(folder.path())).await.unwrap_err();
     assert!(matches!(error, OwnershipError::Term { term: u64::MAX, .. }), "{error}");
-    let told = error.to_string();
-    assert!(told.contains("The disk is sound") && told.contains("snapshot restore"), "{told}");
+    let message = error.to_string();
+    assert!(message.contains("The disk is sound") && message.contains("snapshot restore"), "{message}");
 }
 
 /// A log of several files that was truncated and purged; every byte was acknowledged.

@@ -202,8 +202,8 @@ mod tests {
     fn two_snapshots_that_fit_only_separately_are_not_received_together() {
         let space = DiskSpace::default();
         let mut first = of(&space, 100, 30).unwrap();
-        let refused = of(&space, 100, 30).unwrap_err().to_string();
-        assert!(refused.contains("60 of them for others"), "{refused}");
+        let message = of(&space, 100, 30).unwrap_err().to_string();
+        assert!(message.contains("60 of them for others"), "{message}");
         // Received bytes are used on disk and no longer reserved.
         first.consume(30);
         assert!(of(&space, 70, 20).is_ok() && of(&space, 70, 21).is_err());

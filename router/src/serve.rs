@@ -322,8 +322,8 @@ mod tests {
         let settings = settings.into_iter().map(str::to_owned).collect();
         let config = Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap();
         std::fs::write(data.path().join("audit"), "a file where a folder should be").unwrap();
-        let refused = RunningServer::start(config).await.unwrap_err().to_string();
-        assert!(refused.contains("the audit log in"), "{refused}");
+        let message = RunningServer::start(config).await.unwrap_err().to_string();
+        assert!(message.contains("the audit log in"), "{message}");
         let left: Vec<_> = std::fs::read_dir(data.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["audit"], "nothing was founded");
     }

@@ -69,8 +69,8 @@ impl SimClient {
             let target = self.target()?;
             let submission = submission.clone();
             let serve = move |node: Arc<SimNode>| node.submit(submission.clone());
-            let said = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
-            if let Some(acknowledged) = self.handle_reply(said).await {
+            let response = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
+            if let Some(acknowledged) = self.handle_reply(response).await {
                 return Some(acknowledged);
             }
         }
@@ -81,15 +81,15 @@ impl SimClient {
     pub(crate) async fn read(&mut self) -> Option<Arc<LedgerView>> {
         let target = self.target()?;
         let serve = |node: Arc<SimNode>| node.read(Consistency::Linearizable);
-        let said = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
-        self.handle_reply(said).await
+        let response = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
+        self.handle_reply(response).await
     }
 
     /// Performs a read with bounded staleness at one node. Returns whether it answered.
     pub(crate) async fn read_bounded(&self, target: u64, bound: Duration) -> bool {
         let serve = move |node: Arc<SimNode>| node.read(Consistency::Bounded(bound));
-        let said = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
-        matches!(said, Ok(NodeReply::Done(_)))
+        let response = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
+        matches!(response, Ok(NodeReply::Done(_)))
     }
 
     /// Sends a message once, without retries.
@@ -99,8 +99,8 @@ impl SimClient {
         A: Future<Output = NodeReply<T>> + Send + 'static,
     {
         let target = self.target()?;
-        let said = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
-        self.handle_reply(said).await
+        let response = ask(&self.world, (self.peer, target), REPLY_TIMEOUT, serve).await;
+        self.handle_reply(response).await
     }
 
     /// Returns some node's view, as a router on that node would see it, however old.

@@ -18,9 +18,9 @@ async fn a_pending_join_continues_without_naming_its_members_again() {
     let refused = Directory::open(options).await.unwrap_err();
     assert!(matches!(refused, OwnershipError::NotJoined { .. }), "{refused}");
     // A node that nobody can call cannot join, and an unfinished join is not an empty folder.
-    let refused = Directory::open(Options::new(folder.path())).await.unwrap_err();
-    assert!(matches!(refused, OwnershipError::Options(_)), "{refused}");
-    assert!(refused.to_string().contains(&seed) && refused.to_string().contains("--cluster-listen"), "{refused}");
+    let error = Directory::open(Options::new(folder.path())).await.unwrap_err();
+    assert!(matches!(error, OwnershipError::Options(_)), "{error}");
+    assert!(error.to_string().contains(&seed) && error.to_string().contains("--cluster-listen"), "{error}");
     nodes.restart(1).await;
     let joined = Directory::open(nodes.options(&folder, &[])).await.unwrap();
     assert_eq!((joined.node(), joined.cluster()), (NodeId(2), cluster));

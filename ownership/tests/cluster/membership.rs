@@ -60,8 +60,8 @@ async fn a_lost_voter_is_replaced_and_three_voters_become_five() {
     nodes.leader().await;
     let lost = if nodes.leader().await == 3 { 2 } else { 3 };
     nodes.kill(lost).await;
-    let refused = nodes.node(1).remove(NodeId(lost)).await.unwrap_err();
-    assert_eq!(refused, MemberError::StillVoter(NodeId(lost)));
+    let error = nodes.node(1).remove(NodeId(lost)).await.unwrap_err();
+    assert_eq!(error, MemberError::StillVoter(NodeId(lost)));
     nodes.node(1).replace(NodeId(lost), NodeId(4)).await.unwrap();
     nodes.node(1).remove(NodeId(lost)).await.unwrap();
     let (five, six) = (nodes.join().await, nodes.join().await);
@@ -155,8 +155,8 @@ async fn members_show_no_leader_without_a_quorum() {
 async fn the_level_is_raised_only_when_every_member_supports_it() {
     let nodes = TestCluster::found_with(|options| options.max_level = Some(1)).await;
     assert_eq!(nodes.node(1).view().level(), 1);
-    let refused = nodes.node(1).raise_level(2).await.unwrap_err();
-    assert!(matches!(refused, MemberError::FeatureLevel { node: NodeId(1), level: 2, .. }), "{refused}");
+    let error = nodes.node(1).raise_level(2).await.unwrap_err();
+    assert!(matches!(error, MemberError::FeatureLevel { node: NodeId(1), level: 2, .. }), "{error}");
     // An entry that an older node could not read never enters the log.
     let before = nodes.node(1).view().applied();
     let outcome = nodes.node(1).submit(Command::RetireNode(NodeId(9))).unwrap().await.unwrap();

@@ -74,9 +74,9 @@ async fn a_rolling_upgrade_under_load_can_be_reverted_until_the_level_rises() {
     let (mut nodes, mut next) = (TestCluster::three_with(0, old_release).await, 0);
     for id in [1, 2, 3] {
         assert_level_gated(&nodes).await;
-        let refused = raise_level(&nodes).await.unwrap_err();
-        assert!(matches!(refused, MemberError::FeatureLevel { level: NEXT_LEVEL, .. }), "{refused}");
-        assert!(refused.to_string().contains("upgrade every member first"), "{refused}");
+        let error = raise_level(&nodes).await.unwrap_err();
+        assert!(matches!(error, MemberError::FeatureLevel { level: NEXT_LEVEL, .. }), "{error}");
+        assert!(error.to_string().contains("upgrade every member first"), "{error}");
         swap_release(&mut nodes, id, new_release, &mut next).await;
     }
     // All support the level and nobody has raised it, so two of them can still be rolled back under load.

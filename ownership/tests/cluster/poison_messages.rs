@@ -43,8 +43,8 @@ async fn send_poison_messages(node: &Directory, known: u64) {
         member.ask::<VoteResponse<WireTypeConfig>>(VOTE, &vote(own + 9, known, u64::MAX)).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("not believed"), "{refused}");
     let other = vote(own + 9, 998, 1);
-    let refused = member.ask::<VoteResponse<WireTypeConfig>>(VOTE, &other).await.unwrap().unwrap_err();
-    assert!(refused.to_string().contains("speaks for node 998"), "{refused}");
+    let error = member.ask::<VoteResponse<WireTypeConfig>>(VOTE, &other).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("speaks for node 998"), "{error}");
     assert!(node.stats().implausible >= 5 && node.stats().non_member_calls >= 1);
 }
 
@@ -158,8 +158,8 @@ async fn a_tls_caller_is_only_the_node_whose_host_its_certificate_names() {
     // That caller cannot announce that the node has moved there, either.
     let levels = consensus::SupportedLevels { lowest: 1, highest: ledger::NEXT_LEVEL };
     let moved = (id, "127.0.0.3:7400", levels);
-    let refused = impostor.ask::<Result<(), PeerError>>(ENROL, &moved).await.unwrap().unwrap_err();
-    assert!(refused.to_string().contains("does not name the host of 127.0.0.2"), "{refused}");
+    let error = impostor.ask::<Result<(), PeerError>>(ENROL, &moved).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("does not name the host of 127.0.0.2"), "{error}");
     assert_eq!(impostor.ask::<Vec<ClusterMember>>(MEMBERS, &()).await.unwrap().unwrap().len(), 2);
     assert!(founder.stats().non_member_calls >= 2);
     // The node itself moves with a certificate that names both hosts.

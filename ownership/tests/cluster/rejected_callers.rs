@@ -262,8 +262,8 @@ async fn certificates_reload_at_runtime_and_an_invalid_reload_keeps_the_last() {
     let ca = std::fs::read(&files.ca).unwrap();
     after.files(first.path());
     std::fs::write(&files.ca, ca).unwrap();
-    let refused = founder.reload_certificates().unwrap_err().to_string();
-    assert!(refused.contains("not signed by the authority in"), "{refused}");
+    let message = founder.reload_certificates().unwrap_err().to_string();
+    assert!(message.contains("not signed by the authority in"), "{message}");
     let trusting = join(&before, &second).await.expect("the last one is shown and trusted");
     trusting.close().await.unwrap();
     after.files(first.path());

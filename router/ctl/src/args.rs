@@ -125,9 +125,9 @@ mod tests {
 
     #[test]
     fn invalid_worker_error_names_the_accepted_forms_once() {
-        let told = "w-nope".parse::<WorkerArg>().unwrap_err().to_string();
-        assert_eq!(told.matches("accepted is").count(), 1, "{told}");
-        assert!(told.contains("its URL") && told.contains("16 hexadecimal digits"), "{told}");
+        let message = "w-nope".parse::<WorkerArg>().unwrap_err().to_string();
+        assert_eq!(message.matches("accepted is").count(), 1, "{message}");
+        assert!(message.contains("its URL") && message.contains("16 hexadecimal digits"), "{message}");
         assert!("s-1".parse::<SubjectArg>().is_err() && "a-1".parse::<SubjectArg>().is_err());
     }
 }

@@ -415,9 +415,12 @@ mod tests {
         for there in ["http://10.0.0.7:9464", "http://router-1:9464", "http://localhost.example", "http://[fd00::1]:1"]
         {
             let error = check(&["http://127.0.0.1:1", there]).unwrap_err();
-            let told = error.to_string();
-            assert!(error.exit_code() == 2 && told.contains(there) && told.contains("--insecure-plain-http"), "{told}");
-            assert!(!told.contains("  "), "{told}");
+            let message = error.to_string();
+            assert!(
+                error.exit_code() == 2 && message.contains(there) && message.contains("--insecure-plain-http"),
+                "{message}"
+            );
+            assert!(!message.contains("  "), "{message}");
         }
     }
 

@@ -203,8 +203,8 @@ mod tests {
             assert_eq!(*name, "mode");
             serde_json::from_value::<RoutingMode>(json!(value)).unwrap();
         }
-        let refused = DecisionCommandLine::try_parse_from(["list", "--mode", "own"]).unwrap_err().to_string();
-        assert!(refused.contains("[possible values: active, shadow, bypass]"), "{refused}");
+        let message = DecisionCommandLine::try_parse_from(["list", "--mode", "own"]).unwrap_err().to_string();
+        assert!(message.contains("[possible values: active, shadow, bypass]"), "{message}");
     }
 
     #[test]

@@ -278,8 +278,8 @@ mod tests {
     async fn failed_write_is_retried_and_running_write_conflicts() {
         let repeats = Arc::<IdempotencyStore>::default();
         send(&repeats, keyed("k", "1"), (StatusCode::GATEWAY_TIMEOUT, "unknown")).await;
-        let refused = send(&repeats, keyed("k", "1"), (StatusCode::CONFLICT, "not yet")).await;
-        assert_eq!(refused, (409, "not yet".into(), false));
+        let response = send(&repeats, keyed("k", "1"), (StatusCode::CONFLICT, "not yet")).await;
+        assert_eq!(response, (409, "not yet".into(), false));
         assert_eq!(send(&repeats, keyed("k", "1"), (StatusCode::OK, "done")).await, (200, "done".into(), false));
         assert!(matches!(repeats.0.lock().begin(keyed("runs", "1"), Instant::now()), IdempotencyLookup::New));
         let (status, problem, _) = send(&repeats, keyed("runs", "1"), (StatusCode::OK, "twice")).await;

@@ -161,7 +161,7 @@ pub(super) async fn watch(
         let detail = format!("Revision {from} is not kept any more. Read the records anew, and watch from their revision on; the oldest is {oldest}.");
         Problem::new(ProblemKind::Compacted, detail).with_oldest_revision(oldest)
     })?;
-    let told = Instant::now();
+    let start = Instant::now();
     let is_let_in = Box::new(move || tokens.authenticate(&headers).is_ok());
     let seen = from.saturating_sub(1);
     let watcher = WatchStream {
@@ -169,7 +169,7 @@ pub(super) async fn watch(
         kinds,
         is_authorized: is_let_in,
         last_revision: seen,
-        last_sent: told,
+        last_sent: start,
         _permit: Arc::new(place),
     };
     let events = stream::unfold(Some(watcher), |watcher| async move { watcher?.next().await });

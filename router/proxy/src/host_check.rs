@@ -375,8 +375,8 @@ mod tests {
     #[test]
     fn an_invalid_host_or_origin_setting_names_what_is_accepted() {
         for bad in ["http://a", "a:1", "a:", "", "a/b", "u@a", "*", "*.corp"] {
-            let told = bad.parse::<HostName>().unwrap_err().to_string();
-            assert!(told.contains("accepted is a name without scheme and port"), "{told}");
+            let message = bad.parse::<HostName>().unwrap_err().to_string();
+            assert!(message.contains("accepted is a name without scheme and port"), "{message}");
         }
         for bad in ["a", "null", "*", "http://", "http://a/b", "http://a/", "://a", "http://u@a"] {
             let told = bad.parse::<WebOrigin>().unwrap_err().to_string();

@@ -210,8 +210,8 @@ mod tests {
         let derived = memory.charge_derived(&source, vec![b'y'; 50].into()).unwrap();
         let tail = derived.slice(49..);
         assert_eq!((&derived[..], metrics.memory.reserved.get()), (&[b'y'; 50][..], 90));
-        let refused = memory.charge_derived(&source, vec![b'z'; 11].into()).unwrap_err();
-        assert_eq!(refused.status().as_u16(), 429);
+        let error = memory.charge_derived(&source, vec![b'z'; 11].into()).unwrap_err();
+        assert_eq!(error.status().as_u16(), 429);
         drop((memory, derived));
         assert_eq!(metrics.memory.reserved.get(), 50, "a part keeps all of it");
         drop(tail);

@@ -247,7 +247,7 @@ mod tests {
         for one in &mut waiting {
             assert!(futures::poll!(one).is_pending());
         }
-        let refused = aside.run((&tenant, RequestId(1)), || ()).await.unwrap_err();
-        assert!(matches!(refused, ApiError::Overloaded { .. }), "{refused}");
+        let error = aside.run((&tenant, RequestId(1)), || ()).await.unwrap_err();
+        assert!(matches!(error, ApiError::Overloaded { .. }), "{error}");
     }
 }

@@ -374,11 +374,11 @@ pub struct EjectionTrials {
 impl EjectionTrials {
     /// Records requests to these workers; `None` where none of them is a trial.
     pub fn begin(outliers: &OutlierTracker, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
-        let asked = Instant::now();
+        let start = Instant::now();
         let mut known = outliers.lock();
-        let workers: Vec<_> = workers.filter(|worker| known.record_sent(*worker, asked)).collect();
+        let workers: Vec<_> = workers.filter(|worker| known.record_sent(*worker, start)).collect();
         drop(known);
-        (!workers.is_empty()).then(|| Self { outliers: outliers.clone(), workers, sent_at: asked })
+        (!workers.is_empty()).then(|| Self { outliers: outliers.clone(), workers, sent_at: start })
     }
 
     /// Records that the answer has begun.

@@ -295,9 +295,9 @@ mod tests {
             send(front.proxy_address(), Request::post(path).header("authorization", "Bearer k1"), body).await
         };
         for (path, field) in [("/v1/completions", "prompt"), ("/tokenize", "prompt")] {
-            let refused = ask(path, field).await;
-            assert_eq!(refused.status, 503, "{path}");
-            assert_eq!(refused.json()["error"]["code"], "cache_salt_ignored", "{path}");
+            let response = ask(path, field).await;
+            assert_eq!(response.status, 503, "{path}");
+            assert_eq!(response.json()["error"]["code"], "cache_salt_ignored", "{path}");
         }
         let ready = get(front.operator_address(), "/readyz").await;
         assert_eq!(ready.status, 503);
@@ -318,8 +318,8 @@ mod tests {
         let ill = engine(true).await;
         let front = start_router_at(&[format!("http://{}", ill.address())], &[]).await;
         let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 1}).to_string();
-        let got = send(front.proxy_address(), Request::post("/v1/completions"), body).await;
-        assert_eq!(got.status, 200);
+        let response = send(front.proxy_address(), Request::post("/v1/completions"), body).await;
+        assert_eq!(response.status, 200);
         assert!(front.gateway.isolation.salt_proofs().barred().is_empty());
     }
 }

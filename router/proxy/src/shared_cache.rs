@@ -310,9 +310,9 @@ impl SharedCacheState {
         let mut pipeline = redis::pipe();
         // Reads one byte more than the limit, so that an oversized value is recognised without reading all of it.
         pipeline.cmd("GETRANGE").arg(&text).arg(0).arg(most);
-        let asked = Instant::now();
+        let start = Instant::now();
         let answer = shared.client.call::<(Vec<u8>,)>(&pipeline).await;
-        self.metrics.lookup_seconds.observe(asked.elapsed().as_secs_f64());
+        self.metrics.lookup_seconds.observe(start.elapsed().as_secs_f64());
         let sealed = match answer {
             Err(no_answer) => return (no_answer.as_str(), None),
             Ok((sealed,)) if sealed.is_empty() => return ("miss", None),

@@ -39,9 +39,12 @@ async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
         "{text}"
     );
     for body in ["{\"mode\":\"fast\"}", "{\"rollout_percent\":101}", "{\"x\":1}", "nonsense"] {
-        let got = send(at, json(Request::put(path)), body).await;
-        assert_eq!((got.status, got.headers["content-type"].to_str().unwrap()), (400, "application/problem+json"));
-        assert!(got.json()["detail"].as_str().unwrap().contains("accepted is"), "{body}");
+        let response = send(at, json(Request::put(path)), body).await;
+        assert_eq!(
+            (response.status, response.headers["content-type"].to_str().unwrap()),
+            (400, "application/problem+json")
+        );
+        assert!(response.json()["detail"].as_str().unwrap().contains("accepted is"), "{body}");
     }
     let form = Request::put(path).header("content-type", "text/plain");
     assert_eq!(send(at, form, "{\"mode\":\"bypass\"}").await.status, 415, "what any web page could send is refused");
@@ -135,8 +138,8 @@ async fn router_with_all_workers_drained_keeps_serving_and_reports_it() {
     assert_eq!(get(clients, "/readyz").await.status, 200);
     assert_eq!(get(clients, "/v1/models").await.json()["data"][0]["id"], "tiny");
     for path in ["/v1/completions", "/v1/embeddings"] {
-        let got = post(clients, path, "{\"model\":\"tiny\",\"prompt\":\"on and on\",\"input\":\"x\"}").await;
-        assert_eq!(got.status, 200, "{path}: nobody else can serve it");
+        let response = post(clients, path, "{\"model\":\"tiny\",\"prompt\":\"on and on\",\"input\":\"x\"}").await;
+        assert_eq!(response.status, 200, "{path}: nobody else can serve it");
     }
     assert_eq!(drain(false).await.status, 200);
     assert_eq!(get(at, "/readyz").await.json()["degraded"], serde_json::json!([]));
@@ -169,8 +172,8 @@ async fn unknown_paths_and_methods_return_problems() {
     for (request, status) in
         [(Request::post("/v1/chat/completions"), 404), (Request::get("/"), 404), (Request::delete("/metrics"), 405)]
     {
-        let got = send(at, request, Body::new()).await;
-        assert_eq!((got.status, got.json()["status"].as_u64()), (status, Some(u64::from(status))));
+        let response = send(at, request, Body::new()).await;
+        assert_eq!((response.status, response.json()["status"].as_u64()), (status, Some(u64::from(status))));
     }
     assert_eq!(post(at, "/ownerserve/v1/workers", "{}").await.status, 405);
 }
@@ -277,9 +280,9 @@ async fn invalid_ids_and_queries_return_problems_naming_accepted_values() {
         ("decisions/req-00000000000000000000000000000001", 404, "No decision"),
         ("nothing", 404, "Served are"),
     ] {
-        let got = get(front.operator_address(), &format!("/ownerserve/v1/{path}")).await;
-        let json = got.json();
-        assert_eq!((got.status, json["status"].as_u64()), (status, Some(u64::from(status))), "{path}");
+        let response = get(front.operator_address(), &format!("/ownerserve/v1/{path}")).await;
+        let json = response.json();
+        assert_eq!((response.status, json["status"].as_u64()), (status, Some(u64::from(status))), "{path}");
         assert!(json["detail"].as_str().unwrap().contains(wanted), "{path}: {json}");
     }
     let got = get(front.operator_address(), "/ownerserve/v1/decisions?limit=5").await.json();
@@ -315,9 +318,9 @@ async fn reader_and_operator_roles_are_enforced_and_distinguished() {
         (Some("works-on-everything"), 200, 200),
     ] {
         assert_eq!(send(at, asking(Request::get(list), token), "").await.status, read, "{token:?}");
-        let got = send(at, asking(Request::put(mode), token), "{\"mode\":\"bypass\"}").await;
-        assert_eq!(got.status, write, "{token:?}");
-        assert_eq!(got.headers.contains_key("www-authenticate"), write == 401);
+        let response = send(at, asking(Request::put(mode), token), "{\"mode\":\"bypass\"}").await;
+        assert_eq!(response.status, write, "{token:?}");
+        assert_eq!(response.headers.contains_key("www-authenticate"), write == 401);
         assert_eq!(front.gateway.routing.get().mode == RoutingMode::Bypass, write == 200, "{token:?}");
     }
     assert_eq!(get(at, "/metrics").await.status, 401);
@@ -377,9 +380,9 @@ async fn write_that_cannot_be_audited_is_rejected_and_degrades_readiness() {
     let front = start_router_at(&[worker.url()], &[&format!("ledger.data_dir={:?}", data.path())]).await;
     let at = front.operator_address();
     let before = front.gateway.routing.get().mode;
-    let got = send(at, asking(Request::put("/ownerserve/v1/routing"), None), "{\"mode\":\"bypass\"}").await;
-    let told = got.json();
-    assert_eq!((got.status, told["reason"].as_str()), (503, Some("audit_log_unavailable")), "{told}");
+    let response = send(at, asking(Request::put("/ownerserve/v1/routing"), None), "{\"mode\":\"bypass\"}").await;
+    let told = response.json();
+    assert_eq!((response.status, told["reason"].as_str()), (503, Some("audit_log_unavailable")), "{told}");
     assert!(told["detail"].as_str().unwrap().contains("Free space"), "{told}");
     assert_eq!(front.gateway.routing.get().mode, before);
     let ready = get(at, "/readyz").await.json();
@@ -450,8 +453,8 @@ async fn entity_tag_validates_reads_and_fences_writes() {
     assert_eq!(got["reason"], "unknown_rank", "{got}");
     assert!(got["detail"].as_str().unwrap().contains("no rank 9; its ranks are 0 to 0"), "{got}");
     let claim = format!("{{\"owner\":{{\"worker\":\"{worker}\"}}}}");
-    let got = send(at, asking(Request::post(format!("{path}/claim")), None), claim).await;
-    assert_eq!((got.status, got.json()["epoch"]["index"].is_u64()), (200, true), "{}", got.json());
+    let response = send(at, asking(Request::post(format!("{path}/claim")), None), claim).await;
+    assert_eq!((response.status, response.json()["epoch"]["index"].is_u64()), (200, true), "{}", response.json());
     assert_eq!(get(at, &path).await.json()["session"]["owner"]["live"], true);
 }
 
@@ -474,9 +477,9 @@ async fn browser_form_writes_and_oversized_requests_change_nothing() {
         "{\"feature_level\":2,\"x\":1}",
         "{\"feature_level\":99999999999}",
     ] {
-        let got = send(at, json(level()), body).await;
+        let response = send(at, json(level()), body).await;
         assert_eq!(
-            (got.status, got.json()["type"].as_str()),
+            (response.status, response.json()["type"].as_str()),
             (400, Some("urn:ownerserve:problem:invalid_body")),
             "{body}"
         );
@@ -718,9 +721,9 @@ async fn readiness_hides_details_from_callers_without_a_token() {
     let front = start_router_at(&[], &[&tokens(&folder), &dns]).await;
     wait_until("the name was looked up", || !front.gateway.discovery().failures().is_empty()).await;
     let ask = async |token| {
-        let got = send(front.operator_address(), asking(Request::get("/readyz"), token), "").await;
-        assert_eq!(got.status, 503);
-        got.json()["detail"].as_str().unwrap().to_owned()
+        let response = send(front.operator_address(), asking(Request::get("/readyz"), token), "").await;
+        assert_eq!(response.status, 503);
+        response.json()["detail"].as_str().unwrap().to_owned()
     };
     assert!(ask(Some("looks-at-everything")).await.contains(name));
     let told = ask(None).await;
@@ -734,8 +737,8 @@ async fn no_tenant_takes_the_memory_of_operators_writes() {
     let mut held = front.gateway.memory_budget.reservation(&TenantId::default());
     held.grow(front.gateway.config.proxy.request_memory_limit.0).unwrap();
     let write = || Request::put("/ownerserve/v1/routing").header("content-type", "application/json");
-    let refused = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;
-    assert_eq!(refused.status, 429, "clients have none left");
+    let response = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;
+    assert_eq!(response.status, 429, "clients have none left");
     let told = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
     assert!(told.status != 429 && told.status < 500, "{told:?}");
     let mut operators = front.gateway.operator_memory.reservation(&TenantId("".into()));

@@ -26,8 +26,8 @@ fn try_read(text: &str) -> Result<Trace, TraceError> {
 
 #[track_caller]
 fn assert_rejected(text: &str, expected: &str) {
-    let said = try_read(text).map(|trace| trace.sessions).unwrap_err().to_string();
-    assert_eq!(said, expected);
+    let message = try_read(text).map(|trace| trace.sessions).unwrap_err().to_string();
+    assert_eq!(message, expected);
 }
 
 /// Returns the lengths of a prompt's runs.
@@ -453,8 +453,8 @@ fn decision_log_tolerates_only_a_truncated_last_line() {
     );
     let said = try_read(&whole.replacen("\"prompt_tokens\":640", "\"prompt_tokens\":0", 1)).unwrap_err().to_string();
     assert_eq!(said, "t:2: `lookup.prompt_tokens` is 0; accepted: 1 to 16777216 tokens");
-    let said = try_read(&whole.replacen("\"version\":2", "\"version\":3", 1)).unwrap_err().to_string();
-    assert_eq!(said, "t:1: `version` is 3; accepted: 1 or 2");
+    let message = try_read(&whole.replacen("\"version\":2", "\"version\":3", 1)).unwrap_err().to_string();
+    assert_eq!(message, "t:1: `version` is 3; accepted: 1 or 2");
     let broken = whole.replacen("complete", "interrupted", 1);
     assert_eq!(read(&broken).sessions[0].steps.len(), 1, "a step that broke off is not replayed");
 }
@@ -462,9 +462,9 @@ fn decision_log_tolerates_only_a_truncated_last_line() {
 #[test]
 fn decision_log_of_version_1_is_read_like_one_of_version_2() {
     let old = |at: u64, prompt: u64, reused: u64| {
-        let known = format!(r#"{{"session":"s-1","prompt":{prompt},"deepest_overlap":{reused}}}"#);
+        let text = format!(r#"{{"session":"s-1","prompt":{prompt},"deepest_overlap":{reused}}}"#);
         let seen = r#"{"ending":"complete","total":2000000,"answered":64}"#;
-        let receipt = format!(r#"{{"at_unix_ms":{at},"known":{known},"seen":{seen}}}"#);
+        let receipt = format!(r#"{{"at_unix_ms":{at},"text":{text},"seen":{seen}}}"#);
         format!(r#"{{"receipt":{receipt},"case":{{"facts":{{"reused":{reused}}}}}}}"#)
     };
     let head = r#"{"version":1,"release":"0.1.0","policy":{}}"#;

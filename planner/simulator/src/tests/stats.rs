@@ -121,11 +121,11 @@ fn decision_log_steps_never_find_more_than_the_ideal() {
     near(stats.ideal_hits.with_answers, found);
     assert!(stats.ideal_hits.everywhere < found, "the engines kept answers");
     assert_eq!(stats.notes.len(), 1);
-    let told = format!(
+    let text = format!(
         "the log's steps found {:.2} % of their prompt tokens known, answers of earlier steps among them",
         100.0 * found
     );
-    assert_eq!(stats.notes[0], told);
+    assert_eq!(stats.notes[0], text);
 }
 
 #[test]

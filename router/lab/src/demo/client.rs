@@ -109,9 +109,9 @@ impl AgentClient {
         (session, body): (&str, &Value),
     ) -> Result<ServedAnswer, AgentClientError> {
         let request = self.0.post(format!("http://{proxy}{path}")).header(SESSION_HEADER, session).json(body);
-        let sent = Instant::now();
+        let start = Instant::now();
         let answered =
-            async { read_answer(success(request.send().await.map_err(connection_error)?).await?, sent).await };
+            async { read_answer(success(request.send().await.map_err(connection_error)?).await?, start).await };
         tokio::time::timeout(STEP_TIMEOUT, answered).await.map_err(|_| AgentClientError::TimedOut(STEP_TIMEOUT))?
     }
 

@@ -92,9 +92,9 @@ fn default_load_is_the_session_cap_or_the_recorded_rate() {
     let words = ["simulate", recorded.path().to_str().unwrap(), "--policy=oracle"];
     let run = &simulated(&SimulateCommandLine::try_parse_from(words).unwrap().args).unwrap().runs[0];
     assert_eq!((run.traffic.load, run.service.seconds > 60.0), (1.0, true), "{run:?}");
-    let refused = simulated(&SimulateCommandLine::try_parse_from([&words[..], &["--load=0"]].concat()).unwrap().args)
+    let error = simulated(&SimulateCommandLine::try_parse_from([&words[..], &["--load=0"]].concat()).unwrap().args)
         .unwrap_err();
-    assert!(refused.to_string().starts_with("--load: the load is 0; accepted: a factor"), "{refused}");
+    assert!(error.to_string().starts_with("--load: the load is 0; accepted: a factor"), "{error}");
     let help = <SimulateCommandLine as clap::CommandFactory>::command().render_long_help().to_string();
     assert!(
         help.contains("24 sessions, or all that there are if fewer") && help.contains("the recorded rate"),
@@ -159,10 +159,10 @@ fn invalid_tier_policies_are_rejected_before_any_run() {
     }
     assert_eq!(refused(&["--tier-policy=lru,lru"]), "`--tier-policy` names lru twice; accepted: each value once");
     for word in ["full", "no_windows", "periodic:64", "lowest_cost"] {
-        let said = format!(
+        let text = format!(
             "--tier-policy {word} depends on what a model's layers keep; give the model with --attention-file, or use none or lru"
         );
-        assert_eq!(refused(&[&format!("--tier-policy={word}")]), said);
+        assert_eq!(refused(&[&format!("--tier-policy={word}")]), text);
     }
     let lost = refused(&["--attention-file=/nowhere.toml"]);
     assert!(lost.starts_with("--attention-file: ") && lost.contains("/nowhere.toml"), "{lost}");

@@ -46,8 +46,8 @@ fn trace_size_limit_covers_all_files_after_decompression() {
     packed.write_all(line.repeat(40).as_bytes()).unwrap();
     std::fs::write(folder.path().join("b.jsonl.gz"), packed.finish().unwrap()).unwrap();
     assert_eq!(read(most), Ok(100));
-    let said = read(most - 1).unwrap_err();
-    assert!(said.contains("b.jsonl.gz makes the trace longer than 0 MiB; accepted: less in all files"), "{said}");
+    let error = read(most - 1).unwrap_err();
+    assert!(error.contains("b.jsonl.gz makes the trace longer than 0 MiB; accepted: less in all files"), "{error}");
     assert!(read(59 * line.len() as u64).unwrap_err().contains("a.jsonl makes"));
 }
 
@@ -58,8 +58,8 @@ fn data_directory_resolves_to_its_decision_log() {
     std::fs::write(folder.path().join("identity.json"), "{\"cluster\": 1}").unwrap();
     let log = folder.path().join("decisions");
     std::fs::create_dir(&log).unwrap();
-    let said = files::load(folder.path()).unwrap_err().to_string();
-    assert!(said.contains("decisions holds no trace"), "{said}");
+    let message = files::load(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("decisions holds no trace"), "{message}");
     let line = r#"{"receipt":{"arrived_at":"2026-11-26T04:05:25Z","lookup":{"session_id":"s-1","prompt_tokens":100,"max_overlap_tokens":0},"observed":{"outcome":"complete","duration":"9us","output_tokens":5}}}"#;
     std::fs::write(
         log.join("decisions.jsonl"),

@@ -184,8 +184,8 @@ fn settings_outside_the_policy_are_rejected() {
         assert_eq!(settings, ["planner.memory_cost_per_mib=7us"]);
         Ok(Policy { memory_cost_per_mib: 7.0, ..base.clone() })
     };
-    let told = run(&args(&["proxy.listen=x"]), read).unwrap_err().to_string();
-    assert!(told.contains("accepted are paths that begin with planner."), "{told}");
+    let message = run(&args(&["proxy.listen=x"]), read).unwrap_err().to_string();
+    assert!(message.contains("accepted are paths that begin with planner."), "{message}");
     let policy = Policy { interference_weight: 3.0, ..Policy::default() };
     let change = args(&["planner.memory_cost_per_mib=7us"]).change(&policy, read).unwrap().policy.unwrap();
     assert_eq!((change.interference_weight, change.memory_cost_per_mib), (3.0, 7.0));

@@ -91,8 +91,8 @@ fn requests_only_the_engine_can_resolve_are_unsupported() {
     ));
     assert!(of_responses(r#"{"input":[{"type":"item_reference","id":"x"}]}"#).is_err());
     for truncation in [r#""auto""#, "null"] {
-        let refused = of_responses(&format!(r#"{{"input":"a","truncation":{truncation}}}"#)).unwrap_err();
-        assert_eq!(refused.reason(), FallbackReason::UnsupportedOption);
+        let error = of_responses(&format!(r#"{{"input":"a","truncation":{truncation}}}"#)).unwrap_err();
+        assert_eq!(error.reason(), FallbackReason::UnsupportedOption);
     }
     assert!(of_responses(r#"{"input":"a","truncation":"disabled"}"#).is_ok());
 }

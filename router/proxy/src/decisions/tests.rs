@@ -85,8 +85,8 @@ fn request_ids(found: &DecisionSearchResult) -> Vec<u128> {
 
 #[test]
 fn search_reads_evicted_receipts_from_disk_newest_first_without_duplicates() {
-    let kept = DecisionLogFixture::new();
-    let decisions = kept.open(16 << 20, 3);
+    let log = DecisionLogFixture::new();
+    let decisions = log.open(16 << 20, 3);
     (1..=10).for_each(|n| decisions.record(receipt_at(n), None));
     decisions.close();
     let all = DecisionFilter::default();
@@ -99,9 +99,9 @@ fn search_reads_evicted_receipts_from_disk_newest_first_without_duplicates() {
 
 #[test]
 fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
-    let kept = DecisionLogFixture::new();
+    let log = DecisionLogFixture::new();
     let bytes = 1 << 20;
-    let decisions = kept.open(bytes, 1);
+    let decisions = log.open(bytes, 1);
     // Incompressible data, to get many files.
     let noise = |n: u64| {
         let mut case = case_at(n);
@@ -113,13 +113,13 @@ fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
     for n in 1..=newest {
         decisions.record(receipt_at(n), Some(noise(n)));
         // The queue is bounded, and this loop is faster than any disk.
-        while kept.record_count("written") + 1_000 < n {
+        while log.record_count("written") + 1_000 < n {
             std::thread::yield_now();
         }
     }
     decisions.close();
-    assert_eq!((kept.record_count("written"), kept.record_count("queue_full")), (newest, 0));
-    assert!(kept.log_bytes() <= bytes as u64, "{} bytes", kept.log_bytes());
+    assert_eq!((log.record_count("written"), log.record_count("queue_full")), (newest, 0));
+    assert!(log.log_bytes() <= bytes as u64, "{} bytes", log.log_bytes());
     let found = request_ids(&decisions.search(&DecisionFilter::default(), 2_000));
     assert!(found.len() > 100 && found.len() < 2_000, "{}", found.len());
     assert_eq!(found, (0..found.len() as u128).map(|n| u128::from(newest) - n).collect::<Vec<_>>());
@@ -127,22 +127,22 @@ fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
 
 #[test]
 fn a_restarted_log_appends_and_records_its_own_policy() {
-    let mut kept = DecisionLogFixture::new();
-    let before = kept.policy.interference_weight;
-    let first = kept.open(16 << 20, 1);
+    let mut log = DecisionLogFixture::new();
+    let before = log.policy.interference_weight;
+    let first = log.open(16 << 20, 1);
     first.record(receipt_at(1), Some(case_at(100)));
     first.close();
     // Leftovers of a killed process.
-    fs::write(kept.path().join("decisions-5-6.jsonl.part"), "half").unwrap();
-    let torn = fs::OpenOptions::new().append(true).open(kept.path().join("decisions.jsonl")).unwrap();
+    fs::write(log.path().join("decisions-5-6.jsonl.part"), "half").unwrap();
+    let torn = fs::OpenOptions::new().append(true).open(log.path().join("decisions.jsonl")).unwrap();
     (&torn).write_all(b"{\"receipt\": {\"request").unwrap();
-    kept.policy.interference_weight = before / 2.0;
-    let second = kept.open(16 << 20, 1);
+    log.policy.interference_weight = before / 2.0;
+    let second = log.open(16 << 20, 1);
     second.record(receipt_at(2), Some(case_at(200)));
     second.close();
     assert_eq!(request_ids(&second.search(&DecisionFilter::default(), 10)), [2, 1]);
 
-    let mut records = DecisionRecords::open(kept.folder.path()).unwrap();
+    let mut records = DecisionRecords::open(log.folder.path()).unwrap();
     let mut seen = Vec::new();
     while let Some(entries) = records.next_file() {
         seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.interference_weight, entry.case)));
@@ -151,42 +151,42 @@ fn a_restarted_log_appends_and_records_its_own_policy() {
     let torn = "decisions-0000000000001-0000000000001.jsonl.gz:3";
     assert!(matches!(&records.truncated[..], [one] if one.ends_with(torn)), "{:?}", records.truncated);
     assert_eq!(records.count, 2);
-    let names: Vec<_> = fs::read_dir(kept.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    let names: Vec<_> = fs::read_dir(log.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{names:?}");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&kept.path()), 0o700);
-    assert!(fs::read_dir(kept.path()).unwrap().all(|file| mode(&file.unwrap().path()) == 0o600));
-    let packed = fs::File::open(kept.path().join("decisions-0000000000001-0000000000001.jsonl.gz")).unwrap();
+    assert_eq!(mode(&log.path()), 0o700);
+    assert!(fs::read_dir(log.path()).unwrap().all(|file| mode(&file.unwrap().path()) == 0o600));
+    let packed = fs::File::open(log.path().join("decisions-0000000000001-0000000000001.jsonl.gz")).unwrap();
     assert!(std::io::read_to_string(GzDecoder::new(packed)).unwrap().starts_with("{\"version\":2,"));
 }
 
 #[test]
 fn a_file_of_version_1_is_kept_when_the_log_continues() {
     let old = include_str!("fixtures/version_1/decisions-1795662905074-1795662905163.jsonl");
-    let kept = DecisionLogFixture::new();
-    fs::create_dir_all(kept.path()).unwrap();
-    fs::write(kept.path().join("decisions.jsonl"), old).unwrap();
-    let decisions = kept.open(16 << 20, 1);
+    let log = DecisionLogFixture::new();
+    fs::create_dir_all(log.path()).unwrap();
+    fs::write(log.path().join("decisions.jsonl"), old).unwrap();
+    let decisions = log.open(16 << 20, 1);
     (1..=2).for_each(|n| decisions.record(receipt_at(n), None));
     decisions.close();
     let found = request_ids(&decisions.search(&DecisionFilter::default(), 10));
     assert_eq!((&found[..2], found.len()), (&[2, 1][..], 4));
-    let mut records = DecisionRecords::open(kept.folder.path()).unwrap();
+    let mut records = DecisionRecords::open(log.folder.path()).unwrap();
     let versions = std::iter::from_fn(|| records.next_file()).map(|file| file.unwrap()[0].head.version);
     assert_eq!(versions.collect::<Vec<_>>(), [2, 2], "a header is upgraded as well");
 }
 
 #[test]
 fn corruption_before_the_last_line_is_an_error_with_its_position() {
-    let kept = DecisionLogFixture::new();
-    let decisions = kept.open(16 << 20, 1);
+    let log = DecisionLogFixture::new();
+    let decisions = log.open(16 << 20, 1);
     (1..=3).for_each(|n| decisions.record(receipt_at(n), None));
     decisions.close();
-    let file = kept.path().join("decisions.jsonl");
+    let file = log.path().join("decisions.jsonl");
     let whole = fs::read_to_string(&file).unwrap();
     let read = |text: &str| {
         fs::write(&file, text).unwrap();
-        let mut records = DecisionRecords::open(kept.folder.path()).unwrap();
+        let mut records = DecisionRecords::open(log.folder.path()).unwrap();
         let entries = records.next_file().unwrap().map_err(|error| error.to_string())?;
         Ok::<_, String>((entries.len(), records.truncated.len()))
     };
@@ -203,42 +203,42 @@ fn corruption_before_the_last_line_is_an_error_with_its_position() {
 
 #[test]
 fn failed_disk_writes_are_counted_and_the_log_recovers() {
-    let kept = DecisionLogFixture::new();
-    let decisions = kept.open(16 << 20, 1);
+    let log = DecisionLogFixture::new();
+    let decisions = log.open(16 << 20, 1);
     decisions.close();
-    fs::remove_dir_all(kept.path()).unwrap();
-    let head = DecisionLogHeader::new(kept.policy.clone(), StaticPlanningInputs::default());
-    fs::create_dir_all(kept.path()).unwrap();
+    fs::remove_dir_all(log.path()).unwrap();
+    let head = DecisionLogHeader::new(log.policy.clone(), StaticPlanningInputs::default());
+    fs::create_dir_all(log.path()).unwrap();
     let writer =
-        DecisionLogWriter::open(&kept.path(), LogSizeLimit::of(1 << 20).unwrap(), (&head, &kept.metrics.decisions))
+        DecisionLogWriter::open(&log.path(), LogSizeLimit::of(1 << 20).unwrap(), (&head, &log.metrics.decisions))
             .unwrap();
-    fs::remove_dir_all(kept.path()).unwrap();
-    fs::write(kept.path(), "a file in its place").unwrap();
+    fs::remove_dir_all(log.path()).unwrap();
+    fs::write(log.path(), "a file in its place").unwrap();
     let written = |n| writer.write(DecisionRecord { receipt: Arc::new(receipt_at(n)), case: Some(case_at(n)) });
     // The open file was deleted; a full one must be rotated, which fails.
     (1..=1_500).for_each(written);
-    while kept.record_count("written") + kept.record_count("write_failed") < 1_500 {
+    while log.record_count("written") + log.record_count("write_failed") < 1_500 {
         std::thread::yield_now();
     }
-    let lost = kept.record_count("write_failed");
+    let lost = log.record_count("write_failed");
     assert!(lost > 0, "nothing was refused");
-    fs::remove_file(kept.path()).unwrap();
-    fs::create_dir_all(kept.path()).unwrap();
+    fs::remove_file(log.path()).unwrap();
+    fs::create_dir_all(log.path()).unwrap();
     written(1_501);
     writer.close();
-    assert_eq!(kept.record_count("write_failed"), lost);
-    assert!(fs::read_to_string(kept.path().join("decisions.jsonl")).unwrap().contains(&RequestId(1_501).to_string()));
+    assert_eq!(log.record_count("write_failed"), lost);
+    assert!(fs::read_to_string(log.path().join("decisions.jsonl")).unwrap().contains(&RequestId(1_501).to_string()));
 }
 
 #[test]
 fn a_log_without_a_size_limit_writes_nothing() {
-    let kept = DecisionLogFixture::new();
-    let decisions = kept.open(0, 2);
+    let log = DecisionLogFixture::new();
+    let decisions = log.open(0, 2);
     (1..=4).for_each(|n| decisions.record(receipt_at(n), None));
     decisions.close();
     let found = decisions.search(&DecisionFilter::default(), 10);
     assert_eq!((request_ids(&found), found.complete), (vec![4, 3], true));
-    assert!(!kept.path().exists());
+    assert!(!log.path().exists());
 }
 
 #[test]

@@ -173,12 +173,12 @@ mod tests {
                 "1 or more",
             ),
         ] {
-            let refused = read_written(name, text).unwrap_err();
+            let error = read_written(name, text).unwrap_err();
             assert!(
-                refused.contains(wanted)
-                    && !refused.contains("sk-secret")
-                    && refused.contains("a list of none is workers = []"),
-                "{text}: {refused}"
+                error.contains(wanted)
+                    && !error.contains("sk-secret")
+                    && error.contains("a list of none is workers = []"),
+                "{text}: {error}"
             );
         }
     }

@@ -74,8 +74,12 @@ async fn a_registered_worker_is_listed_until_it_withdraws_or_expires() {
         ("{\"url\": \"http://a:1\", \"models\": [\"\"]}", "models: accepted are at most 64 names"),
         ("{\"url\": \"http://a:1\", \"api_key\": \"x\"}", "api_key"),
     ] {
-        let got = post(at, path, wrong).await;
-        assert!(got.status == 400 && got.json()["detail"].as_str().unwrap().contains(told), "{wrong}: {}", got.json());
+        let response = post(at, path, wrong).await;
+        assert!(
+            response.status == 400 && response.json()["detail"].as_str().unwrap().contains(told),
+            "{wrong}: {}",
+            response.json()
+        );
     }
 }
 
@@ -119,7 +123,8 @@ async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged(
     assert_eq!(gateway.stale_files().reasons(), []);
     let listed = get(at, "/ownerserve/v1/workers").await.json()["workers"].clone();
     assert_eq!((listed.as_array().map(Vec::len), listed[0]["source"].as_str()), (Some(1), Some("file")));
-    let got = post(front.proxy_address(), "/v1/completions", "{\"model\":\"tiny\",\"prompt\":\"on and on\"}").await;
-    assert_eq!(got.status, 200);
+    let response =
+        post(front.proxy_address(), "/v1/completions", "{\"model\":\"tiny\",\"prompt\":\"on and on\"}").await;
+    assert_eq!(response.status, 200);
     assert!(one.requests().is_empty() && two.requests().len() == 1, "nothing new goes to who left");
 }

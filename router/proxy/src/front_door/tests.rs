@@ -36,8 +36,8 @@ async fn bad_input_gets_an_openai_error() {
         (CHAT, &[b' '; 100_001], 413, "body_too_large"),
     ];
     for (path, body, status, code) in cases {
-        let got = post(front.proxy_address(), path, Bytes::copy_from_slice(body)).await;
-        assert_eq!((got.status, got.error_code().as_str()), (status, code), "{path} {:?}", got.body);
+        let response = post(front.proxy_address(), path, Bytes::copy_from_slice(body)).await;
+        assert_eq!((response.status, response.error_code().as_str()), (status, code), "{path} {:?}", response.body);
     }
     let zstd = Request::post(CHAT).header("content-encoding", "zstd");
     let got = send(front.proxy_address(), zstd, "{}").await;
@@ -132,7 +132,7 @@ async fn bodies_and_headers_are_forwarded_byte_for_byte_both_ways() {
         .header("connection", "x-hop")
         .header("x-hop", "1")
         .header("traceparent", "00-1-2-01");
-    let got = send(front.proxy_address(), request, body).await;
+    let response = send(front.proxy_address(), request, body).await;
     let seen = worker.last_request();
     assert_eq!((seen.method.as_str(), seen.path.as_str()), ("POST", "/v1/chat/completions?a=b%20c"));
     assert_eq!(seen.body, body);
@@ -142,9 +142,9 @@ async fn bodies_and_headers_are_forwarded_byte_for_byte_both_ways() {
     assert_eq!(seen.headers["traceparent"], "00-1-2-01");
     assert_eq!(seen.headers["host"], worker.address.to_string());
     assert!(!seen.headers.contains_key("x-hop") && !seen.headers.contains_key("connection"));
-    assert_eq!((got.status, got.headers["x-engine"].to_str().unwrap()), (200, "yes"));
-    assert!(!got.headers.contains_key("connection"), "the worker's connection is not the client's");
-    assert!(got.headers["x-request-id"].to_str().unwrap().starts_with("req-"));
+    assert_eq!((response.status, response.headers["x-engine"].to_str().unwrap()), (200, "yes"));
+    assert!(!response.headers.contains_key("connection"), "the worker's connection is not the client's");
+    assert!(response.headers["x-request-id"].to_str().unwrap().starts_with("req-"));
     let refused =
         post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"refuse\"}")
             .await;
@@ -215,12 +215,12 @@ async fn a_broken_stream_ends_with_the_error_event_of_its_api() {
     let broken = async |path: &str, more: Value| {
         let mut body = json!({"model": "tiny", "behave": "die", "stream": true, "before": "data: {\"sequence_number\":4}\n\ndata: {\"cut"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let got = post(front.proxy_address(), path, body.to_string()).await;
-        let text = String::from_utf8(got.body.to_vec()).unwrap();
+        let response = post(front.proxy_address(), path, body.to_string()).await;
+        let text = String::from_utf8(response.body.to_vec()).unwrap();
         let (before, told) = text.split_once("\n\nevent: error\ndata: ").expect("an error event");
         assert!(!before.contains("cut"), "half an event is with the client: {before}");
         let told = serde_json::from_str::<Value>(told.trim()).unwrap();
-        (told, got.headers["x-request-id"].to_str().unwrap().to_owned())
+        (told, response.headers["x-request-id"].to_str().unwrap().to_owned())
     };
     let (told, id) = broken("/v1/messages", json!({"messages": [], "max_tokens": 1})).await;
     assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!("api_error")));
@@ -246,14 +246,14 @@ async fn refusals_on_anthropic_paths_use_anthropics_format() {
         ("/v1/messages/count_tokens", json!({"model": "gpt-9"}).to_string(), 404, "not_found_error"),
         ("/v1/messages/batches", "{}".into(), 404, "not_found_error"),
     ] {
-        let got = post(front.proxy_address(), path, body).await;
-        let told = got.json();
+        let response = post(front.proxy_address(), path, body).await;
+        let told = response.json();
         assert_eq!(
-            (got.status, &told["type"], &told["error"]["type"]),
+            (response.status, &told["type"], &told["error"]["type"]),
             (status, &json!("error"), &json!(kind)),
             "{path}"
         );
-        assert_eq!(told["request_id"], got.headers["x-request-id"].to_str().unwrap(), "{path}");
+        assert_eq!(told["request_id"], response.headers["x-request-id"].to_str().unwrap(), "{path}");
         assert!(told["error"]["message"].as_str().is_some_and(|text| text.len() > 10), "{told}");
     }
     let none = start_router_at(&[], &[]).await;
@@ -280,9 +280,9 @@ async fn a_dead_worker_is_skipped_and_no_worker_gives_a_clear_error() {
     drop((front, dead));
 
     let none = start_router_at(&[], &[]).await;
-    let got = post(none.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
-    assert_eq!((got.status, got.error_code().as_str()), (503, "no_worker"));
-    assert_eq!(got.headers["retry-after"], "1");
+    let response = post(none.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
+    assert_eq!((response.status, response.error_code().as_str()), (503, "no_worker"));
+    assert_eq!(response.headers["retry-after"], "1");
     assert_eq!(get(none.proxy_address(), "/readyz").await.status, 503);
     assert_eq!(get(none.proxy_address(), "/livez").await.status, 200);
 }
@@ -309,8 +309,8 @@ async fn only_listed_paths_exist_and_admin_paths_never_reach_a_worker() {
         "/ownerserve/v1/routing",
         "/",
     ] {
-        let got = post(front.proxy_address(), path, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
-        assert_eq!((got.status, got.error_code().as_str()), (404, "unknown_url"), "{path}");
+        let response = post(front.proxy_address(), path, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
+        assert_eq!((response.status, response.error_code().as_str()), (404, "unknown_url"), "{path}");
     }
     for path in ["/v1/files", "/v1/batches/b1/cancel", "/v1/assistants", "/v1/threads/t/runs"] {
         let got = post(front.proxy_address(), path, "{}").await;
@@ -333,9 +333,9 @@ async fn methods_are_checked_and_options_and_head_answered() {
     assert_eq!(got.error_code(), "method_not_allowed");
     let got = send(at, Request::options(CHAT), "").await;
     assert_eq!((got.status, got.headers["allow"].to_str().unwrap()), (204, "POST, OPTIONS"));
-    let got = send(at, Request::head("/v1/models"), "").await;
-    assert_eq!((got.status, got.body.len()), (200, 0));
-    assert_ne!(got.headers["content-length"], "0");
+    let response = send(at, Request::head("/v1/models"), "").await;
+    assert_eq!((response.status, response.body.len()), (200, 0));
+    assert_ne!(response.headers["content-length"], "0");
     assert_eq!(send(at, Request::delete("/v1/models"), "").await.status, 405);
     assert_eq!(worker.requests().len(), 0);
 }
@@ -382,8 +382,8 @@ async fn a_stored_response_is_found_at_its_worker_and_only_by_its_tenant() {
         let got = ask(Request::get(format!("{path}/{id}?stream=false")), "k1", "").await;
         assert_eq!(got.json()["served_by"], maker);
         let next = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"previous_response_id\":\"{id}\"}}");
-        let got = send(at, Request::post(path).header("authorization", "Bearer k1"), next).await;
-        assert_eq!(got.json()["served_by"], maker);
+        let response = send(at, Request::post(path).header("authorization", "Bearer k1"), next).await;
+        assert_eq!(response.json()["served_by"], maker);
     }
     assert_eq!(ask(Request::get(format!("{path}/{id}")), "k2", "").await.status, 404, "another tenant's");
     assert_eq!(ask(Request::post(format!("{path}/{id}/cancel")), "k1", "").await.json()["served_by"], maker);
@@ -400,8 +400,8 @@ async fn api_keys_are_required_and_not_forwarded() {
     let front = start_router(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
     let at = front.proxy_address();
     for request in [Request::post(CHAT), Request::post(CHAT).header("authorization", "Bearer sk-wrong")] {
-        let got = send(at, request, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
-        assert_eq!((got.status, got.error_code().as_str()), (401, "invalid_api_key"));
+        let response = send(at, request, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
+        assert_eq!((response.status, response.error_code().as_str()), (401, "invalid_api_key"));
     }
     assert_eq!(get(at, "/v1/models").await.status, 401);
     assert_eq!(get(at, "/readyz").await.status, 200);
@@ -468,9 +468,9 @@ async fn active_requests_stay_within_the_memory_budget_and_release_it() {
         held.push(tokio::spawn(async move { post(address, CHAT, body).await }));
         wait_until("it is at work", || worker.active.count() == at_work).await;
     }
-    let refused = post(address, CHAT, large("answer")).await;
-    assert_eq!((refused.status, refused.error_code().as_str()), (429, "overloaded"));
-    assert!(refused.headers.contains_key("retry-after"));
+    let response = post(address, CHAT, large("answer")).await;
+    assert_eq!((response.status, response.error_code().as_str()), (429, "overloaded"));
+    assert!(response.headers.contains_key("retry-after"));
     held.iter().for_each(tokio::task::JoinHandle::abort);
     wait_until("they are given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
     assert_eq!(post(address, CHAT, large("answer")).await.status, 200);
@@ -507,9 +507,9 @@ async fn a_json_tree_with_too_many_values_is_refused_before_it_is_built() {
     let list = "0,".repeat(3 << 20);
     let body =
         format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"chat_template_kwargs\":{{\"a\":[{list}0]}}}}");
-    let refused = post(front.proxy_address(), CHAT, body).await;
-    assert_eq!(refused.status, 400);
-    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("values"), "{}", refused.json());
+    let response = post(front.proxy_address(), CHAT, body).await;
+    assert_eq!(response.status, 400);
+    assert!(response.json()["error"]["message"].as_str().unwrap().contains("values"), "{}", response.json());
     assert!(worker.requests().is_empty());
 }
 
@@ -520,8 +520,8 @@ async fn status_and_code(at: std::net::SocketAddr, headers: &[(&str, &str)]) -> 
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let got = send(at, request, body).await;
-    (got.status, if got.status == 200 { String::new() } else { got.error_code() })
+    let response = send(at, request, body).await;
+    (response.status, if response.status == 200 { String::new() } else { response.error_code() })
 }
 
 #[tokio::test]
@@ -537,9 +537,9 @@ async fn a_cross_site_page_reaches_no_engine() {
     let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
     assert_eq!(status_and_code(at, &rebound).await, refused("host_not_allowed"));
     let preflight = Request::options(CHAT).header("origin", "http://evil.example");
-    let got = send(at, preflight, Bytes::new()).await;
-    assert_eq!((got.status, got.error_code().as_str()), (403, "origin_not_allowed"));
-    assert!(!got.headers.contains_key("access-control-allow-origin"));
+    let response = send(at, preflight, Bytes::new()).await;
+    assert_eq!((response.status, response.error_code().as_str()), (403, "origin_not_allowed"));
+    assert!(!response.headers.contains_key("access-control-allow-origin"));
     let unknown = Request::get("/nowhere").header("host", "evil.example");
     assert_eq!(send(at, unknown, Bytes::new()).await.status, 403, "the path is not looked at");
     assert_eq!(worker.requests().len(), 0, "none of it reached the worker");
@@ -589,10 +589,16 @@ async fn an_engine_cannot_redirect_clients_or_set_proxy_headers() {
                 let fields = "\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"";
                 format!("{{{fields},\"stream\":{stream},\"behave\":\"{behave}\"}}")
             };
-            let got = post(at, path, body("send away")).await;
-            assert_eq!(got.status, 502, "{path}");
-            assert!(String::from_utf8_lossy(&got.body).contains("redirect, which is not followed"), "{got:?}");
-            assert!(["location", "set-cookie"].iter().all(|name| !got.headers.contains_key(*name)), "{got:?}");
+            let response = post(at, path, body("send away")).await;
+            assert_eq!(response.status, 502, "{path}");
+            assert!(
+                String::from_utf8_lossy(&response.body).contains("redirect, which is not followed"),
+                "{response:?}"
+            );
+            assert!(
+                ["location", "set-cookie"].iter().all(|name| !response.headers.contains_key(*name)),
+                "{response:?}"
+            );
             let request = String::from_utf8(request_bytes(path, &body("speak for the proxy"))).unwrap();
             let request = request.replace("host: x", "host: x\r\nconnection: close\r\nte: trailers");
             let text = read_to_end(&mut raw(at, request.as_bytes()).await).await;
@@ -612,9 +618,9 @@ async fn concurrent_model_list_requests_share_one_lookup() {
     let at = front.proxy_address();
     let mut lists = Vec::new();
     for _ in 0..20 {
-        let got = get(at, "/v1/models").await;
-        assert_eq!(got.status, 200);
-        lists.push(got.body);
+        let response = get(at, "/v1/models").await;
+        assert_eq!(response.status, 200);
+        lists.push(response.body);
     }
     assert!(lists.iter().all(|list| *list == lists[0]));
     assert_eq!(get(at, "/v1/models").await.status, 429);

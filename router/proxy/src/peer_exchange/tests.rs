@@ -115,8 +115,8 @@ fn prompt(number: u32) -> Vec<u32> {
 
 async fn compute(worker: &SimWorker, prompt: &[u32]) {
     let body = serde_json::json!({"model": "tiny", "prompt": prompt, "max_tokens": 1});
-    let got = post(worker.address(), "/v1/completions", body.to_string()).await;
-    assert_eq!(got.status, 200, "{got:?}");
+    let response = post(worker.address(), "/v1/completions", body.to_string()).await;
+    assert_eq!(response.status, 200, "{response:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -67,8 +67,8 @@ mod tests {
             .await;
         let ask = async |prompt: serde_json::Value| {
             let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt}).to_string();
-            let got = post(front.proxy_address(), "/v1/completions", body).await;
-            assert_eq!(got.status, 200, "{:?}", got.body);
+            let response = post(front.proxy_address(), "/v1/completions", body).await;
+            assert_eq!(response.status, 200, "{:?}", response.body);
             front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
         };
         let said = |n: usize| format!("{n} what is in the sea? ").repeat(40 * (n + 1));

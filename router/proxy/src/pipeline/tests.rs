@@ -186,9 +186,9 @@ async fn sessions_stay_at_their_worker_without_a_ledger() {
         for step in 0..4 {
             history.push_str(&format!("{session} said {step} ").repeat(30));
             let body = format!("{{\"model\":\"tiny\",\"prompt\":{history:?}}}");
-            let got = send(front.proxy_address(), Request::post(PATH).header("x-session-id", session), body).await;
-            assert_eq!(got.status, 200);
-            served.push(got.json()["served_by"].clone());
+            let response = send(front.proxy_address(), Request::post(PATH).header("x-session-id", session), body).await;
+            assert_eq!(response.status, 200);
+            served.push(response.json()["served_by"].clone());
             let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
             assert_eq!(receipt.lookup.evidence.pending_commit, step > 0, "step {step} of {session}");
             assert_eq!(receipt.lookup.owner.is_some(), step > 0, "step {step} of {session}");
@@ -226,11 +226,11 @@ async fn a_prompt_known_to_exceed_the_context_is_refused_and_an_estimate_is_not(
     let (_worker, by_bytes) = router_with_lease(&[]).await;
     assert_eq!(post(by_bytes.proxy_address(), PATH, guessed).await.status, 200);
 
-    let known = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", vec![5; 60_000]);
+    let text = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", vec![5; 60_000]);
     let (_worker, by_tokens) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
-    let got = post(by_tokens.proxy_address(), PATH, known).await;
-    assert_eq!((got.status, got.error_code().as_str()), (400, "context_length_exceeded"));
-    let message = got.json()["error"]["message"].to_string();
+    let response = post(by_tokens.proxy_address(), PATH, text).await;
+    assert_eq!((response.status, response.error_code().as_str()), (400, "context_length_exceeded"));
+    let message = response.json()["error"]["message"].to_string();
     assert!(message.contains("50000") && message.contains("60000 input tokens"), "{message}");
 }
 

@@ -59,7 +59,7 @@ impl BenchClient {
 
     async fn exchange(&mut self, request: &[u8]) -> std::io::Result<ResponseTiming> {
         self.buffer.clear();
-        let sent = Instant::now();
+        let start = Instant::now();
         self.connection.write_all(request).await?;
         let head = loop {
             if let Some(end) = body_offset(&self.buffer) {
@@ -70,11 +70,11 @@ impl BenchClient {
         while self.buffer.len() == head && content_length(&self.buffer[..head]) == 0 && !self.is_complete(head) {
             self.read().await?;
         }
-        let first_byte = sent.elapsed();
+        let first_byte = start.elapsed();
         while !self.is_complete(head) {
             self.read().await?;
         }
-        Ok(ResponseTiming { first_byte, whole: sent.elapsed() })
+        Ok(ResponseTiming { first_byte, whole: start.elapsed() })
     }
 
     async fn read(&mut self) -> std::io::Result<()> {

@@ -43,10 +43,10 @@ where
                 if started == STOPPED {
                     break;
                 }
-                let sent = Instant::now();
+                let start = Instant::now();
                 write(client, count).await?;
                 if started == COUNT && phase.load(Relaxed) == COUNT {
-                    latencies.push(sent.elapsed());
+                    latencies.push(start.elapsed());
                 }
             }
             Ok::<_, LedgerBenchError>(latencies)

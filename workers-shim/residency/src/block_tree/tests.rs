@@ -40,60 +40,60 @@ impl BlockTreeFixture {
 
 #[test]
 fn hole_opens_and_closes_from_either_side() {
-    let mut kept = BlockTreeFixture::chain(3);
+    let mut tree = BlockTreeFixture::chain(3);
     assert_eq!(
-        (kept.blocks.closure_state(), kept.blocks.take_worst_closure()),
+        (tree.blocks.closure_state(), tree.blocks.take_worst_closure()),
         (PrefixClosure::Whole, PrefixClosure::Whole)
     );
-    kept.drop(2);
-    assert_eq!(kept.blocks.closure_state(), PrefixClosure::Holed, "3 hangs in the air");
-    kept.hold(2, Some(1), 2);
-    let shapes = [kept.blocks.closure_state(), kept.blocks.take_worst_closure(), kept.blocks.take_worst_closure()];
+    tree.drop(2);
+    assert_eq!(tree.blocks.closure_state(), PrefixClosure::Holed, "3 hangs in the air");
+    tree.hold(2, Some(1), 2);
+    let shapes = [tree.blocks.closure_state(), tree.blocks.take_worst_closure(), tree.blocks.take_worst_closure()];
     assert_eq!(shapes, [PrefixClosure::Whole, PrefixClosure::Holed, PrefixClosure::Whole]);
-    kept.drop(2);
-    kept.drop(3);
-    assert_eq!(kept.blocks.closure_state(), PrefixClosure::Whole);
-    kept.drop(1);
-    assert!(kept.blocks.is_fully_cleared());
+    tree.drop(2);
+    tree.drop(3);
+    assert_eq!(tree.blocks.closure_state(), PrefixClosure::Whole);
+    tree.drop(1);
+    assert!(tree.blocks.is_fully_cleared());
 }
 
 #[test]
 fn stump_is_matched_by_chain_position_instead_of_engine_hash() {
-    let mut kept = BlockTreeFixture::chain(3);
-    kept.drop(2);
-    kept.hold(20, Some(1), 2);
-    assert_eq!(kept.blocks.closure_state(), PrefixClosure::Whole, "another name, the same place");
-    kept.drop(20);
-    kept.hold(2, Some(1), 99);
-    assert_eq!(kept.blocks.closure_state(), PrefixClosure::Holed, "the same name, another place");
-    [2, 3, 1].into_iter().for_each(|name| kept.drop(name));
-    assert!(kept.blocks.is_fully_cleared());
+    let mut tree = BlockTreeFixture::chain(3);
+    tree.drop(2);
+    tree.hold(20, Some(1), 2);
+    assert_eq!(tree.blocks.closure_state(), PrefixClosure::Whole, "another name, the same place");
+    tree.drop(20);
+    tree.hold(2, Some(1), 99);
+    assert_eq!(tree.blocks.closure_state(), PrefixClosure::Holed, "the same name, another place");
+    [2, 3, 1].into_iter().for_each(|name| tree.drop(name));
+    assert!(tree.blocks.is_fully_cleared());
 }
 
 #[test]
 fn stumps_never_outnumber_blocks() {
-    let mut kept = BlockTreeFixture::chain(500);
+    let mut tree = BlockTreeFixture::chain(500);
     for name in 1..500 {
-        kept.drop(name);
-        assert!(kept.blocks.stumps.len() <= 1);
+        tree.drop(name);
+        assert!(tree.blocks.stumps.len() <= 1);
     }
-    assert_eq!((kept.blocks.len(), kept.blocks.closure_state()), (1, PrefixClosure::Holed));
-    kept.drop(500);
-    assert!(kept.blocks.is_fully_cleared());
+    assert_eq!((tree.blocks.len(), tree.blocks.closure_state()), (1, PrefixClosure::Holed));
+    tree.drop(500);
+    assert!(tree.blocks.is_fully_cleared());
 }
 
 #[test]
 fn siblings_are_counted_and_slots_reused() {
-    let mut kept = BlockTreeFixture::chain(1);
-    (2..1000).for_each(|name| kept.hold(name, Some(1), u128::from(name)));
-    kept.drop(1);
-    assert_eq!(kept.blocks.closure_state(), PrefixClosure::Holed);
-    let places = kept.blocks.nodes.len();
-    (2..500).for_each(|name| kept.drop(name));
-    (2..500).for_each(|name| kept.hold(name, None, u128::from(name)));
-    assert_eq!(kept.blocks.nodes.len(), places);
-    (2..1000).for_each(|name| kept.drop(name));
-    assert!(kept.blocks.is_fully_cleared());
+    let mut tree = BlockTreeFixture::chain(1);
+    (2..1000).for_each(|name| tree.hold(name, Some(1), u128::from(name)));
+    tree.drop(1);
+    assert_eq!(tree.blocks.closure_state(), PrefixClosure::Holed);
+    let places = tree.blocks.nodes.len();
+    (2..500).for_each(|name| tree.drop(name));
+    (2..500).for_each(|name| tree.hold(name, None, u128::from(name)));
+    assert_eq!(tree.blocks.nodes.len(), places);
+    (2..1000).for_each(|name| tree.drop(name));
+    assert!(tree.blocks.is_fully_cleared());
 }
 
 #[test]

@@ -141,12 +141,12 @@ fn metrics_identify_the_connector() {
 
 #[test]
 fn connector_fields_from_clients_never_reach_an_engine() {
-    let mut sent: Map<String, Value> = serde_json::from_str(CHAT).unwrap();
-    let clean = sent.clone();
+    let mut json: Map<String, Value> = serde_json::from_str(CHAT).unwrap();
+    let clean = json.clone();
     let names: std::collections::BTreeSet<&str> = reserved_fields().collect();
     assert!(names.contains("kv_transfer_params") && names.contains("bootstrap_room"), "{names:?}");
-    sent.extend(names.iter().map(|name| ((*name).to_owned(), Value::from(7))));
-    let body = RequestBody::read(serde_json::to_vec(&sent).unwrap().into()).unwrap();
+    json.extend(names.iter().map(|name| ((*name).to_owned(), Value::from(7))));
+    let body = RequestBody::read(serde_json::to_vec(&json).unwrap().into()).unwrap();
     let options = LegOptions::default();
     assert_eq!(object(body.plain(&options)), clean);
     assert_eq!(body.stripped(&options).transfer_parameters as usize, names.len());

@@ -109,9 +109,9 @@ fn draw(svg: &mut String, (x, y): (&AxisScale, &AxisScale), line: &PlotLine) {
             let ends = format!("x1=\"{across:.1}\" x2=\"{across:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"");
             let _ = write!(svg, "<line class=\"whisker\" {ends}/>");
         }
-        let said = format!("{} at {}: {}", line.policy, number(point.x), number(point.y));
+        let text = format!("{} at {}: {}", line.policy, number(point.x), number(point.y));
         let place = format!("cx=\"{across:.1}\" cy=\"{height:.1}\" r=\"3\"");
-        let _ = write!(svg, "<circle class=\"dot\" {place}><title>{said}</title></circle>");
+        let _ = write!(svg, "<circle class=\"dot\" {place}><title>{text}</title></circle>");
     }
     *svg += "</g>";
 }

@@ -77,8 +77,8 @@ fn tables_contain_the_values_of_the_plots() {
     for cell in &report.cells {
         for name in ["step_mean_s", "ttft_p95_s", "transferred_gb", "prefill_mtok", "measured"] {
             let metric = crate::report::Metric::by_name(name).unwrap();
-            let said = format!("<td>{}</td>", cell.mean(name).unwrap().format(metric.digits));
-            assert!(html.contains(&said), "{} of {} at {}: {said}", name, cell.policy, cell.load);
+            let text = format!("<td>{}</td>", cell.mean(name).unwrap().format(metric.digits));
+            assert!(html.contains(&text), "{} of {} at {}: {text}", name, cell.policy, cell.load);
         }
     }
     assert_eq!(count(&html, "<span class=\"pass\">") + count(&html, "<span class=\"short\">"), 6);

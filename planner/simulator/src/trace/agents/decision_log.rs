@@ -194,11 +194,11 @@ impl DecisionLogSessions {
     fn unfinished_note(&self) -> Option<String> {
         let lost = self.unfinished_sessions.iter().filter(|session| !self.steps.contains_key(*session)).count();
         let (steps, sessions) = (self.count + self.unfinished, self.order.len() + lost);
-        let told = format!(
+        let text = format!(
             "{} of the log's {steps} steps did not end in a whole answer and are left out, and with them {lost} of its \
              {sessions} sessions, which have no other",
             self.unfinished
         );
-        (self.unfinished > 0).then_some(told)
+        (self.unfinished > 0).then_some(text)
     }
 }

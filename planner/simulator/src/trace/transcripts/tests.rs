@@ -90,8 +90,8 @@ fn malformed_transcript_line_is_reported_with_its_number() {
     let said = trace(&no_time).unwrap_err().to_string();
     assert!(said.contains("a.jsonl:5") && said.contains("`2026-02-05Tnoon` is not a time"), "{said}");
     let cut = dialogue();
-    let said = trace(&cut[..cut.len() - 20]).unwrap_err().to_string();
-    assert!(said.contains("a.jsonl:6") && said.contains("cut off"), "{said}");
+    let message = trace(&cut[..cut.len() - 20]).unwrap_err().to_string();
+    assert!(message.contains("a.jsonl:6") && message.contains("cut off"), "{message}");
     let backwards = dialogue().replace("09:00:00", "09:30:00");
     assert!(trace(&backwards).is_ok(), "clocks of two machines differ");
     let none = trace("{\"type\":\"summary\",\"leafUuid\":\"c\"}\n").unwrap_err().to_string();

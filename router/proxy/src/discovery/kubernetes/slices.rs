@@ -238,8 +238,8 @@ mod tests {
         assert_eq!(ready(&slices, name("metrics")).unwrap(), ["http://10.0.0.1:9000"]);
         assert_eq!(ready(&slices, Some(PortSelector::Number(1234))).unwrap(), ["http://10.0.0.1:1234"]);
         for wanted in [None, name("grpc")] {
-            let refused = ready(&slices, wanted).unwrap_err().to_string();
-            assert!(refused.contains("http (8000), metrics (9000)"), "{refused}");
+            let message = ready(&slices, wanted).unwrap_err().to_string();
+            assert!(message.contains("http (8000), metrics (9000)"), "{message}");
         }
     }
 

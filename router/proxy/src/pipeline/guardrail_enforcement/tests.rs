@@ -125,8 +125,8 @@ async fn a_retried_step_counts_for_the_action_chosen_first() {
         let prompt = format!("the long history of {name} ").repeat(40);
         let body = format!("{{\"model\":\"tiny\",\"prompt\":{prompt:?},\"behave\":{behave:?}}}");
         let request = Request::post("/v1/completions").header("x-session-id", name);
-        let got = send(front.proxy_address(), request, body).await;
-        got.json()["served_by"].as_str().unwrap().to_owned()
+        let response = send(front.proxy_address(), request, body).await;
+        response.json()["served_by"].as_str().unwrap().to_owned()
     };
     let own = (0..).map(|n| format!("session {n}"));
     let mut own = own.filter(|name| front.gateway.routing.get().arm_of(id(name)) == Some(ComparisonArm::Treatment));

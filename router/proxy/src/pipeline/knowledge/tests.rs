@@ -29,8 +29,8 @@ fn conversation_of(turns: usize) -> Value {
 }
 
 async fn ask(front: &TestRouter, path: &str, body: Value) -> Arc<Receipt> {
-    let got = post(front.proxy_address(), path, body.to_string()).await;
-    assert_eq!(got.status, 200, "{:?}", got.body);
+    let response = post(front.proxy_address(), path, body.to_string()).await;
+    assert_eq!(response.status, 200, "{:?}", response.body);
     front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 

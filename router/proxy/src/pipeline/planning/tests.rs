@@ -31,9 +31,9 @@ fn ending(receipt: &Receipt) -> (RequestOutcome, u16) {
 async fn an_overloaded_worker_without_alternative_yields_429() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &[]).await;
-    let got = post(front.proxy_address(), PATH, body("busy")).await;
-    assert_eq!((got.status, got.error_code().as_str()), (429, "overloaded"));
-    assert_eq!(got.headers["retry-after"], "1");
+    let response = post(front.proxy_address(), PATH, body("busy")).await;
+    assert_eq!((response.status, response.error_code().as_str()), (429, "overloaded"));
+    assert_eq!(response.headers["retry-after"], "1");
     let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
     assert_eq!(ending(receipt), (RequestOutcome::Failed, 429));
     assert_eq!(receipt.attempts.len(), 1);
@@ -68,9 +68,9 @@ async fn a_step_that_fails_everywhere_leaves_a_receipt_with_every_attempt() {
         let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
         let front = start_router(&[&one, &two], &[]).await;
         wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
-        let got = post(front.proxy_address(), path, body.to_string()).await;
+        let response = post(front.proxy_address(), path, body.to_string()).await;
         let is_told = if path == "/v1/messages" { "api_error" } else { "server_error" };
-        assert_eq!((got.status, got.json()["error"]["type"].as_str().unwrap()), (502, is_told), "{path}");
+        assert_eq!((response.status, response.json()["error"]["type"].as_str().unwrap()), (502, is_told), "{path}");
         assert_eq!((one.requests().len(), two.requests().len()), (1, 1), "{path}: each was tried once");
         assert_eq!(one.last_request().body, two.last_request().body, "{path}: with the same words");
         let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
@@ -153,8 +153,8 @@ async fn steps_of_other_endpoints_are_exact_at_vllm_and_fallback_elsewhere() {
             ("/v1/responses", json!({"model": "tiny", "max_output_tokens": 2, "input": user}), !is_vllm),
         ] {
             wait_until("its events are followed", || known(&front) == KvIndexState::Exact).await;
-            let got = post(front.proxy_address(), path, body.to_string()).await;
-            assert_eq!(got.status, 200, "{path} {:?}", got.body);
+            let response = post(front.proxy_address(), path, body.to_string()).await;
+            assert_eq!(response.status, 200, "{path} {:?}", response.body);
             let receipt = receipts(&front).remove(0);
             assert_eq!(receipt.lookup.token_ids_unavailable, None, "{path}");
             let expected = if is_guessed { KvIndexState::Approximate } else { KvIndexState::Exact };

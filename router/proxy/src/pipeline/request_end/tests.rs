@@ -145,7 +145,7 @@ async fn background_responses_are_refused_to_metered_tenants() {
     let front = start_router(&[&worker], &[METERED]).await;
     let body = json!({"model": "tiny", "input": "text", "background": true}).to_string();
     let request = Request::post("/v1/responses").header("content-type", "application/json");
-    let refused = send(front.proxy_address(), request, body).await;
-    assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("background")));
+    let response = send(front.proxy_address(), request, body).await;
+    assert_eq!((response.status, response.json()["error"]["param"].as_str()), (400, Some("background")));
     assert!(worker.requests().is_empty());
 }

@@ -35,8 +35,8 @@ async fn ask(front: &TestRouter, turns: usize, settings: Value) -> Option<&'stat
 }
 
 async fn ask_at(front: &TestRouter, path: &str, body: String) -> Option<&'static str> {
-    let got = post(front.proxy_address(), path, body).await;
-    assert_eq!(got.status, 200);
+    let response = post(front.proxy_address(), path, body).await;
+    assert_eq!(response.status, 200);
     let known = &front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup;
     assert_eq!(known.token_ids_unavailable, None);
     known.tier
@@ -114,8 +114,11 @@ async fn a_response_its_worker_forgot_continues_from_its_transcript_exactly() {
     let [_, (path, first)] = other_endpoint_bodies(2);
     let id = post(front.proxy_address(), path, first.to_string()).await.json()["id"].clone();
     let next = json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": "forgotten"});
-    let got = post(front.proxy_address(), path, next.to_string()).await;
-    assert_eq!((got.status, got.headers["x-ownerserve-history-source"].to_str().unwrap()), (200, "transcript"));
+    let response = post(front.proxy_address(), path, next.to_string()).await;
+    assert_eq!(
+        (response.status, response.headers["x-ownerserve-history-source"].to_str().unwrap()),
+        (200, "transcript")
+    );
     let sent: Value = serde_json::from_slice(&worker.last_request().body).unwrap();
     assert_eq!(
         sent["input"].as_array().unwrap().len(),
@@ -147,9 +150,9 @@ async fn an_image_prompt_falls_back_as_multimodal() {
     let item = json!([{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]);
     let responses = json!({"model": "tiny", "input": item});
     for (path, body) in [(PATH, chat), ("/v1/messages", messages), ("/v1/responses", responses)] {
-        let known = ask(path, body).await;
-        assert_eq!((known.token_ids_unavailable, known.tier), (Some("multimodal"), None), "{path}");
-        assert_eq!(known.max_overlap_tokens, Tokens::ZERO, "{path}");
+        let response = ask(path, body).await;
+        assert_eq!((response.token_ids_unavailable, response.tier), (Some("multimodal"), None), "{path}");
+        assert_eq!(response.max_overlap_tokens, Tokens::ZERO, "{path}");
     }
     let counted = front.gateway.metrics.plans.fallback.with_label_values(&["multimodal"]);
     assert_eq!(counted.get(), 3);

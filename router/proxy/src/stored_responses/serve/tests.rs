@@ -42,10 +42,10 @@ async fn another_tenants_response_is_indistinguishable_from_a_missing_one() {
     let before = worker.requests().len();
     let mut told = Vec::new();
     for id in [id, "resp_of_nobody"] {
-        let got = ask("k2", step_after_forgotten(id)).await;
-        assert_eq!((got.status, got.error_code().as_str()), (404, "not_found"));
-        assert!(!got.headers.contains_key(RESOLVED_HEADER));
-        told.push(String::from_utf8(got.body.to_vec()).unwrap().replace(id, "ID"));
+        let response = ask("k2", step_after_forgotten(id)).await;
+        assert_eq!((response.status, response.error_code().as_str()), (404, "not_found"));
+        assert!(!response.headers.contains_key(RESOLVED_HEADER));
+        told.push(String::from_utf8(response.body.to_vec()).unwrap().replace(id, "ID"));
     }
     assert_eq!(told[0], told[1], "as if it did not exist");
     assert_eq!(worker.requests().len(), before, "no worker was asked");
@@ -80,9 +80,9 @@ async fn a_client_chosen_request_id_cannot_reach_another_tenants_response() {
             let body = format!(
                 "{{\"model\":\"tiny\",\"input\":\"x\",\"behave\":\"store\",\"priority\":-1,\"{name}\":\"{id}\"{rest}}}"
             );
-            let got = call("ka", Request::post(PATH), body).await;
-            assert_eq!(got.status, 200, "{name}");
-            assert_ne!(got.json()["id"], id.as_str());
+            let response = call("ka", Request::post(PATH), body).await;
+            assert_eq!(response.status, 200, "{name}");
+            assert_ne!(response.json()["id"], id.as_str());
             let seen = last_sent_body(&worker);
             assert_eq!([&seen["request_id"], &seen["rid"], &seen["priority"]], [&Value::Null; 3], "{seen}");
         }
@@ -130,10 +130,10 @@ async fn unstored_or_truncated_responses_do_not_continue_elsewhere() {
 async fn a_background_response_is_forwarded_unplanned_and_found_again() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &[]).await;
-    let got = ask(&front, json!({"model": "tiny", "input": "x", "background": true})).await;
-    assert_eq!((got.status, &last_sent_body(&worker)["background"]), (200, &json!(true)));
+    let response = ask(&front, json!({"model": "tiny", "input": "x", "background": true})).await;
+    assert_eq!((response.status, &last_sent_body(&worker)["background"]), (200, &json!(true)));
     assert!(front.gateway.decisions.receipts.newest(1, |_| true).is_empty(), "nobody waits for its first token");
-    let path = format!("{PATH}/{}", got.json()["id"].as_str().unwrap());
+    let path = format!("{PATH}/{}", response.json()["id"].as_str().unwrap());
     assert_eq!(get(front.proxy_address(), &path).await.status, 200);
     assert_eq!(worker.last_request().path, path);
     ask(&front, json!({"model": "tiny", "input": "x", "background": false})).await;
@@ -150,8 +150,8 @@ async fn stripped_fields_are_counted_once_when_two_workers_are_asked() {
         let mut next = step_after_forgotten(id.as_str().unwrap());
         next["behave"] = behave.into();
         next["kv_transfer_params"] = json!({"remote_request_id": "x"});
-        let got = ask(&front, next).await;
-        assert_eq!((got.status, got.headers.contains_key(RESOLVED_HEADER)), (200, behave == "forgotten"));
+        let response = ask(&front, next).await;
+        assert_eq!((response.status, response.headers.contains_key(RESOLVED_HEADER)), (200, behave == "forgotten"));
         assert_eq!((stripped(), last_sent_body(&worker).get("kv_transfer_params")), (n, None));
     }
 }

@@ -141,10 +141,10 @@ impl PromptTree {
                  before it begins, or answers were longer than it tells"
             ),
         };
-        let told = format!(
+        let text = format!(
             "the log's steps found {share:.2} % of their prompt tokens known, answers of earlier steps among them{unseen}"
         );
-        (self.prompts > Tokens::ZERO).then_some(told)
+        (self.prompts > Tokens::ZERO).then_some(text)
     }
 
     /// Returns all sessions, with prompts cut into runs.
