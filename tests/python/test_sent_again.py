@@ -30,7 +30,7 @@ def workers():
 def routers(request, workers):
     """Three routers of one cluster, which share soft state; with the settings that a test adds."""
     redis, ports, routers = Redis(), free_ports(3), []
-    settings = (TEXT, f'shared_cache.redis_url="{redis.url}"', "shared_cache.encryption_secret=0123456789abcdef", 'shared_cache.timeout="500ms"',
+    settings = (TEXT, f'shared_cache.redis_url="{redis.url}"', "shared_cache.encryption_secret=0123456789abcdef", 'shared_cache.timeout="1s"',
                 "tenants.default.requests_per_minute=100000", "tenants.default.tokens_per_minute=1000000000",
                 *getattr(request, "param", ()))
     try:
