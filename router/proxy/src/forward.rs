@@ -20,7 +20,7 @@ use crate::quotas::{BYTES_PER_TOKEN, TokenReservation};
 use crate::receipt::RequestOutcome;
 use crate::stored_responses::StoredResponses;
 use crate::stored_responses::listener::{BodyFormat, ResponseListener};
-use crate::stored_responses::receipt_recorder::ReceiptRecorder;
+use crate::stored_responses::receipt_recorder::{ReceiptRecorder, RecordedAnswer};
 use crate::telemetry::metrics::Metrics;
 use crate::tenant_isolation::TenantIsolation;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
@@ -118,6 +118,7 @@ impl Forwarder {
                         status,
                         listener,
                         receipt_recorder: filing,
+                        offload_pool: self.offload_pool.clone(),
                         reservation: reserved,
                         bounds,
                         is_broken: false,
@@ -236,6 +237,8 @@ struct ForwardObserver {
     status: StatusCode,
     listener: Option<ResponseListener>,
     receipt_recorder: Option<ReceiptRecorder>,
+    /// Where the recorder reads a long answer.
+    offload_pool: Arc<OffloadPool>,
     /// Tokens reserved from the tenant's quota.
     reservation: Option<TokenReservation>,
     bounds: UsageBounds,
@@ -244,26 +247,33 @@ struct ForwardObserver {
 
 impl ResponseObserver for ForwardObserver {
     fn on_end(&mut self, facts: PassthroughFacts) {
-        let recorded = self.receipt_recorder.take().map(ReceiptRecorder::finish);
-        let is_complete = recorded.as_ref().map_or(facts.is_over, |recorded| recorded.is_complete);
-        let outcome = match () {
-            () if self.is_broken => RequestOutcome::Interrupted,
-            () if !self.status.is_success() => RequestOutcome::Rejected,
-            () if is_complete => RequestOutcome::Complete,
-            () => RequestOutcome::ClientDisconnected,
+        let (ends, reservation) = (self.ends.clone(), self.reservation.take());
+        let (worker, status, bounds, is_broken) = (self.dispatch.member.id, self.status, self.bounds, self.is_broken);
+        let end = move |recorded: Option<RecordedAnswer>| {
+            let is_complete = recorded.as_ref().map_or(facts.is_over, |recorded| recorded.is_complete);
+            let outcome = match () {
+                () if is_broken => RequestOutcome::Interrupted,
+                () if !status.is_success() => RequestOutcome::Rejected,
+                () if is_complete => RequestOutcome::Complete,
+                () => RequestOutcome::ClientDisconnected,
+            };
+            let (step, first_byte) = recorded.map(|recorded| (recorded.step, recorded.first_byte)).unzip();
+            ends.record(ForwardEnd {
+                step,
+                worker,
+                status,
+                first_byte: first_byte.flatten(),
+                outcome,
+                usage: facts.usage,
+                delivered: facts.delivered,
+                reservation,
+                bounds,
+            });
         };
-        let (step, first_byte) = recorded.map(|recorded| (recorded.step, recorded.first_byte)).unzip();
-        self.ends.record(ForwardEnd {
-            step,
-            worker: self.dispatch.member.id,
-            status: self.status,
-            first_byte: first_byte.flatten(),
-            outcome,
-            usage: facts.usage,
-            delivered: facts.delivered,
-            reservation: self.reservation.take(),
-            bounds: self.bounds,
-        });
+        match self.receipt_recorder.take() {
+            Some(recorder) => recorder.finish(&self.offload_pool, move |recorded| end(Some(recorded))),
+            None => end(None),
+        }
     }
 
     fn on_chunk(&mut self, data: &Bytes) {

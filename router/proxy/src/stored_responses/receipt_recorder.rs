@@ -1,6 +1,7 @@
 //! Reads the answer to a step that continues a stored response: no plan is made for it, because its history is stored at
-//! its worker. Its receipt is written once, when the answer is over.
+//! its worker. Its receipt is written once, when the answer is over. A long answer is read on the offload pool.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use super::listener::BodyFormat;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::forward::ForwardedStep;
 use crate::identified_request::ParsedRequest;
+use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::{OffloadPool, OffloadTask};
 use crate::request_parser::parse;
 
@@ -22,6 +24,9 @@ pub(crate) struct ReceiptRecorder {
     session: SessionId,
     usage_reader: UsageReader,
     first_byte: Option<Instant>,
+    load: OffloadTask,
+    /// Memory for reading the answer.
+    memory: Option<MemoryReservation>,
 }
 
 /// What was read of a step's answer.
@@ -51,6 +56,14 @@ impl UsageReader {
                 kept.extend_from_slice(&data[..data.len().min(room)]);
             }
             Self::Events(scanner) => scanner.push(data.clone(), &mut Vec::new()),
+        }
+    }
+
+    /// Bytes that are still to be read.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Whole(kept, _) => kept.len(),
+            Self::Events(_) => 0,
         }
     }
 
@@ -85,8 +98,9 @@ impl ReceiptRecorder {
             return None;
         }
         let (load, request) = (OffloadTask::of(request), request.clone());
+        let memory = request.memory.as_deref().map(MemoryReservation::sibling);
         let read = move || parse(request, GenerationEndpoint::Responses, None);
-        let request = load.run(offload_pool, read).await.ok()?.ok()?;
+        let request = load.clone().run(offload_pool, read).await.ok()?.ok()?;
         // Only the worker knows which conversation this continues: without a name it is a session of its own.
         let previous = request.body.json_fields().read::<String>("previous_response_id").unwrap_or_default();
         let name = request.session_key.as_ref().map_or(previous.as_str(), |key| &key.name);
@@ -95,7 +109,7 @@ impl ReceiptRecorder {
             BodyFormat::Whole => UsageReader::Whole(Vec::new(), responses.max_answer_bytes()),
             BodyFormat::Events => UsageReader::Events(Box::new(SseScanner::new())),
         };
-        Some(Self { request, session, usage_reader: reading, first_byte: None })
+        Some(Self { request, session, usage_reader: reading, first_byte: None, load, memory })
     }
 
     /// Returns the session, if the client names it.
@@ -113,12 +127,19 @@ impl ReceiptRecorder {
         self.usage_reader.push(data);
     }
 
-    /// Returns what was read of the answer, which is over.
-    pub(crate) fn finish(mut self) -> RecordedAnswer {
-        let is_streamed = matches!(self.usage_reader, UsageReader::Events(_));
-        let (is_complete, usage) = self.usage_reader.read();
-        let Self { request, session, first_byte, .. } = self;
-        let step = ForwardedStep { request, session, usage };
-        RecordedAnswer { step, is_complete, first_byte: first_byte.filter(|_| is_streamed) }
+    /// Reads the answer, which is over, and passes what it reports to `then`.
+    pub(crate) fn finish(self, pool: &Arc<OffloadPool>, then: impl FnOnce(RecordedAnswer) + Send + 'static) {
+        let Self { request, session, mut usage_reader, first_byte, load, memory } = self;
+        let first_byte = first_byte.filter(|_| matches!(usage_reader, UsageReader::Events(_)));
+        let load = load.on(usage_reader.bytes());
+        load.run_detached(
+            (pool, memory),
+            move || usage_reader.read(),
+            move |read| {
+                // Without memory or a place on the pool, the usage stays unknown.
+                let (is_complete, usage) = read.unwrap_or((true, None));
+                then(RecordedAnswer { step: ForwardedStep { request, session, usage }, is_complete, first_byte });
+            },
+        );
     }
 }

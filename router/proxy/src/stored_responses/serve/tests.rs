@@ -268,6 +268,7 @@ async fn long_answers_are_read_on_the_offload_pool_after_their_end() {
     let key = CacheKey::new(CacheEntryKind::Transcript, &TenantId::default(), &id);
     let transcript = || front.gateway.caches.shared_cache.get_shared(&key);
     assert!(transcript().await.is_none(), "there was no place to read its output");
+    assert!(front.gateway.decisions.receipts.newest(100, |_| true).is_empty(), "nor to read the usage of the step");
     drop(release);
     let observed = &newest_receipt(&front, 1).await["observed"];
     assert_eq!((&observed["outcome"], &observed["output_tokens"]), (&json!("complete"), &json!(5)), "{observed}");
