@@ -9,25 +9,23 @@ pub(crate) mod frame;
 pub(crate) mod handshake;
 mod link;
 mod listener;
+pub(crate) mod log_throttle;
 pub(crate) mod method;
 mod refusal_log;
 mod registry;
+mod rejection_log;
 mod served_connection;
+mod service;
 pub(crate) mod socket;
+mod task;
 pub(crate) mod tls;
 
 use std::fmt;
-use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tokio::task::JoinHandle;
 use vocabulary::NodeId;
 
 pub use certificate::TlsFiles;
@@ -39,7 +37,9 @@ pub(crate) use method::PeerMethod;
 pub use method::Topic;
 pub(crate) use registry::PeerRegistry;
 pub(crate) use served_connection::{ExchangeHandler, IncomingExchange, ReplySender};
+pub use service::PeerService;
 pub(crate) use socket::DialTarget;
+pub(crate) use task::AbortingTask;
 pub(crate) use tls::PeerTls;
 
 /// Decodes another node's message.
@@ -79,97 +79,5 @@ impl Peers {
         }
         let link = self.registry.link(node, Lane::Topic);
         link.call(PeerMethod::of_topic(topic), question, CALL_TIMEOUT).await
-    }
-}
-
-/// Minimum time between two log lines.
-pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Counter of an event that may happen at any rate.
-#[derive(Debug, Default)]
-pub(crate) struct LogThrottle {
-    count: AtomicU64,
-    /// When it was last logged, and the count at that time.
-    last_logged: Mutex<Option<(Instant, u64)>>,
-}
-
-impl LogThrottle {
-    /// Returns the number of events.
-    pub(crate) fn count(&self) -> u64 {
-        self.count.load(Relaxed)
-    }
-
-    /// Counts an event. If it should be logged, returns how many were not logged before it.
-    pub(crate) fn record(&self, now: Instant) -> Option<u64> {
-        let count = self.count.fetch_add(1, Relaxed) + 1;
-        let mut told = self.last_logged.lock();
-        let (at, before) = told.unzip();
-        if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
-            return None;
-        }
-        *told = Some((now, count));
-        Some(count.saturating_sub(before.unwrap_or(0) + 1))
-    }
-}
-
-/// Rejections for one reason.
-#[derive(Debug)]
-pub(crate) struct RejectionLog {
-    /// Reason, for the log.
-    reason: &'static str,
-    throttle: LogThrottle,
-}
-
-impl RejectionLog {
-    pub(crate) fn new(reason: &'static str) -> Self {
-        Self { reason, throttle: LogThrottle::default() }
-    }
-
-    pub(crate) fn count(&self) -> u64 {
-        self.throttle.count()
-    }
-
-    pub(crate) fn record(&self, from: &impl Display, why: &str) {
-        if let Some(suppressed) = self.throttle.record(Instant::now()) {
-            tracing::warn!(%from, reason = why, suppressed, "{}", self.reason);
-        }
-    }
-}
-
-/// Service that answers other nodes' calls on one topic.
-pub trait PeerService: Send + Sync + 'static {
-    /// Answers one call. `from` is the id that the caller claims; it belongs to this cluster.
-    fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
-}
-
-#[derive(Debug)]
-pub(crate) struct AbortingTask(pub(crate) JoinHandle<()>);
-
-impl AbortingTask {
-    /// Aborts the task and waits until it has released everything.
-    pub(crate) async fn abort_and_wait(mut self) {
-        self.0.abort();
-        // It was aborted, or it panicked and logged that.
-        drop((&mut self.0).await);
-    }
-}
-
-impl Drop for AbortingTask {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_throttled_log_counts_every_event() {
-        let (seldom, now) = (LogThrottle::default(), Instant::now());
-        let told: Vec<_> = (0..5).map(|_| seldom.record(now)).collect();
-        assert_eq!(told, [Some(0), None, None, None, None]);
-        assert_eq!(seldom.record(now + LOG_INTERVAL), Some(4), "so many went by untold");
-        assert_eq!(seldom.count(), 6);
     }
 }

@@ -11,7 +11,7 @@ use std::{io, thread};
 
 use consensus::LedgerView;
 
-use crate::peers::LogThrottle;
+use crate::peers::log_throttle::LogThrottle;
 
 /// Maximum number of queued objects.
 const QUEUE: usize = 256;

@@ -13,7 +13,7 @@ use consensus::RetryBackoff;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::peers::LogThrottle;
+use crate::peers::log_throttle::LogThrottle;
 
 /// How long a shortage counts as recent.
 const RECENT_WINDOW: Duration = Duration::from_secs(30);

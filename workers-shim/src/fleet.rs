@@ -9,6 +9,7 @@
 
 mod config;
 mod endpoint_discovery;
+mod error;
 mod estimate;
 mod in_flight;
 mod kv_connector;
@@ -23,6 +24,7 @@ mod worker_registry;
 
 pub use crate::events::SourceRulesResolver;
 pub use config::{EventSourceSetting, KvExchangeMode, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile};
+pub use error::FleetError;
 pub use estimate::{Confidence, SpeedConfidence};
 pub use in_flight::InFlightRequest;
 pub use peer_in_flight::{InFlightEntry, InFlightTable, MergeOutcome, SILENCE_TIMEOUT};
@@ -328,17 +330,6 @@ impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fleet").field("workers", &self.registry.load().members.len()).finish_non_exhaustive()
     }
-}
-
-/// Why a fleet cannot be started or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum FleetError {
-    /// The HTTP client could not be created.
-    #[error("no HTTP client for probes: {0}")]
-    Client(#[from] reqwest::Error),
-    /// An endpoint is listed twice.
-    #[error("the worker {0} is listed twice")]
-    DuplicateWorker(Arc<str>),
 }
 
 #[cfg(test)]

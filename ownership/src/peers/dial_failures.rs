@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vocabulary::NodeId;
 
-use crate::peers::LogThrottle;
+use crate::peers::log_throttle::LogThrottle;
 use crate::peers::socket::DialError;
 
 /// How long a failure counts as recent. Nodes that are needed are called every second.
@@ -55,7 +55,7 @@ impl DialFailures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::LOG_INTERVAL;
+    use crate::peers::log_throttle::LOG_INTERVAL;
 
     fn tls(why: &str) -> DialError {
         DialError::Tls(why.into())

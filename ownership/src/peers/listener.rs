@@ -10,12 +10,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::error::OwnershipError;
-use crate::peers::RejectionLog;
 use crate::peers::caller::Caller;
 use crate::peers::caller_limiter::{CallerLimiter, CallerPermit};
 use crate::peers::certificate::tls_complaint;
 use crate::peers::handshake::{self, Hello};
 use crate::peers::registry::PeerRegistry;
+use crate::peers::rejection_log::RejectionLog;
 use crate::peers::served_connection::{self, ExchangeHandler};
 use crate::peers::socket::DialPolicy;
 use crate::peers::tls::ByteStream;

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use vocabulary::NodeId;
 
-use crate::peers::LogThrottle;
 use crate::peers::error::HandshakeRefusal;
+use crate::peers::log_throttle::LogThrottle;
 
 /// Maximum number of remembered nodes; a caller may claim any id.
 const MAX_NODES: usize = 1_024;
@@ -44,7 +44,7 @@ impl RefusalLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::LOG_INTERVAL;
+    use crate::peers::log_throttle::LOG_INTERVAL;
 
     #[test]
     fn a_refusal_is_logged_once_per_node_and_cause_until_the_node_is_accepted() {

@@ -12,8 +12,6 @@ use vocabulary::NodeId;
 
 use crate::members::is_retired;
 use crate::node_folder::NodeIdentity;
-use crate::peers::PeerService;
-use crate::peers::RejectionLog;
 use crate::peers::caller::Caller;
 use crate::peers::dial_failures::DialFailures;
 use crate::peers::error::HandshakeRefusal;
@@ -21,6 +19,8 @@ use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, RemovalStatus, Welc
 use crate::peers::link::PeerLink;
 use crate::peers::method::Topic;
 use crate::peers::refusal_log::RefusalLog;
+use crate::peers::rejection_log::RejectionLog;
+use crate::peers::service::PeerService;
 use crate::peers::socket::{DialError, DialPolicy, DialTarget, HandshakeResult, LaneDialer};
 use crate::peers::tls::PeerTls;
 use crate::snapshot_stream::DiskSpace;

@@ -1,7 +1,7 @@
 //! Durations and times as the API writes them: durations as text with a unit, times as RFC 3339 in UTC.
 
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -62,9 +62,9 @@ impl Serialize for DurationText {
     }
 }
 
-/// Time as an answer writes it: RFC 3339 in UTC with milliseconds, `"2026-11-26T09:30:00.000Z"`.
+/// Time as an answer writes it: RFC 3339 in UTC with milliseconds, `"2026-11-26T09:30:00.000Z"`. Milliseconds since 1970.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct UtcTime(SystemTime);
+pub struct UtcTime(u64);
 
 /// Last time that RFC 3339 can write, in milliseconds since 1970.
 const MAX_UNIX_MS: u64 = 253_402_300_799_999;
@@ -72,23 +72,17 @@ const MAX_UNIX_MS: u64 = 253_402_300_799_999;
 impl UtcTime {
     /// Time of these milliseconds since 1970.
     pub fn from_unix_ms(millis: u64) -> Self {
-        Self(UNIX_EPOCH + Duration::from_millis(millis.min(MAX_UNIX_MS)))
+        Self(millis.min(MAX_UNIX_MS))
     }
 
-    /// Returns the current time.
-    pub fn now() -> Self {
-        Self(SystemTime::now())
-    }
-
-    /// Time this long before.
+    /// Time this long before, 1970 at the earliest.
     pub fn before(self, span: Duration) -> Self {
-        Self(self.0.checked_sub(span).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH))
+        Self(self.0.saturating_sub(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// Milliseconds since 1970; 0 for any time before.
+    /// Milliseconds since 1970.
     pub fn unix_ms(self) -> u64 {
-        let since = self.0.duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+        self.0
     }
 }
 
@@ -101,13 +95,16 @@ impl std::str::FromStr for UtcTime {
     type Err = UtcTimeError;
 
     fn from_str(text: &str) -> Result<Self, UtcTimeError> {
-        humantime::parse_rfc3339(text).map(Self).map_err(|_| UtcTimeError)
+        let time = humantime::parse_rfc3339(text).map_err(|_| UtcTimeError)?;
+        // A time before 1970 counts as 1970.
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Self::from_unix_ms(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
     }
 }
 
 impl fmt::Display for UtcTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        humantime::format_rfc3339_millis(self.0).fmt(f)
+        humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(self.0)).fmt(f)
     }
 }
 

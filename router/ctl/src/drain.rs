@@ -1,6 +1,6 @@
 //! `ctl worker drain`: drains workers before they stop, one worker, or several in turn (rolling).
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use http::Method;
@@ -48,7 +48,7 @@ pub(crate) struct DrainArgs {
 /// Drains one worker, or all given workers in turn. Fails at the end if sessions could not be moved.
 pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: OutputFormat) -> Result<(), CtlError> {
     let all = resolve_workers(client, args).await?;
-    let upgrade = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let upgrade = super::unix_ms();
     let (mut told, mut stayed) = (Vec::new(), Vec::new());
     for (at, (worker, endpoint)) in all.iter().enumerate() {
         let next: Vec<String> = args.workers[at + 1..].iter().map(WorkerArg::to_string).collect();

@@ -27,6 +27,7 @@ mod writes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use vocabulary::TimeSpan;
@@ -237,6 +238,12 @@ fn print_completions(shell: clap_complete::Shell, mut definition: clap::Command)
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut definition, "ownerserve", &mut script);
     print_text(&String::from_utf8_lossy(&script));
+}
+
+/// Returns the wall clock, in milliseconds since 1970.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

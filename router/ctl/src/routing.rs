@@ -82,7 +82,7 @@ async fn list_decisions(
 ) -> Result<(), CtlError> {
     let mut query = vec![("limit", args.limit.to_string())];
     query.extend(args.filter.query_pairs());
-    query.extend(args.since.map(|span| ("since", UtcTime::now().before(span.0).to_string())));
+    query.extend(args.since.map(|span| ("since", UtcTime::from_unix_ms(super::unix_ms()).before(span.0).to_string())));
     query.extend(args.slower_than.map(|span| ("slower_than", DurationText(span.0).to_string())));
     let got = client.get(&with_query("decisions", &query)).await?;
     output.print(&got.json, || {

@@ -25,6 +25,7 @@ use super::access::{Principal, TokenRole};
 use journal::Journal;
 pub(super) use journal::SpaceReservation;
 use proxy::auth::KeyDigest;
+use proxy::receipt::unix_ms;
 use vocabulary::UtcTime;
 
 /// Maximum size of a body kept in a line.
@@ -189,7 +190,7 @@ impl AuditLog {
             return;
         }
         let line = AuditRecord {
-            time: UtcTime::now(),
+            time: UtcTime::from_unix_ms(unix_ms()),
             actor: asked.principal.as_ref().map_or("nobody", |who| &who.name),
             role: asked.principal.as_ref().map(|who| who.role),
             operation: asked.route.clone(),

@@ -22,8 +22,10 @@ pub mod replicate;
 pub mod request_end;
 pub mod resume;
 pub mod resume_blocker;
+mod resume_config;
 pub mod reverse_pull;
 pub mod session_resolution;
+mod stage_span;
 pub mod stream;
 pub mod streaming;
 pub mod summary;
@@ -35,7 +37,7 @@ use std::time::Instant;
 use axum::response::Response;
 use planner::{Policy, SelectionRule};
 use tracing::Instrument as _;
-use vocabulary::{RequestId, Tokens, WorkerId};
+use vocabulary::{RequestId, WorkerId};
 use workers_shim::events::SharedIndex;
 
 use crate::caches::RouterCaches;
@@ -65,11 +67,10 @@ use request_end::{
     CalibrationSink, CommitSink, GuardrailSink, MetricsSink, OccupancySink, QuotaSink, ReceiptSink, RequestEnd,
     UsageFilter, VerificationSink,
 };
+pub use resume_config::ResumeConfig;
 use reverse_pull::ReversePullStore;
-use serde::Deserialize;
-use smart_default::SmartDefault;
+use stage_span::stage_span;
 use stream::StreamStage;
-use tracing::Span;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
 pub async fn serve_generation(
@@ -342,24 +343,6 @@ impl<'a> StageTimer<'a> {
     fn skip_elapsed(&mut self) {
         self.since = Instant::now();
     }
-}
-
-/// What may be done so that a stream can go on elsewhere.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
-#[serde(deny_unknown_fields, default)]
-pub struct ResumeConfig {
-    /// Whether any goes on; else all end with an error.
-    #[default(true)]
-    pub enabled: bool,
-    /// Longest prompt whose engine is asked for token ids. Its first event holds those of the prompt, 6 bytes each, which costs
-    /// first-token time; without them an answer can only be made again.
-    #[default(Tokens(1 << 20))]
-    pub max_prompt_tokens: Tokens,
-}
-
-/// Returns the span of one stage of a request.
-fn stage_span(request: RequestId, stage: &'static str) -> Span {
-    tracing::info_span!("stage", %request, stage)
 }
 
 #[cfg(test)]

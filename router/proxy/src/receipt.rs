@@ -18,7 +18,7 @@ use crate::shared_cache::SharedCacheHealth;
 use vocabulary::RoutingMode;
 
 /// Wall clock, milliseconds since 1970. For display.
-pub(crate) fn unix_ms() -> u64 {
+pub fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 

@@ -464,7 +464,7 @@ fn decision_log_of_version_1_is_read_like_one_of_version_2() {
     let old = |at: u64, prompt: u64, reused: u64| {
         let text = format!(r#"{{"session":"s-1","prompt":{prompt},"deepest_overlap":{reused}}}"#);
         let seen = r#"{"ending":"complete","total":2000000,"answered":64}"#;
-        let receipt = format!(r#"{{"at_unix_ms":{at},"text":{text},"seen":{seen}}}"#);
+        let receipt = format!(r#"{{"at_unix_ms":{at},"known":{text},"seen":{seen}}}"#);
         format!(r#"{{"receipt":{receipt},"case":{{"facts":{{"reused":{reused}}}}}}}"#)
     };
     let head = r#"{"version":1,"release":"0.1.0","policy":{}}"#;

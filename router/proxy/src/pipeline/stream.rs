@@ -37,7 +37,7 @@ use super::planning::BrokenAnswer;
 use super::request_end::RequestEnd;
 use super::resume::{ResumePrefix, ResumedAnswer, resume};
 use super::resume_blocker::{replay_verifier, token_transcript};
-use super::stage_span;
+use super::stage_span::stage_span;
 use super::streaming::{AnswerEnd, AnswerState, Streaming};
 use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};

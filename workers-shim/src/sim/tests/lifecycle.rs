@@ -96,7 +96,7 @@ async fn failed_engine_ends_streams_with_an_error_event() {
     while let Some(piece) = stream.next().await {
         told.extend(piece.unwrap());
     }
-    let text = String::from_utf8(text).unwrap();
+    let text = String::from_utf8(told).unwrap();
     assert_eq!(payloads(&text).last().unwrap()["error"]["code"], 500);
     assert!(text.ends_with("data: [DONE]\n\n"));
     assert_eq!(bench.get("/health").await.0, 503);

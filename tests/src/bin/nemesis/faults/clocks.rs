@@ -136,7 +136,7 @@ fn judge_expiry(
     // The end is observed by polling, which takes time itself.
     let latest = (lease + 3 * TICK).mul_f64(1000.0 / pace as f64) + others + POLL_INTERVAL;
     let told = ended.map_or("never".into(), |ended| format!("after {:.1} s", ended.as_secs_f64()));
-    let text = format!("{text}, {:.1} to {:.1} s allowed", earliest.as_secs_f64(), latest.as_secs_f64());
+    let text = format!("{told}, {:.1} to {:.1} s allowed", earliest.as_secs_f64(), latest.as_secs_f64());
     if !ended.is_some_and(|ended| (earliest..=latest).contains(&ended)) {
         strike.broken.push(GuaranteeViolation {
             guarantee: "a lease ends when its time is over, not before",

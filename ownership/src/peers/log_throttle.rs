@@ -1,0 +1,49 @@
+//! Rate-limited logging of counted events, so that a caller cannot fill the disk with log lines.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+/// Minimum time between two log lines.
+pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Counter of an event that may happen at any rate.
+#[derive(Debug, Default)]
+pub(crate) struct LogThrottle {
+    count: AtomicU64,
+    /// When it was last logged, and the count at that time.
+    last_logged: Mutex<Option<(Instant, u64)>>,
+}
+
+impl LogThrottle {
+    /// Returns the number of events.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Counts an event. If it should be logged, returns how many were not logged before it.
+    pub(crate) fn record(&self, now: Instant) -> Option<u64> {
+        let count = self.count.fetch_add(1, Relaxed) + 1;
+        let mut told = self.last_logged.lock();
+        let (at, before) = told.unzip();
+        if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
+            return None;
+        }
+        *told = Some((now, count));
+        Some(count.saturating_sub(before.unwrap_or(0) + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_throttled_log_counts_every_event() {
+        let (seldom, now) = (LogThrottle::default(), Instant::now());
+        let told: Vec<_> = (0..5).map(|_| seldom.record(now)).collect();
+        assert_eq!(told, [Some(0), None, None, None, None]);
+        assert_eq!(seldom.record(now + LOG_INTERVAL), Some(4), "so many went by untold");
+        assert_eq!(seldom.count(), 6);
+    }
+}
