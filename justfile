@@ -18,7 +18,7 @@ doc:
 
 # Arrows, habits, budgets.
 rules:
-    cargo nextest run --cargo-profile ci --locked --workspace -E 'binary(rules)'
+    cargo nextest run --config tests/unit-profile.toml --cargo-profile ci --locked --workspace -E 'binary(rules)'
 
 # Licences, sources and banned crates, which the test `dependencies` checks without the tool, too; then known vulnerabilities, where
 # RustSec's database can be had.
@@ -52,7 +52,7 @@ build:
 
 # Unit and crate tests.
 unit *options:
-    cargo nextest run --cargo-profile ci --locked --workspace --no-fail-fast --failure-output final {{options}}
+    cargo nextest run --config tests/unit-profile.toml --cargo-profile ci --locked --workspace --no-fail-fast --failure-output final {{options}}
 
 # The quorum under faults, so many seeds of them; `just simulate 1 --seed N` replays one.
 simulate seeds="1000" *options:

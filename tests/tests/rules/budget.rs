@@ -47,7 +47,7 @@ fn the_budget_has_a_time_for_every_gate_suite_and_no_other() {
     assert_eq!(written, run, "on the left what tests/budget.toml names, on the right what ./test runs");
 }
 
-/// The suites' binary is mostly not optimized, and larger for it; `./test --deep release` holds the one that ships to its bound.
+/// The suites' binary is hardly optimized and keeps its symbols; `./test --deep release` holds the one that ships to its bound.
 #[test]
 fn the_suites_binary_size_is_within_the_budget() {
     let budget: GateBudget =
