@@ -23,12 +23,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 async fn fetch_members(core: &NodeCore) -> BTreeMap<NodeId, String> {
     let known = core.registry.others().into_iter().map(|node| core.registry.link(node, Lane::Call));
     let seeds = core.seeds.iter().map(|seed| core.registry.dial(DialTarget::Address(seed.clone()), Lane::Call));
-    let asked = known.chain(seeds).map(|link| async move {
+    let calls = known.chain(seeds).map(|link| async move {
         let answer = link.call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await;
         answer.and_then(|answer| peers::decode::<Vec<ClusterMember>>(&answer)).unwrap_or_default()
     });
-    let told = join_all(asked).await.into_iter().flatten();
-    told.map(|member| (member.node, member.address)).collect()
+    let answers = join_all(calls).await.into_iter().flatten();
+    answers.map(|member| (member.node, member.address)).collect()
 }
 
 /// Returns the caller's id if it may make this call. A node without an id counts as 0.

@@ -165,7 +165,7 @@ pub(crate) async fn request_admission(
     let directions: Arc<dyn DialPolicy> = Arc::new(stranger);
     let deadline = Instant::now() + within;
     let mut why = "no address to ask".to_owned();
-    let mut told = None;
+    let mut reported = None;
     loop {
         for seed in seeds {
             let dialer =
@@ -186,9 +186,9 @@ pub(crate) async fn request_admission(
         if Instant::now() >= deadline {
             return Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why });
         }
-        if told.as_deref() != Some(why.as_str()) {
+        if reported.as_deref() != Some(why.as_str()) {
             tracing::warn!(reason = %why, ?within, "no member let this node in yet; asking again");
-            told = Some(why.clone());
+            reported = Some(why.clone());
         }
         tokio::time::sleep(RETRY_DELAY).await;
     }

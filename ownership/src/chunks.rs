@@ -87,9 +87,9 @@ impl LogSurvey {
                 Err(error) if is_damage(&error) => return Ok(Some(ScanStop { at, error })),
                 Err(error) => return Err(read_error(&chunk.path, at, &error)),
             };
-            let taken =
+            let applied =
                 self.replay.apply_record(&record, if at == 0 { RecordPosition::First } else { RecordPosition::Later });
-            taken.map_err(|detail| {
+            applied.map_err(|detail| {
                 damage_error(&chunk.path, format!("the record at offset {at} does not fit: {detail}"))
             })?;
             if at == 0 {

@@ -39,9 +39,9 @@ impl OpenPath {
 
     /// Returns whether the path still refers to this file itself and not to a copy.
     fn is_in_place(&self) -> io::Result<bool> {
-        let held = self.file.metadata()?;
+        let metadata = self.file.metadata()?;
         match fs::metadata(&self.path) {
-            Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
+            Ok(found) => Ok((found.dev(), found.ino()) == (metadata.dev(), metadata.ino())),
             Err(error) if is_not_found(&error) => Ok(false),
             Err(error) => Err(error),
         }
@@ -73,8 +73,8 @@ struct NewestLogFile {
 impl DataDirGuard {
     /// Creates the guard of a data directory whose log is open.
     pub(crate) fn of(folder: &NodeFolder) -> Result<Self, OwnershipError> {
-        let held = |path: PathBuf| OpenPath::open(path.clone()).map_err(OwnershipError::io(path));
-        let fixed = [folder.root.clone(), folder.path("log"), folder.path("committed")].map(held);
+        let open = |path: PathBuf| OpenPath::open(path.clone()).map_err(OwnershipError::io(path));
+        let fixed = [folder.root.clone(), folder.path("log"), folder.path("committed")].map(open);
         Ok(Self { open_paths: fixed.into_iter().collect::<Result<_, _>>()?, log: folder.path("log"), newest: None })
     }
 
@@ -101,10 +101,10 @@ impl DataDirGuard {
             Some(before) if before.start == start => before,
             _ => NewestLogFile { start, held: OpenPath::open(path)? },
         };
-        let held = &self.newest.insert(newest).held;
-        let reaches = start + held.file.metadata()?.len();
-        let is_whole = held.is_in_place()? && reaches >= durable;
-        Ok((!is_whole).then(|| held.path.clone()))
+        let lock_file = &self.newest.insert(newest).held;
+        let reaches = start + lock_file.file.metadata()?.len();
+        let is_whole = lock_file.is_in_place()? && reaches >= durable;
+        Ok((!is_whole).then(|| lock_file.path.clone()))
     }
 }
 

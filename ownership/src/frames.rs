@@ -49,12 +49,12 @@ impl<W: Write> FrameWriter<W> {
 
 impl<W: Write> Write for FrameWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = bytes.len().min(PAYLOAD - self.payload.len());
-        self.payload.extend_from_slice(&bytes[..taken]);
+        let copied = bytes.len().min(PAYLOAD - self.payload.len());
+        self.payload.extend_from_slice(&bytes[..copied]);
         if self.payload.len() == PAYLOAD {
             self.emit()?;
         }
-        Ok(taken)
+        Ok(copied)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -157,10 +157,10 @@ impl<R: Read> Read for FrameReader<R> {
         if self.read == self.payload.len() {
             self.next()?;
         }
-        let taken = to.len().min(self.payload.len() - self.read);
-        to[..taken].copy_from_slice(&self.payload[self.read..self.read + taken]);
-        self.read += taken;
-        Ok(taken)
+        let copied = to.len().min(self.payload.len() - self.read);
+        to[..copied].copy_from_slice(&self.payload[self.read..self.read + copied]);
+        self.read += copied;
+        Ok(copied)
     }
 }
 

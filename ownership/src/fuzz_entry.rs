@@ -38,11 +38,11 @@ pub fn fuzz_connection(bytes: &[u8]) {
         let before = from;
         let Some(read) = frame::read(&mut from).now_or_never() else { panic!("what is there already is waited for") };
         let Ok(Some(frame)) = read else { return };
-        let taken = &before[..before.len() - from.len()];
-        assert!(frame.payload.len() <= taken.len(), "bytes account for all");
+        let consumed = &before[..before.len() - from.len()];
+        assert!(frame.payload.len() <= consumed.len(), "bytes account for all");
         let mut again = Vec::new();
         let written = frame::write(&mut again, &frame).now_or_never();
-        assert!(matches!(written, Some(Ok(()))) && again == taken, "a frame is written as it was read");
+        assert!(matches!(written, Some(Ok(()))) && again == consumed, "a frame is written as it was read");
         // The reason of a refusal matters only to the sender.
         drop(check_frame(&frame));
     }
@@ -55,8 +55,8 @@ fn admit_hello(hello: &Hello) {
         assert!(hello.node != Some(OWN.node), "it is this node itself");
     }
     let mut wire = Vec::new();
-    let said = send_message(&mut wire, hello).now_or_never();
-    assert!(matches!(said, Some(Ok(()))));
+    let response = send_message(&mut wire, hello).now_or_never();
+    assert!(matches!(response, Some(Ok(()))));
     // The re-encoded greeting may be longer than allowed.
     if let Some(Ok(again)) = receive_message::<Hello, _>(&mut wire.as_slice()).now_or_never() {
         assert_eq!(again, *hello);

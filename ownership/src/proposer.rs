@@ -24,8 +24,8 @@ pub(crate) async fn run(core: Arc<NodeCore>, queue: &mut mpsc::Receiver<Proposal
     loop {
         tokio::select! {
             asked = queue.recv(), if in_flight.len() < MAX_IN_FLIGHT => {
-                let Some(asked) = asked else { return };
-                if let Some(written) = propose(&core, asked).await {
+                let Some(proposal) = asked else { return };
+                if let Some(written) = propose(&core, proposal).await {
                     in_flight.push(written.await_applied());
                 }
             }

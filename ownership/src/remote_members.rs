@@ -31,8 +31,8 @@ impl RemoteMembers {
         node: NodeId,
         fetch: impl Future<Output = BTreeMap<NodeId, String>>,
     ) -> Option<String> {
-        let mut asked = self.0.lock().await;
-        if let Some(FetchedMembers { fetched_at: at, members }) = &*asked {
+        let mut cache = self.0.lock().await;
+        if let Some(FetchedMembers { fetched_at: at, members }) = &*cache {
             match members.get(&node) {
                 Some(address) if at.elapsed() < CACHE_TTL => return Some(address.clone()),
                 None if at.elapsed() < MIN_FETCH_INTERVAL => return None,
@@ -41,7 +41,7 @@ impl RemoteMembers {
         }
         let members = fetch.await;
         let address = members.get(&node).cloned();
-        *asked = Some(FetchedMembers { fetched_at: Instant::now(), members });
+        *cache = Some(FetchedMembers { fetched_at: Instant::now(), members });
         address
     }
 }

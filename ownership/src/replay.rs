@@ -41,8 +41,12 @@ pub(crate) struct LogReplay {
 }
 
 impl LogReplay {
-    pub(crate) fn apply_record(&mut self, record: &WalRecord, stands: RecordPosition) -> Result<(), RecordOrderError> {
-        let leads = stands == RecordPosition::First;
+    pub(crate) fn apply_record(
+        &mut self,
+        record: &WalRecord,
+        position: RecordPosition,
+    ) -> Result<(), RecordOrderError> {
+        let leads = position == RecordPosition::First;
         if leads && !matches!(record, WALRecord::Checkpoint(_)) {
             return Err(RecordOrderError::NoCheckpoint);
         }
@@ -72,10 +76,14 @@ impl LogReplay {
 
     /// Checks that every entry after the purged ones is present.
     pub(crate) fn check_whole(&self) -> Result<(), RecordOrderError> {
-        let wanted = self.purged.map_or(0, |id| id.index + 1);
-        let Some(last) = self.last.map(|last| last.index).filter(|last| *last >= wanted) else { return Ok(()) };
-        let is_whole = self.present.is_some_and(|(first, to)| first <= wanted && to == last);
-        if is_whole { Ok(()) } else { Err(RecordOrderError::MissingEntries { wanted, last, present: self.present }) }
+        let next_index = self.purged.map_or(0, |id| id.index + 1);
+        let Some(last) = self.last.map(|last| last.index).filter(|last| *last >= next_index) else { return Ok(()) };
+        let is_whole = self.present.is_some_and(|(first, to)| first <= next_index && to == last);
+        if is_whole {
+            Ok(())
+        } else {
+            Err(RecordOrderError::MissingEntries { wanted: next_index, last, present: self.present })
+        }
     }
 
     fn append(&mut self, id: LogId) -> Result<(), RecordOrderError> {

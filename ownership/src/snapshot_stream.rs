@@ -48,18 +48,18 @@ impl DiskSpace {
     /// exists.
     fn reserve_with(&self, free: impl FnOnce() -> io::Result<u64>, bytes: u64) -> Result<DiskReservation, PeerError> {
         let needed = bytes.saturating_mul(2);
-        let mut taken = self.0.lock();
+        let mut snapshot = self.0.lock();
         // Read while the reservations are locked: otherwise bytes that another snapshot writes in between could count
         // as free and as no longer reserved.
-        let (free, others) = (free().map_err(disk_error)?, *taken);
+        let (free, others) = (free().map_err(disk_error)?, *snapshot);
         if needed > free.saturating_sub(others) {
             return Err(PeerError::Failed(format!(
                 "a snapshot of {bytes} bytes needs {needed} on the disk of the node that is to take it, and {free} are \
                  free there, {others} of them for others that are on their way: free space in its data directory"
             )));
         }
-        *taken += needed;
-        drop(taken);
+        *snapshot += needed;
+        drop(snapshot);
         Ok(DiskReservation { space: self.clone(), bytes: needed })
     }
 }

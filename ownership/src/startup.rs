@@ -213,9 +213,9 @@ async fn identify(
         return claimed.adopt(identity);
     }
     let reachable = reachable.ok_or_else(|| unreachable_join_error(&claimed, &seeds))?;
-    let asked = (seeds.as_slice(), reachable.address.as_str());
+    let contact = (seeds.as_slice(), reachable.address.as_str());
     let stranger = UnidentifiedNode { levels: options.levels(), tls: reachable.tls.clone() };
-    let identity = admission::request_admission(&claimed.root, asked, stranger, options.peering.join_timeout).await?;
+    let identity = admission::request_admission(&claimed.root, contact, stranger, options.peering.join_timeout).await?;
     let NodeIdentity { cluster: found, node } = identity;
     if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
         let path = claimed.root.clone();

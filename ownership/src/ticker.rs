@@ -144,8 +144,8 @@ impl Ticker {
 
 async fn send_report(core: Arc<NodeCore>, leader: NodeId, alive: Vec<(WorkerId, Incarnation)>) {
     let question = Bytes::from(rmp_serde::to_vec(&alive).expect("plain values encode"));
-    let told = core.registry.link(leader, Lane::Call).call(PeerMethod::Alive, question, REPORT_TIMEOUT).await;
-    if let Err(error) = told {
+    let response = core.registry.link(leader, Lane::Call).call(PeerMethod::Alive, question, REPORT_TIMEOUT).await;
+    if let Err(error) = response {
         tracing::debug!(%leader, %error, "the leader was not told which workers were reached; next tick again");
         core.reports.requeue(alive);
     }

@@ -193,9 +193,9 @@ fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), OwnershipError
 fn save_torn_tail(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
     let mut from = File::open(chunk)?;
     from.seek(SeekFrom::Start(at))?;
-    let kept = folder.parent().unwrap_or(folder).join("torn-log-end");
-    let copied = File::create(&kept).and_then(|mut to| io::copy(&mut from, &mut to));
-    copied.map(drop).inspect_err(|_| drop(std::fs::remove_file(&kept)))
+    let torn_end = folder.parent().unwrap_or(folder).join("torn-log-end");
+    let copied = File::create(&torn_end).and_then(|mut to| io::copy(&mut from, &mut to));
+    copied.map(drop).inspect_err(|_| drop(std::fs::remove_file(&torn_end)))
 }
 
 /// Writes everything behind the durable mark again, and makes it durable.

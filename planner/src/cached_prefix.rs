@@ -139,8 +139,8 @@ fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) 
     let trust = &inputs.policy.kv_index_confidence;
     let expected = share(seen, trust.share(view.knowledge));
     let belief = raw.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
-        let held = blocks.tokens(block).min(inputs.request.prompt);
-        (rank, held, share(held, trust.share(KvIndexState::Approximate)))
+        let cached_tokens = blocks.tokens(block).min(inputs.request.prompt);
+        (rank, cached_tokens, share(cached_tokens, trust.share(KvIndexState::Approximate)))
     });
     match belief {
         Some((rank, held, hoped)) if hoped > expected || seen == Tokens::ZERO => CachedPrefix {

@@ -295,11 +295,13 @@ impl CandidateBuilder<'_> {
     /// Returns the ways to bring the prefix up to `until` to `target`.
     fn restore_splits(&self, from: usize, target: usize, until: Tokens) -> [Option<RestoreSplit>; 2] {
         let at = self.at(target);
-        let held = at.prefix.on_device();
+        let device_tokens = at.prefix.on_device();
         match self.layout.inputs.attention {
-            Some(spec) => PrefixRestore { spec, held, until, unit: self.unit(from, target) }.load_splits(),
+            Some(spec) => {
+                PrefixRestore { spec, held: device_tokens, until, unit: self.unit(from, target) }.load_splits()
+            }
             None => {
-                let bytes = self.cost_model.bytes(at, held, until);
+                let bytes = self.cost_model.bytes(at, device_tokens, until);
                 [Some(RestoreSplit { loaded: until, bytes, start: until }), None]
             }
         }

@@ -68,11 +68,11 @@ impl<'a> FleetLayout<'a> {
 
     /// Returns why a worker cannot be a target.
     pub(crate) fn target_refusal(&self, at: usize) -> Option<CandidateRefusal> {
-        let standing = &self.candidates[at];
-        let draining = standing.is_draining() && self.last_resort == LastResort::No;
-        standing
+        let candidate = &self.candidates[at];
+        let draining = candidate.is_draining() && self.last_resort == LastResort::No;
+        candidate
             .refusal
-            .or((!standing.view.role.decodes()).then_some(CandidateRefusal::PrefillOnly))
+            .or((!candidate.view.role.decodes()).then_some(CandidateRefusal::PrefillOnly))
             .or(draining.then_some(CandidateRefusal::Draining))
     }
 
@@ -88,15 +88,15 @@ impl<'a> FleetLayout<'a> {
 
     fn move_reason(&self) -> Option<MoveReason> {
         self.inputs.session.owner?;
-        let Some(standing) = self.owner.map(|at| &self.candidates[at]) else { return Some(MoveReason::OwnerGone) };
+        let Some(owner) = self.owner.map(|at| &self.candidates[at]) else { return Some(MoveReason::OwnerGone) };
         let sealed = self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt);
-        let evicted = standing.view.knowledge == KvIndexState::Exact && standing.prefix.believed * 2 < sealed;
-        match standing.refusal {
+        let evicted = owner.view.knowledge == KvIndexState::Exact && owner.prefix.believed * 2 < sealed;
+        match owner.refusal {
             Some(CandidateRefusal::FailedEarlierAttempt) => Some(MoveReason::OwnerFailedAttempt),
             Some(CandidateRefusal::NotReady | CandidateRefusal::ModelNotServed) => Some(MoveReason::OwnerGone),
-            _ if standing.is_draining() => Some(MoveReason::OwnerDraining),
-            _ if !standing.view.role.decodes() => Some(MoveReason::OwnerPrefillOnly),
-            _ if self.is_overloaded(standing) => Some(MoveReason::OwnerOverloaded),
+            _ if owner.is_draining() => Some(MoveReason::OwnerDraining),
+            _ if !owner.view.role.decodes() => Some(MoveReason::OwnerPrefillOnly),
+            _ if self.is_overloaded(owner) => Some(MoveReason::OwnerOverloaded),
             _ if evicted => Some(MoveReason::OwnerEvicted),
             _ => None,
         }
@@ -110,17 +110,17 @@ impl<'a> FleetLayout<'a> {
         self.move_reason.filter(|why| !in_vain(why))
     }
 
-    fn is_overloaded(&self, standing: &WorkerCandidate<'_>) -> bool {
+    fn is_overloaded(&self, candidate: &WorkerCandidate<'_>) -> bool {
         let overload = &self.inputs.policy.overload;
-        standing.speed.queue >= overload.max_queue_time || standing.speed.usage >= overload.max_kv_cache_usage
+        candidate.speed.queue >= overload.max_queue_time || candidate.speed.usage >= overload.max_kv_cache_usage
     }
 
     /// Returns whether this worker, at the candidate's rank, is the session's owner.
     pub(crate) fn is_owner(&self, at: usize) -> bool {
-        let standing = &self.candidates[at];
-        let rank = standing.prefix.rank;
+        let candidate = &self.candidates[at];
+        let rank = candidate.prefix.rank;
         self.inputs.session.owner
-            == Some(Owner { worker: standing.view.id, incarnation: standing.view.incarnation, rank })
+            == Some(Owner { worker: candidate.view.id, incarnation: candidate.view.incarnation, rank })
     }
 }
 
@@ -238,17 +238,17 @@ impl<'a> Fabrics<'a> {
         Some(helpers)
     }
 
-    fn entry(&mut self, wanted: FabricKey<'a>) -> &mut FabricShortlist {
-        let at = self.0.iter().position(|(place, _)| *place == wanted).unwrap_or_else(|| {
-            self.0.push((wanted, FabricShortlist::default()));
+    fn entry(&mut self, fabric: FabricKey<'a>) -> &mut FabricShortlist {
+        let at = self.0.iter().position(|(place, _)| *place == fabric).unwrap_or_else(|| {
+            self.0.push((fabric, FabricShortlist::default()));
             self.0.len() - 1
         });
         &mut self.0[at].1
     }
 }
 
-fn fabric<'a>(standing: &WorkerCandidate<'a>) -> Option<&'a str> {
-    standing.view.link.as_ref().filter(|link| usable(link)).map(|link| &*link.fabric)
+fn fabric<'a>(candidate: &WorkerCandidate<'a>) -> Option<&'a str> {
+    candidate.view.link.as_ref().filter(|link| usable(link)).map(|link| &*link.fabric)
 }
 
 fn longest_prefix(standings: &[WorkerCandidate<'_>]) -> Option<(usize, Tokens)> {
@@ -279,7 +279,7 @@ fn planning_error(inputs: &PlanningInputs<'_>, standings: &[WorkerCandidate<'_>]
     }
 }
 
-fn max_step_tokens(standing: &WorkerCandidate<'_>) -> Tokens {
-    let limits = [standing.view.capacity.context, standing.view.capacity.kv];
+fn max_step_tokens(candidate: &WorkerCandidate<'_>) -> Tokens {
+    let limits = [candidate.view.capacity.context, candidate.view.capacity.kv];
     limits.into_iter().filter(|limit| *limit > Tokens::ZERO).min().unwrap_or_default()
 }

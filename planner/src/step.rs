@@ -133,8 +133,8 @@ pub fn classify(facts: &ClassificationInputs, thresholds: &StepThresholds) -> St
         return StepKind::SmallIncrement;
     }
     let reused = u128::from(facts.reused.0) * 100;
-    let wanted = u128::from(facts.prompt.0) * u128::from(thresholds.tool_output_min_reused_percent);
-    if reused < wanted { StepKind::NewLongPrefix } else { StepKind::LongToolOutput }
+    let min_reused = u128::from(facts.prompt.0) * u128::from(thresholds.tool_output_min_reused_percent);
+    if reused < min_reused { StepKind::NewLongPrefix } else { StepKind::LongToolOutput }
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ impl AppState {
         keys.warn_tenants_without_key(config.tenants.keys().map(String::as_str));
         let metrics = Arc::new(Metrics::default());
         SharedCache::check(&config.shared_cache)?;
-        let rooms = Subsystems::open(&config, &metrics).await?;
+        let subsystems = Subsystems::open(&config, &metrics).await?;
         let salts = match &config.auth.keys_file {
             Some(_) => CacheSalts::per_tenant(config.auth.cache_salt_secret.as_ref()),
             None => CacheSalts::none(),
@@ -127,23 +127,27 @@ impl AppState {
         let aside = Arc::new(OffloadPool::new(2 * cores, if is_shared { cores } else { 2 * cores }));
         let credentials = if is_shared { CredentialPolicy::Remove } else { CredentialPolicy::PassOn };
         let workers = WorkerClient::new(
-            (rooms.fleet.clone(), rooms.pool.clone()),
+            (subsystems.fleet.clone(), subsystems.pool.clone()),
             Upstream::new(config.upstream.clone()),
             aside.clone(),
             credentials,
         );
-        let cluster = rooms.directory.cluster().to_string();
-        let remembered =
-            RouterCaches::start(parts::cache_settings(&config), (&cluster, rooms.directory.supervision()), &metrics)?;
-        let outliers = OutlierTracker::new(config.outliers, rooms.fleet.clone(), metrics.decisions.outliers.clone());
+        let cluster = subsystems.directory.cluster().to_string();
+        let remembered = RouterCaches::start(
+            parts::cache_settings(&config),
+            (&cluster, subsystems.directory.supervision()),
+            &metrics,
+        )?;
+        let outliers =
+            OutlierTracker::new(config.outliers, subsystems.fleet.clone(), metrics.decisions.outliers.clone());
         let share = if is_shared { TenantShare::Half } else { TenantShare::All };
         let policies = RoutingPolicies::new(parts::routing_policy_settings(&config), share, outliers);
         let log = DecisionLogOptions {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.planner_policy(),
             static_inputs: StaticPlanningInputs {
-                attention: rooms.catalog.attention(),
-                shapes: rooms.pool.shapes().to_vec(),
+                attention: subsystems.catalog.attention(),
+                shapes: subsystems.pool.shapes().to_vec(),
             },
             metrics: &metrics.decisions,
         };
@@ -158,7 +162,7 @@ impl AppState {
         );
         let prefix_mover = PrefixMover::new(workers.clone(), stored_prompts, checker.clone());
         let routing = Arc::new(LiveRouting::new(config.initial_routing()));
-        let ledger = LedgerAccess::new(rooms.directory.clone(), metrics.ledger.commit_seconds.clone());
+        let ledger = LedgerAccess::new(subsystems.directory.clone(), metrics.ledger.commit_seconds.clone());
         let pipeline = Arc::new(Pipeline::new(PipelineParts {
             ledger: ledger.clone(),
             workers: workers.clone(),
@@ -166,8 +170,8 @@ impl AppState {
             policies: &policies,
             bypass: config.routing.fallback_policy,
             resume: config.resume,
-            catalog: rooms.catalog.clone(),
-            index: rooms.index.clone(),
+            catalog: subsystems.catalog.clone(),
+            index: subsystems.index.clone(),
             caches: &remembered,
             decisions: decisions.clone(),
             routing: routing.clone(),
@@ -184,7 +188,7 @@ impl AppState {
         ));
         let forwarder = Forwarder {
             workers: workers.clone(),
-            listed_workers: rooms.pool.clone(),
+            listed_workers: subsystems.pool.clone(),
             isolation: isolation.clone(),
             outliers: policies.outliers.clone(),
             offload_pool: aside.clone(),
@@ -201,13 +205,13 @@ impl AppState {
             body_limits: BodyLimits::from(&config.proxy),
             host_rules: parts::client_host_rules(&config),
         }));
-        prompts::serve_prompts(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
+        prompts::serve_prompts(&subsystems.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
-            worker_pool: rooms.pool.clone(),
+            worker_pool: subsystems.pool.clone(),
             ledger,
             workers,
             isolation,
-            composition: rooms,
+            composition: subsystems,
             policies,
             prefix_mover,
             pipeline,

@@ -95,20 +95,20 @@ impl Subsystems {
             snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
         };
         let fleet = Arc::new(Fleet::start_kept(options, keep)?);
-        let (roster, untaken) = (Arc::new(ListedWorkers::default()), Arc::new(StaleFiles::default()));
+        let (listed_workers, untaken) = (Arc::new(ListedWorkers::default()), Arc::new(StaleFiles::default()));
         let discovery = (&config.discovery, metrics.process.discovery.clone());
-        let membership = WorkerDiscovery::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
+        let membership = WorkerDiscovery::new((fleet.clone(), listed_workers.clone()), directory.clone(), discovery);
         let membership = Arc::new(membership);
         membership.update_list((WorkerSource::Static, 0), config.workers.clone());
         let exchange = PeerExchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
         exchange.serve(&directory);
         let tasks = directory.supervision();
-        let leases = (directory.clone(), roster.clone(), Arc::new(AsyncMutex::new(reports)));
+        let leases = (directory.clone(), listed_workers.clone(), Arc::new(AsyncMutex::new(reports)));
         let drained = (directory.clone(), Arc::downgrade(&fleet));
         let mut running = vec![
             tasks.supervise("leases", move || {
-                let (directory, roster, reports) = leases.clone();
-                async move { keep_leases(directory, roster, &mut *reports.lock().await).await }
+                let (directory, listed_workers, reports) = leases.clone();
+                async move { keep_leases(directory, listed_workers, &mut *reports.lock().await).await }
             }),
             tasks.supervise("drains", move || drains::follow(drained.0.clone(), drained.1.clone())),
             tasks.supervise("exchange", move || exchange.clone().run()),
@@ -133,7 +133,7 @@ impl Subsystems {
         Ok(Self {
             directory,
             fleet,
-            pool: roster,
+            pool: listed_workers,
             discovery: membership,
             index,
             catalog,
@@ -179,7 +179,7 @@ fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
 /// Registers each incarnation of a worker when it is first reached, and renews its lease while it is reachable.
 async fn keep_leases(
     directory: Arc<Directory>,
-    roster: Arc<ListedWorkers>,
+    listed_workers: Arc<ListedWorkers>,
     reports: &mut mpsc::Receiver<LivenessReport>,
 ) {
     while let Some(alive) = reports.recv().await {
@@ -189,7 +189,7 @@ async fn keep_leases(
         });
         if registered {
             directory.report_alive(alive.worker, alive.incarnation);
-        } else if let Some(command) = registration_command(&roster, alive, directory.lease_duration()) {
+        } else if let Some(command) = registration_command(&listed_workers, alive, directory.lease_duration()) {
             register(&directory, alive, command).await;
         }
     }
@@ -206,8 +206,8 @@ async fn register(directory: &Directory, alive: LivenessReport, command: Command
     }
 }
 
-fn registration_command(roster: &ListedWorkers, alive: LivenessReport, lease: Duration) -> Option<Command> {
-    let member = roster.member(alive.worker)?;
+fn registration_command(listed_workers: &ListedWorkers, alive: LivenessReport, lease: Duration) -> Option<Command> {
+    let member = listed_workers.member(alive.worker)?;
     let config = &member.config;
     Some(Command::RegisterWorker(RegisterWorker {
         worker: alive.worker,
@@ -252,12 +252,12 @@ mod tests {
             snapshots: None,
         });
         let fleet = Arc::new(fleet.unwrap());
-        let roster = Arc::new(ListedWorkers::default());
-        roster.add(vec![(WorkerSource::Static, config)]);
+        let listed_workers = Arc::new(ListedWorkers::default());
+        listed_workers.add(vec![(WorkerSource::Static, config)]);
         let tasks = [
             tokio::spawn({
                 let directory = directory.clone();
-                async move { keep_leases(directory, roster, &mut reports).await }
+                async move { keep_leases(directory, listed_workers, &mut reports).await }
             }),
             tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
         ];

@@ -329,10 +329,10 @@ impl Config {
             if model.lora_adapters.iter().any(String::is_empty) {
                 return invalid(&format!("models.{name}.lora_adapters"), "an adapter has a name".into());
             }
-            if let Some(taken) = model.lora_adapters.iter().find(|adapter| !names.insert(adapter)) {
+            if let Some(duplicate) = model.lora_adapters.iter().find(|adapter| !names.insert(adapter)) {
                 return invalid(
                     &format!("models.{name}.lora_adapters"),
-                    format!("{taken} is another model or adapter"),
+                    format!("{duplicate} is another model or adapter"),
                 );
             }
         }

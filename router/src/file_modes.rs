@@ -28,14 +28,14 @@ fn is_shared(mode: u32) -> bool {
 
 /// Returns one sentence per secret file that others can access.
 pub(crate) fn warnings(config: &Config) -> Vec<String> {
-    let told = |(setting, path): (&str, &Path)| {
+    let warning = |(setting, path): (&str, &Path)| {
         let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
         let path = path.display();
         is_shared(mode).then(|| {
             format!("{setting} {path} holds secrets, and other users of this machine can reach it (mode {mode:03o}): chmod 600 {path}")
         })
     };
-    secret_files(config).filter_map(told).collect()
+    secret_files(config).filter_map(warning).collect()
 }
 
 #[cfg(test)]

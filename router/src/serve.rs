@@ -89,7 +89,7 @@ impl RunningServer {
         let operator_settings = operator_settings(&config);
         OperatorState::check(&operator_settings)?;
         let gateway = Arc::new(AppState::open(config).await?);
-        let desk = OperatorState::open(gateway.operator_parts(), operator_settings)?;
+        let operator_state = OperatorState::open(gateway.operator_parts(), operator_settings)?;
         let settings = &gateway.config.proxy;
         let found = if gateway.config.discovery.is_enabled() { FOUND_WORKERS } else { 0 };
         let needs = descriptors::DescriptorDemand {
@@ -132,7 +132,7 @@ impl RunningServer {
         };
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
-        let (routes, kept) = (operator::routes(&desk), (tasks, "operator_listener"));
+        let (routes, kept) = (operator::routes(&operator_state), (tasks, "operator_listener"));
         let operator = HttpServer::start_kept(operator, routes, small, counts(uncounted, "operators"), kept)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let mut background = Vec::new();
@@ -144,8 +144,8 @@ impl RunningServer {
             }));
         }
         if gateway.config.operator.tokens_file.is_some() {
-            let desk = desk.clone();
-            background.push(tasks.supervise("operator_tokens", move || desk.follow_tokens()));
+            let operator_state = operator_state.clone();
+            background.push(tasks.supervise("operator_tokens", move || operator_state.follow_tokens()));
         }
         let (ledger, fleet, catalog) = (gateway.ledger.clone(), gateway.fleet().clone(), gateway.catalog().clone());
         background.push(tasks.supervise("sessions", move || commit_retry::run(ledger.clone())));
@@ -173,7 +173,7 @@ impl RunningServer {
             let follow = move || files.clone().follow(gateway.clone(), FILE_POLL_INTERVAL);
             background.push(tasks.supervise("cluster_certificates", follow));
         }
-        let serving = Self { gateway, operator_state: desk, proxy, operator, background };
+        let serving = Self { gateway, operator_state, proxy, operator, background };
         serving.log_addresses();
         Ok(serving)
     }

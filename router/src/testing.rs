@@ -165,9 +165,9 @@ async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Respo
         body: body.clone(),
     };
     worker.received.lock().push(seen);
-    let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let parsed: Value = serde_json::from_slice(&body).unwrap_or_default();
     let working = ActiveRequestGuard::begin(&worker.active);
-    match asked["behave"].as_str().unwrap_or("answer") {
+    match parsed["behave"].as_str().unwrap_or("answer") {
         _ if worker.name == "hangs at proofs" => std::future::pending().await,
         "hang" => std::future::pending().await,
         "hang once" if dies_at_first_worker(&head.headers) => std::future::pending().await,
@@ -189,22 +189,22 @@ async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Respo
             ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
         }
         "die in chat" if path.ends_with("/v1/completions") => {
-            let then = asked["then"].as_str().unwrap_or_default().to_owned();
+            let then = parsed["then"].as_str().unwrap_or_default().to_owned();
             ([("content-type", "text/event-stream")], then).into_response()
         }
         "die once" if !dies_at_first_worker(&head.headers) => {
-            let then = asked["then"].as_str().unwrap_or_default().to_owned();
+            let then = parsed["then"].as_str().unwrap_or_default().to_owned();
             ([("content-type", "text/event-stream")], then).into_response()
         }
         "die" | "die in chat" | "die once" => {
-            breaking_stream(asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned())
+            breaking_stream(parsed["before"].as_str().unwrap_or("data: {\"cut\":").to_owned())
         }
         "finish one" => {
             let event = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
             ([("content-type", "text/event-stream")], event).into_response()
         }
         "count" => {
-            let usage = serde_json::json!({"prompt_tokens": asked["counted"], "completion_tokens": 1});
+            let usage = serde_json::json!({"prompt_tokens": parsed["counted"], "completion_tokens": 1});
             axum::Json(serde_json::json!({"usage": usage})).into_response()
         }
         "late" => {
@@ -215,8 +215,8 @@ async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Respo
             let there = [("location", "http://127.0.0.1:1/"), ("set-cookie", "a=b")];
             (StatusCode::TEMPORARY_REDIRECT, there, "elsewhere").into_response()
         }
-        "speak for the proxy" => overreaching_response(asked["stream"] == true),
-        "store" => stored_response(&asked, &head.headers),
+        "speak for the proxy" => overreaching_response(parsed["stream"] == true),
+        "store" => stored_response(&parsed, &head.headers),
         "long answer" => {
             let item = serde_json::json!({"type": "message", "role": "assistant", "content": "x".repeat(200_000)});
             let usage = serde_json::json!({"input_tokens": 7, "output_tokens": 5, "total_tokens": 12});
@@ -228,7 +228,7 @@ async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Respo
         "fail at one" if worker.name == "one" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "fail" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "refuse" => (StatusCode::UNPROCESSABLE_ENTITY, [("x-engine", "said no")], "engine's own words").into_response(),
-        "forgotten" if asked["previous_response_id"].is_string() => StatusCode::NOT_FOUND.into_response(),
+        "forgotten" if parsed["previous_response_id"].is_string() => StatusCode::NOT_FOUND.into_response(),
         _ => {
             let id = format!("resp_{}", worker.name);
             let item = serde_json::json!({"type": "message", "role": "assistant", "content": "an answer"});

@@ -51,16 +51,19 @@ fn main() -> Result<(), BoxError> {
     let started = Instant::now();
     fill_index(&mut index, &slots, &sessions);
     let filled = started.elapsed();
-    let held = SESSIONS * CHAIN * REPLICAS as usize;
+    let block_count = SESSIONS * CHAIN * REPLICAS as usize;
     // The chains themselves belong to the sessions, not to the index.
     let own = resident_bytes()?.saturating_sub(before).saturating_sub(SESSIONS * CHAIN * size_of::<BlockHash>());
-    print_line(format_args!("{WORKERS} workers hold {} blocks, {held} copies, in chains of {CHAIN}", index.blocks()))?;
+    print_line(format_args!(
+        "{WORKERS} workers hold {} blocks, {block_count} copies, in chains of {CHAIN}",
+        index.blocks()
+    ))?;
     print_line(format_args!(
         "index: {:.1} bytes a held copy, {:.1} a block of three",
-        time_each(own, held),
+        time_each(own, block_count),
         time_each(own, index.blocks())
     ))?;
-    print_line(format_args!("index: {:.0} ns to hold one copy", nanos(filled, held)))?;
+    print_line(format_args!("index: {:.0} ns to hold one copy", nanos(filled, block_count)))?;
     measure_lookups(&index, &sessions)?;
     drop((index, sessions));
     measure_burst()
@@ -116,7 +119,7 @@ fn measure_lookups(index: &ResidencyIndex, sessions: &[Vec<BlockHash>]) -> Resul
     print_line(format_args!("lookup of {CHAIN} blocks, the same session again: {}", of(&|_| 3)))?;
     let chains: Vec<PrefixChain> = sessions.iter().map(|session| prompt(session)).collect();
     let near = DepthHint::from_depths(&index.overlaps(&sessions[0])).depths();
-    let told = |which: &dyn Fn(usize) -> usize| {
+    let time = |which: &dyn Fn(usize) -> usize| {
         let took = (0..LOOKUPS).map(|round| {
             let chain = &chains[which(round)];
             let started = Instant::now();
@@ -127,9 +130,9 @@ fn measure_lookups(index: &ResidencyIndex, sessions: &[Vec<BlockHash>]) -> Resul
     };
     print_line(format_args!(
         "told where its holders ended, another session each time: {}",
-        told(&|round| (round * 31) % chains.len())
+        time(&|round| (round * 31) % chains.len())
     ))?;
-    print_line(format_args!("told where its holders ended, the same session again: {}", told(&|_| 3)))
+    print_line(format_args!("told where its holders ended, the same session again: {}", time(&|_| 3)))
 }
 
 /// Returns a session's next prompt, with some blocks that no worker holds yet.
@@ -144,7 +147,7 @@ fn measure_burst() -> Result<(), BoxError> {
     let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
     let rules = SourceRules::new(Tokens(BLOCK), HashSeed(1), namespace);
     let root = rules.namespace.root(rules.seed, RootKeys::default());
-    let asked = PrefixChain::over_tokens(root, rules.seed, rules.block, &tokens(0, 0..CHAIN));
+    let chain = PrefixChain::over_tokens(root, rules.seed, rules.block, &tokens(0, 0..CHAIN));
     let messages: Vec<Vec<u8>> = (0..2 * BURST_EVENTS / EVENT_BLOCKS).map(stored).collect::<Result<_, _>>()?;
     // The first half of each chain is applied before the lookups start.
     let (known, coming) = messages.split_at(messages.len() / 2);
@@ -163,10 +166,10 @@ fn measure_burst() -> Result<(), BoxError> {
         print_line(format_args!("replica {} of {BURST_EVENTS} blocks: {took}", replica + 1))?;
     }
     let stop = AtomicBool::new(false);
-    let quiet = time_lookups(&index, &asked, |seen| seen < LOOKUPS)?;
+    let quiet = time_lookups(&index, &chain, |seen| seen < LOOKUPS)?;
     let (took, busy) = std::thread::scope(|scope| -> Result<_, BoxError> {
         let looking = scope.spawn(|| {
-            time_lookups(&index, &asked, |_| !stop.load(Ordering::Relaxed)).map_err(|error| error.to_string())
+            time_lookups(&index, &chain, |_| !stop.load(Ordering::Relaxed)).map_err(|error| error.to_string())
         });
         let took = apply_messages(&index, &mut feeds[0], coming);
         stop.store(true, Ordering::Relaxed);
@@ -254,11 +257,11 @@ struct PhaseTime {
 impl PhaseTime {
     fn of<T>(&mut self, schedule: &SchedStat, act: impl FnOnce() -> T) -> Result<T, BoxError> {
         let (started, before) = (Instant::now(), schedule.waited()?);
-        let made = act();
+        let result = act();
         let took = started.elapsed();
         self.clock += took;
         self.running += took.saturating_sub(schedule.waited()? - before);
-        Ok(made)
+        Ok(result)
     }
 }
 
@@ -308,7 +311,7 @@ fn apply_messages(
 /// time that the main thread waited for one.
 fn time_lookups(
     index: &SharedIndex,
-    asked: &PrefixChain,
+    chain: &PrefixChain,
     more: impl Fn(usize) -> bool,
 ) -> Result<[LatencySamples; 3], BoxError> {
     let (own, main) = (SchedStat::new()?, SchedStat(File::open("/proc/self/schedstat")?));
@@ -316,7 +319,7 @@ fn time_lookups(
     while more(all[0].len()) {
         let before = (own.waited()?, main.waited()?);
         let started = Instant::now();
-        black_box(index.read().overlaps_of_chain(asked));
+        black_box(index.read().overlaps_of_chain(chain));
         let took = started.elapsed();
         let waited = own.waited()? - before.0;
         let either = waited + main.waited()? - before.1;

@@ -262,9 +262,9 @@ impl Fleet {
 
     /// Sets whether the worker is draining, which means that it takes no new sessions. [`WorkerHealth::Draining`]
     /// starts it, any other value ends it.
-    pub fn set_draining(&self, worker: WorkerId, wanted: WorkerHealth) {
+    pub fn set_draining(&self, worker: WorkerId, health: WorkerHealth) {
         if let Some(member) = self.member(worker) {
-            member.set_draining(wanted);
+            member.set_draining(health);
         }
     }
 

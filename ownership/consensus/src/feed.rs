@@ -89,16 +89,16 @@ impl<R: AsyncRuntime> ChangeFeed<R> {
 
     /// Reads the next whole revisions, at most up to what the view shows. Returns nothing if all is read.
     pub fn read(&self, cursor: &mut ChangeCursor) -> Result<Vec<ChangeEvent>, CompactedRevision> {
-        let kept = self.lock_state();
-        let upto = kept.published();
-        kept.ring.read(cursor, upto)
+        let state = self.lock_state();
+        let upto = state.published();
+        state.ring.read(cursor, upto)
     }
 
     /// Streams all changes from revision `from` on.
     pub fn watch(self: &Arc<Self>, from: u64) -> Result<ChangeStream, CompactedRevision> {
         let (cursor, published) = {
-            let kept = self.lock_state();
-            (kept.ring.cursor(from)?, kept.published.subscribe())
+            let state = self.lock_state();
+            (state.ring.cursor(from)?, state.published.subscribe())
         };
         // Weak, because a watch must not keep the changes of a closed node alive; the stream ends with the node.
         let reading = FeedReader::<R> { feed: Arc::downgrade(self), published, cursor };

@@ -20,8 +20,8 @@ impl<I: Instant> LeaderTerm<I> {
     ///
     /// `ledger` is the time on the ledger's clock.
     pub fn follow(&mut self, leads: Option<u64>, ledger: LedgerTime, now: I) {
-        let held = self.0.as_ref().map(|(term, _)| *term);
-        if held != leads {
+        let current_term = self.0.as_ref().map(|(term, _)| *term);
+        if current_term != leads {
             self.0 = leads.map(|term| (term, LeaderClock::begin_term(ledger, now)));
         }
     }

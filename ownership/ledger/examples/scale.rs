@@ -212,10 +212,10 @@ fn main() {
         next = upto;
     }
     let took = start.elapsed();
-    let held = log.ledger.artifact_count() as u64;
-    let kept: usize = log.ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
+    let artifacts = log.ledger.artifact_count() as u64;
+    let boundaries: usize = log.ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
     let steady = memory("VmRSS");
-    println!("{held} extents, {sessions} sessions, {kept} boundaries, built in {took:.1?}");
+    println!("{artifacts} extents, {sessions} sessions, {boundaries} boundaries, built in {took:.1?}");
     println!(
         "  slowest entry of some 160 steps: {:.2?}, {:.2?} of it on a processor",
         log.slowest_entry, log.slowest_entry_cpu
@@ -223,7 +223,7 @@ fn main() {
     println!(
         "  memory {:.2} GiB: {} bytes an extent, sessions and indexes included",
         steady as f64 / (1 << 30) as f64,
-        (steady - before) / held
+        (steady - before) / artifacts
     );
 
     let chains: Vec<PrefixChain> = (sessions..sessions + LONG_SESSIONS).map(chain_of).collect();

@@ -149,8 +149,8 @@ impl Ledger {
         match hint.filter(|extent| extent.from() < place.point.blocks && place.point.blocks <= extent.end().blocks) {
             None => Err(UnresolvedPrefix::Refused(Refusal::UnknownPrefix)),
             Some(extent) => {
-                let kept = extent.boundary_at_or_before(place.point.blocks).map(|kept| kept.point);
-                Err(UnresolvedPrefix::Merged(Outcome::Merged { extent: extent.id, kept }))
+                let boundary = extent.boundary_at_or_before(place.point.blocks).map(|kept| kept.point);
+                Err(UnresolvedPrefix::Merged(Outcome::Merged { extent: extent.id, kept: boundary }))
             }
         }
     }

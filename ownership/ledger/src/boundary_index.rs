@@ -53,8 +53,8 @@ fn boundary_of_entry(
     let mut from = u128::from(entry as u64) << 64;
     loop {
         let (id, stored) = artifacts.at_or_after(ArtifactId(from)).filter(|(id, _)| id.0 >> 64 == from >> 64)?;
-        if let Some(kept) = stored.boundary(id, prefix).filter(|_| stored.origin().scope() == scope) {
-            return Some(kept);
+        if let Some(boundary) = stored.boundary(id, prefix).filter(|_| stored.origin().scope() == scope) {
+            return Some(boundary);
         }
         from = id.0.checked_add(1)?;
     }

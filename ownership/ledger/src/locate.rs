@@ -191,17 +191,17 @@ impl Ledger {
     /// Waypoints are kept without gaps, so an exponential search from the end (most of a prompt is usually known) finds
     /// the last one. Any deeper boundary lies before the next waypoint, in the same artifact or a descendant.
     pub fn deepest_boundary(&self, scope: Scope, chain: &PrefixChain) -> Option<BoundaryRef<'_>> {
-        let kept = |blocks: u64| self.boundary(chain.prefix(Blocks(blocks))?, scope);
+        let boundary_at = |blocks: u64| self.boundary(chain.prefix(Blocks(blocks))?, scope);
         let blocks = chain.blocks().0;
-        let passed = last_present(blocks / WAYPOINT, |waypoint| kept(waypoint * WAYPOINT));
-        let deepest = passed.map(|kept| kept.last_on_chain(chain));
-        if deepest.is_some_and(|kept| !kept.has_children()) {
+        let passed = last_present(blocks / WAYPOINT, |waypoint| boundary_at(waypoint * WAYPOINT));
+        let deepest = passed.map(|boundary_at| boundary_at.last_on_chain(chain));
+        if deepest.is_some_and(|boundary_at| !boundary_at.has_children()) {
             return deepest;
         }
-        let waypoint = passed.map_or(0, |kept| kept.point.blocks.0);
-        let known = deepest.map_or(0, |kept| kept.point.blocks.0);
+        let waypoint = passed.map_or(0, |boundary_at| boundary_at.point.blocks.0);
+        let known = deepest.map_or(0, |boundary_at| boundary_at.point.blocks.0);
         let last = blocks.min(waypoint + WAYPOINT - 1);
-        (known + 1..=last).rev().find_map(kept).or(deepest)
+        (known + 1..=last).rev().find_map(boundary_at).or(deepest)
     }
 
     /// Returns the deepest boundary without a search, if the prompt continues from a session's head that ends a path.
@@ -223,10 +223,10 @@ impl Ledger {
     }
 
     /// Returns who has the artifact of a boundary.
-    pub fn boundary_status(&self, kept: &BoundaryRef<'_>) -> OwnershipStatus {
-        match kept.owner.filter(|owner| self.is_live(*owner)) {
+    pub fn boundary_status(&self, boundary: &BoundaryRef<'_>) -> OwnershipStatus {
+        match boundary.owner.filter(|owner| self.is_live(*owner)) {
             Some(owner) => OwnershipStatus::Owned(owner),
-            None => self.ownership_status(&kept.artifact()),
+            None => self.ownership_status(&boundary.artifact()),
         }
     }
 
@@ -304,8 +304,9 @@ impl Ledger {
         let root = PrefixPoint { blocks: Blocks::ZERO, id: chain.root };
         let (mut id, mut upto) = (head.artifact, head.point.blocks);
         while let Some(artifact) = self.artifact(id) {
-            let kept = artifact.boundaries.partition_point(|b| b.point.blocks <= upto && b.point.is_on_chain(chain));
-            if let Some(boundary) = artifact.boundaries[..kept].last() {
+            let on_chain =
+                artifact.boundaries.partition_point(|b| b.point.blocks <= upto && b.point.is_on_chain(chain));
+            if let Some(boundary) = artifact.boundaries[..on_chain].last() {
                 return boundary.point;
             }
             let Some(parent) = artifact.parent else { return root };

@@ -49,12 +49,12 @@ impl SimClient {
     pub(crate) async fn execute(&mut self, command: Command) -> Option<CommandAck> {
         let submission = Submission { client: self.id, serial: ClientSerial(self.serial), command };
         self.serial += 1;
-        let said = self.submit_until_answered(&submission).await?;
+        let outcome = self.submit_until_answered(&submission).await?;
         // A serial that the level gate refused was never executed.
-        if !matches!(said.outcome, Outcome::Refused(Refusal::FeatureLevelTooLow { .. })) {
-            self.last_answered = Some((submission, said.outcome.clone()));
+        if !matches!(outcome.outcome, Outcome::Refused(Refusal::FeatureLevelTooLow { .. })) {
+            self.last_answered = Some((submission, outcome.outcome.clone()));
         }
-        Some(said)
+        Some(outcome)
     }
 
     /// Sends the last answered submission again, as after a lost answer.
@@ -118,8 +118,8 @@ impl SimClient {
     }
 
     /// Learns the leader from an answer, and waits before the next attempt if there was none.
-    async fn handle_reply<T>(&mut self, said: Result<NodeReply<T>, RpcFailure>) -> Option<T> {
-        let wait = match said {
+    async fn handle_reply<T>(&mut self, reply: Result<NodeReply<T>, RpcFailure>) -> Option<T> {
+        let wait = match reply {
             Ok(NodeReply::Done(answer)) => return Some(answer),
             Ok(NodeReply::NotLeader(leader)) => {
                 self.leader_guess = leader;

@@ -238,12 +238,12 @@ impl SimDisk {
     }
 
     /// Replaces the snapshot, unless a newer one is there: the log may be purged up to that.
-    pub(crate) fn store_snapshot(&self, kept: StoredSnapshot) -> io::Result<()> {
+    pub(crate) fn store_snapshot(&self, snapshot: StoredSnapshot) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
-        let is_newer = |(there, _): &StoredSnapshot| there.last_log_id > kept.0.last_log_id;
+        let is_newer = |(there, _): &StoredSnapshot| there.last_log_id > snapshot.0.last_log_id;
         if !platter.snapshot.as_ref().is_some_and(is_newer) {
-            platter.snapshot = Some(kept);
+            platter.snapshot = Some(snapshot);
         }
         Ok(())
     }
@@ -291,14 +291,14 @@ impl SimDisk {
     /// Applies the end of the process that wrote to the disk.
     pub(crate) fn end_process(&self, ending: ProcessEnd) {
         let mut platter = self.lock();
-        let kept = match ending {
+        let durable = match ending {
             ProcessEnd::Killed if !platter.has_failed_flush => platter.written,
             _ => {
                 let (low, high) = (platter.flushed, platter.written);
                 platter.rng.within(low, high)
             }
         };
-        platter.make_durable(kept);
+        platter.make_durable(durable);
         platter.cached = platter.durable.clone();
         platter.pending.clear();
         platter.written = platter.flushed;

@@ -67,14 +67,14 @@ where
         }
     }
     drop(answer);
-    let heard = SimulatedRuntime::timeout(limit, async move {
+    let response = SimulatedRuntime::timeout(limit, async move {
         match rx.await {
             Ok(heard) => heard,
             // Lost in transit: the caller cannot know.
             Err(_) => pending().await,
         }
     });
-    heard.await.unwrap_or(Err(RpcFailure::NoReply))
+    response.await.unwrap_or(Err(RpcFailure::NoReply))
 }
 
 fn deliver<T, F, A>(answer: ReplyHandle<T>, serve: Arc<F>)
@@ -92,8 +92,8 @@ where
         None => answer.send(Err(RpcFailure::Refused)),
         Some(node) => process::run_in(node.pid, || {
             drop(SimulatedRuntime::spawn(async move {
-                let said = serve(node).await;
-                answer.send(Ok(said));
+                let response = serve(node).await;
+                answer.send(Ok(response));
             }));
         }),
     }
@@ -163,9 +163,9 @@ impl SimLink {
         A: Future<Output = Result<T, E>> + Send + 'static,
     {
         let serve = move |node| serve(node, request.clone());
-        let said = ask(&self.world, self.ends, option.hard_ttl(), serve).await.map_err(unreachable)?;
+        let response = ask(&self.world, self.ends, option.hard_ttl(), serve).await.map_err(unreachable)?;
         // A failed node reports that like a server would: the connection breaks.
-        said.map_err(|error| RPCError::Network(NetworkError::new(&error)))
+        response.map_err(|error| RPCError::Network(NetworkError::new(&error)))
     }
 }
 
@@ -213,8 +213,8 @@ impl RaftNetworkV2<LinkTypeConfig> for SimLink {
         futures::pin_mut!(sent, cancel);
         match futures::future::select(sent, cancel).await {
             futures::future::Either::Left((said, _)) => {
-                let said = said.map_err(|error| network(&error))?;
-                said.map_err(|error| network(&error))
+                let response = said.map_err(|error| network(&error))?;
+                response.map_err(|error| network(&error))
             }
             futures::future::Either::Right((closed, _)) => Err(StreamingError::Closed(closed)),
         }

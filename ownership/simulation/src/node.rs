@@ -304,12 +304,12 @@ impl SimNode {
             self.disk.sync_commit_mark();
             let view = self.view();
             if self.entry_time().is_some() {
-                let held = self.leader_term.lock().unwrap_or_else(PoisonError::into_inner).time_leading();
+                let time_leading = self.leader_term.lock().unwrap_or_else(PoisonError::into_inner).time_leading();
                 let lease = Micros::of(LEASE);
                 let mut signs = self.liveness.lock().unwrap_or_else(PoisonError::into_inner);
                 let renewal = renewal(&view, signs.take(), lease);
                 let expiries =
-                    signs.filter_expiries(expiries(&view, held, lease), &view, (LEASE, ProcessInstant::now()));
+                    signs.filter_expiries(expiries(&view, time_leading, lease), &view, (LEASE, ProcessInstant::now()));
                 drop(signs);
                 expiries.iter().for_each(|expire| self.world.recorder.on_expiry_proposed(expire.worker));
                 let expiries = expiries.into_iter().map(Command::Expire);

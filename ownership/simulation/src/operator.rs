@@ -126,21 +126,21 @@ pub(crate) async fn run_operator(world: Arc<SimWorld>) {
 
 /// Replaces a voter by a learner, or adds or removes two voters, so that their number is never even for long.
 async fn swap_voters(world: &Arc<SimWorld>, rng: &mut Rng, (voters, learners): (BTreeSet<u64>, Vec<u64>)) -> bool {
-    let mut wanted = voters.clone();
+    let mut next_voters = voters.clone();
     match rng.below(3) {
-        0 if learners.len() >= 2 && voters.len() == 3 => wanted.extend(learners.iter().take(2)),
-        1 if voters.len() == 5 => wanted = voters.iter().skip(rng.below(2) as usize).take(3).copied().collect(),
+        0 if learners.len() >= 2 && voters.len() == 3 => next_voters.extend(learners.iter().take(2)),
+        1 if voters.len() == 5 => next_voters = voters.iter().skip(rng.below(2) as usize).take(3).copied().collect(),
         _ => {
             let (Some(new), Some(old)) =
                 (rng.pick(&learners).copied(), rng.pick(&voters.iter().copied().collect::<Vec<_>>()).copied())
             else {
                 return false;
             };
-            wanted.remove(&old);
-            wanted.insert(new);
+            next_voters.remove(&old);
+            next_voters.insert(new);
         }
     }
-    set_voters(world, rng, wanted).await && count(world, "voters changed")
+    set_voters(world, rng, next_voters).await && count(world, "voters changed")
 }
 
 fn count(world: &SimWorld, what: &'static str) -> bool {

@@ -246,8 +246,8 @@ async fn await_convergence(world: &Arc<SimWorld>, people: &ClientHistories) -> P
     }
     let Some(leader) = world.leader() else { return ensure!(false, HEALED, "the leader is gone again") };
     let view = leader.view();
-    let held: Vec<_> = view.workers().filter(|w| w.is_live() && w.id.0 < 100).map(|w| (w.id, w.lease)).collect();
-    ensure!(held.is_empty(), DEAD_LEASES, "at {} on the ledger's clock: {held:?}", view.now())
+    let leases: Vec<_> = view.workers().filter(|w| w.is_live() && w.id.0 < 100).map(|w| (w.id, w.lease)).collect();
+    ensure!(leases.is_empty(), DEAD_LEASES, "at {} on the ledger's clock: {leases:?}", view.now())
 }
 
 /// Returns the members, and those of them that have not applied everything up to `target` or follow another leader.

@@ -137,10 +137,15 @@ impl RunRecorder {
     }
 
     /// Checks changes that a watcher received; returns false if one should not have been sent.
-    pub(crate) fn on_changes_delivered(&self, who: &str, told: &mut WatchProgress, changes: &[ChangeEvent]) -> bool {
+    pub(crate) fn on_changes_delivered(
+        &self,
+        who: &str,
+        progress: &mut WatchProgress,
+        changes: &[ChangeEvent],
+    ) -> bool {
         let mut pages = self.lock();
-        let checked = changes.iter().try_for_each(|change| pages.history.check_change(who, told, change));
-        let checked = checked.and_then(|()| pages.history.check_whole_revision(who, told));
+        let checked = changes.iter().try_for_each(|change| pages.history.check_change(who, progress, change));
+        let checked = checked.and_then(|()| pages.history.check_whole_revision(who, progress));
         *pages.counts.entry("changes told").or_default() += changes.len() as u64;
         drop(pages);
         let is_fine = checked.is_ok();
@@ -149,8 +154,8 @@ impl RunRecorder {
     }
 
     /// Returns whether a watcher received all changes up to `index`.
-    pub(crate) fn has_received_all(&self, told: WatchProgress, index: u64) -> bool {
-        self.lock().history.has_received_all(told, index)
+    pub(crate) fn has_received_all(&self, progress: WatchProgress, index: u64) -> bool {
+        self.lock().history.has_received_all(progress, index)
     }
 
     pub(crate) fn digest(&self) -> u128 {

@@ -56,10 +56,10 @@ struct FeedWatcher {
 impl FeedWatcher {
     /// Watches at one node for the given time.
     async fn follow(&mut self, node: Arc<SimNode>, (rng, pause): (Rng, u64), lasts: Duration) {
-        let told = self.progress.unwrap_or_else(|| WatchProgress::starting_at(node.view().applied() + 1));
-        self.progress = Some(told);
+        let progress = self.progress.unwrap_or_else(|| WatchProgress::starting_at(node.view().applied() + 1));
+        self.progress = Some(progress);
         self.world.recorder.count("watches begun");
-        let watch = match node.read_state.feed.watch(told.revision) {
+        let watch = match node.read_state.feed.watch(progress.revision) {
             Ok(watch) => watch,
             Err(compacted) => return self.on_compacted(&node, compacted),
         };
@@ -80,8 +80,8 @@ impl FeedWatcher {
     }
 
     fn record_changes(&mut self, changes: &[ChangeEvent]) {
-        if let Some(told) = &mut self.progress {
-            self.world.recorder.on_changes_delivered(&self.name, told, changes);
+        if let Some(progress) = &mut self.progress {
+            self.world.recorder.on_changes_delivered(&self.name, progress, changes);
         }
     }
 

@@ -58,20 +58,20 @@ impl ClientHistories {
         Ok(histories.values().map(Vec::len).sum())
     }
 
-    fn record_call(&self, thing: u64, asked: LockRequest) -> Option<usize> {
+    fn record_call(&self, thing: u64, request: LockRequest) -> Option<usize> {
         let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
         let history = histories.entry(thing).or_default();
         // Operations beyond the maximum are not recorded or executed.
         (history.len() < MAX_OPERATIONS).then(|| {
-            history.push(LockOperation { request: asked, called_at: true_time(), returned: None });
+            history.push(LockOperation { request, called_at: true_time(), returned: None });
             history.len() - 1
         })
     }
 
-    fn record_return(&self, thing: u64, call: usize, said: LockReply) {
+    fn record_return(&self, thing: u64, call: usize, reply: LockReply) {
         let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(operation) = histories.get_mut(&thing).and_then(|history| history.get_mut(call)) {
-            operation.returned = Some((true_time(), said));
+            operation.returned = Some((true_time(), reply));
         }
     }
 }
@@ -96,12 +96,12 @@ pub(crate) async fn prepare(world: &Arc<SimWorld>) {
 pub(crate) async fn run_router(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
     let mut client = SimClient::new(&world, n);
     client.open().await;
-    let mut held = BTreeMap::new();
+    let mut owned = BTreeMap::new();
     while !people.is_stopping() {
         let (low, high) = world.plan.think_millis;
         SimulatedRuntime::sleep(client.rng.millis(low, high)).await;
         match client.rng.below(10) {
-            0..=3 => contend_for_lock(&mut client, &people, &mut held).await,
+            0..=3 => contend_for_lock(&mut client, &people, &mut owned).await,
             4 => client.resend_last().await,
             _ => {
                 let Some(view) = client.pick_view() else { continue };
@@ -132,19 +132,19 @@ async fn contend_for_lock(client: &mut SimClient, people: &ClientHistories, held
     };
     let Some(call) = people.record_call(thing, asked) else { return };
     let Some(done) = client.execute(command).await else { return };
-    let said = match done.outcome {
+    let reply = match done.outcome {
         Outcome::Granted { epoch } => LockReply::Granted(epoch),
         Outcome::Done => LockReply::Released,
         Outcome::Refused(Refusal::AlreadyOwned { by, epoch }) => LockReply::Owned(by, epoch),
         Outcome::Refused(Refusal::StaleEpoch { current }) => LockReply::Stale(current),
         other => return client.world.recorder.record_result(Err(unexpected_outcome(thing, &other))),
     };
-    match (asked, said) {
+    match (asked, reply) {
         (LockRequest::Claim(owner), LockReply::Granted(epoch)) => drop(held.insert(thing, (owner, epoch))),
         (LockRequest::Claim(_), LockReply::Owned(by, epoch)) => drop(held.insert(thing, (by, epoch))),
         _ => drop(held.remove(&thing)),
     }
-    people.record_return(thing, call, said);
+    people.record_return(thing, call, reply);
 }
 
 fn unexpected_outcome(thing: u64, outcome: &Outcome) -> PropertyViolation {
@@ -156,14 +156,14 @@ fn unexpected_outcome(thing: u64, outcome: &Outcome) -> PropertyViolation {
 
 async fn read_lock(client: &mut SimClient, people: &ClientHistories, thing: u64) {
     let Some(call) = people.record_call(thing, LockRequest::Read) else { return };
-    let told = client.world.recorder.last_acknowledged();
+    let last_acknowledged = client.world.recorder.last_acknowledged();
     let Some(view) = client.read().await else { return };
     client.world.recorder.count("linearizable reads");
-    client.world.recorder.record_result(match told <= view.applied() {
+    client.world.recorder.record_result(match last_acknowledged <= view.applied() {
         true => Ok(()),
         false => Err(PropertyViolation {
             check: "a linearizable read shows all that was acknowledged before",
-            detail: format!("entry {told} was acknowledged, the read shows {}", view.applied()),
+            detail: format!("entry {last_acknowledged} was acknowledged, the read shows {}", view.applied()),
         }),
     });
     match view.session(SessionId(u128::from(thing))) {

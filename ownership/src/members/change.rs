@@ -48,8 +48,8 @@ pub(crate) fn list(core: &NodeCore) -> Vec<ClusterMember> {
             Some(replication) => replication.get(id).copied().flatten().map(|log| log.index),
             None => None,
         };
-        let heard = metrics.heartbeat.as_ref().map(|heard| heard.get(id).and_then(Option::as_ref));
-        let reachable = match heard {
+        let last_heartbeat = metrics.heartbeat.as_ref().map(|heard| heard.get(id).and_then(Option::as_ref));
+        let reachable = match last_heartbeat {
             _ if *id == metrics.id => Some(true),
             Some(at) => Some(at.is_some_and(|at| at.elapsed() < core.silence_timeout())),
             None => None,
@@ -129,8 +129,8 @@ async fn change_voters(core: &NodeCore, voters: &BTreeSet<NodeId>, next: BTreeSe
         // The caller then asks the current leader, even if another node took over than the intended one.
         return Err(handed_over.err().filter(|_| core.is_leading()).unwrap_or(MemberError::NoLeader));
     }
-    let wanted = next.iter().map(|node| node.0).collect();
-    change_raft(core, ChangeMembers::ReplaceAllVoters(wanted)).await?;
+    let voter_ids = next.iter().map(|node| node.0).collect();
+    change_raft(core, ChangeMembers::ReplaceAllVoters(voter_ids)).await?;
     if let Some(heir) = heir().filter(|_| !stays)
         && transfer_and_wait(core, heir).await.is_err()
     {
@@ -191,16 +191,16 @@ fn check_level(core: &NodeCore, level: u32, members: &BTreeSet<NodeId>) -> Resul
 
 /// Checks that a member answers now. The connection was greeted with the member's current feature levels.
 async fn check_answers(core: &NodeCore, node: NodeId) -> Result<(), MemberError> {
-    let asked = core.registry.link(node, Lane::Call).call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await;
-    asked.map(drop).map_err(|_| MemberError::Unreachable(node))
+    let response = core.registry.link(node, Lane::Call).call(PeerMethod::Members, Bytes::new(), ANSWER_TIMEOUT).await;
+    response.map(drop).map_err(|_| MemberError::Unreachable(node))
 }
 
 /// Checks that a majority of these voters answers; otherwise they could neither write nor add another voter.
 async fn check_majority(core: &NodeCore, voters: &BTreeSet<NodeId>) -> Result<(), MemberError> {
     let answers = async |node: NodeId| node == core.node() || check_answers(core, node).await.is_ok();
-    let asked = join_all(voters.iter().map(|node| async { (*node, answers(*node).await) })).await;
-    let answering = asked.iter().filter(|(_, answers)| *answers).count();
-    match asked.into_iter().find(|(_, answers)| !answers) {
+    let answers_by_voter = join_all(voters.iter().map(|node| async { (*node, answers(*node).await) })).await;
+    let answering = answers_by_voter.iter().filter(|(_, answers)| *answers).count();
+    match answers_by_voter.into_iter().find(|(_, answers)| !answers) {
         Some((silent, _)) if answering * 2 <= voters.len() => {
             Err(MemberError::NoMajority { voters: voters.len(), answering, silent })
         }
@@ -212,7 +212,7 @@ async fn check_majority(core: &NodeCore, voters: &BTreeSet<NodeId>) -> Result<()
 async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberError> {
     check_answers(core, node).await?;
     let mut metrics = core.raft.metrics();
-    let heard = async {
+    let heartbeat = async {
         loop {
             let now: Metrics = metrics.borrow_watched().clone();
             let matched = now.replication.as_ref().and_then(|replication| replication.get(&node.0)).copied().flatten();
@@ -223,7 +223,7 @@ async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberErro
             }
         }
     };
-    match timeout(ANSWER_TIMEOUT, heard).await {
+    match timeout(ANSWER_TIMEOUT, heartbeat).await {
         Ok(behind) if behind <= MAX_LAG => Ok(()),
         Ok(behind) => Err(MemberError::Lagging { node, behind }),
         Err(_) => Err(MemberError::Unreachable(node)),

@@ -64,13 +64,13 @@ impl CallerLimiter {
     /// Returns the caller to evict: the longest-waiting one of the same address if that has used up its share,
     /// otherwise of the addresses with the most callers.
     fn pick_evicted(&self, waiting: &[LimitedCaller], from: IpAddr) -> Option<usize> {
-        let mut held = BTreeMap::<IpAddr, usize>::new();
-        waiting.iter().for_each(|waiting| *held.entry(waiting.from).or_default() += 1);
-        if held.get(&from).is_some_and(|held| *held >= self.max_per_address) {
+        let mut connections = BTreeMap::<IpAddr, usize>::new();
+        waiting.iter().for_each(|waiting| *connections.entry(waiting.from).or_default() += 1);
+        if connections.get(&from).is_some_and(|connections| *connections >= self.max_per_address) {
             return waiting.iter().position(|waiting| waiting.from == from);
         }
-        let most = held.values().max()?;
-        let crowds = |waiting: &LimitedCaller| held.get(&waiting.from) == Some(most);
+        let most = connections.values().max()?;
+        let crowds = |waiting: &LimitedCaller| connections.get(&waiting.from) == Some(most);
         (waiting.len() >= self.max_callers).then(|| waiting.iter().position(crowds))?
     }
 }

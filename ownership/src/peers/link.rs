@@ -84,9 +84,9 @@ impl PeerLink {
 
     /// Sends one request and waits for its answer.
     pub(crate) async fn call(&self, method: PeerMethod, payload: Bytes, within: Duration) -> Result<Bytes, PeerError> {
-        let asked = async { self.start_call(method, payload).await?.answer().await };
+        let call = async { self.start_call(method, payload).await?.answer().await };
         let late = |_| PeerError::TimedOut { millis: within.as_millis() as u64 };
-        timeout(within, asked).await.map_err(late)?
+        timeout(within, call).await.map_err(late)?
     }
 
     /// Sends one request. When this returns, the request has its place in the order of this link's requests.
@@ -268,7 +268,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
         &mut self,
         first: LinkMessage,
         queue: &mut mpsc::Receiver<LinkMessage>,
-        heard: &PeerActivity,
+        activity: &PeerActivity,
     ) -> String {
         let mut next = Some(first);
         let mut look = tokio::time::interval(CHECK_INTERVAL);
@@ -291,9 +291,9 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
                     None => return "it is not needed any more".into(),
                 },
                 _ = look.tick() => {
-                    silent_looks = if heard.idle_time() < PING_AFTER { 0 } else { silent_looks + 1 };
+                    silent_looks = if activity.idle_time() < PING_AFTER { 0 } else { silent_looks + 1 };
                     if silent_looks > (DEAD_AFTER.as_millis() / CHECK_INTERVAL.as_millis()) {
-                        return format!("it has been silent for {} s", heard.idle_time().as_secs());
+                        return format!("it has been silent for {} s", activity.idle_time().as_secs());
                     }
                     if silent_looks > 0 {
                         let ping = PeerFrame::without_payload(FrameKind::Ping, 0);
@@ -365,7 +365,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
 }
 
 /// Reads answers and dispatches them until the connection ends; returns why it ended.
-async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, heard: Arc<PeerActivity>) -> String {
+async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, activity: Arc<PeerActivity>) -> String {
     let mut from = BufReader::with_capacity(64 << 10, from);
     loop {
         let frame = match frame::read(&mut from).await {
@@ -373,7 +373,7 @@ async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, heard: Ar
             Ok(None) => return "it closed the connection".into(),
             Err(error) => return error.to_string(),
         };
-        heard.touch();
+        activity.touch();
         let mut calls = calls.lock();
         match frame.kind {
             FrameKind::Reply => {

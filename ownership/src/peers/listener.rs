@@ -49,7 +49,7 @@ impl PeerListener {
 
     /// Accepts the callers that the registry accepts, until it is dropped; all connections end with it.
     pub(crate) async fn run<A: ExchangeHandler>(self: Arc<Self>, registry: Arc<PeerRegistry>, answerer: Arc<A>) {
-        let rooms = Arc::new(CallerLimits {
+        let limits = Arc::new(CallerLimits {
             handshaking: CallerLimiter::new(MAX_HANDSHAKING.0, MAX_HANDSHAKING.1),
             non_members: CallerLimiter::new(MAX_NON_MEMBERS.0, MAX_NON_MEMBERS.1),
             members: Semaphore::new(MAX_CONNECTIONS),
@@ -67,10 +67,10 @@ impl PeerListener {
                     continue;
                 }
             };
-            let (registry, answerer, rooms) = (registry.clone(), answerer.clone(), rooms.clone());
-            let place = rooms.handshaking.admit(from.ip());
+            let (registry, answerer, limits) = (registry.clone(), answerer.clone(), limits.clone());
+            let place = limits.handshaking.admit(from.ip());
             connections.spawn(async move {
-                if let Err(error) = serve((socket, place), &registry, (answerer, &rooms)).await {
+                if let Err(error) = serve((socket, place), &registry, (answerer, &limits)).await {
                     match tls_complaint(&error) {
                         Some(why) => registry.failures.tls_refusals.record(&from, &why),
                         None => tracing::debug!(%from, %error, "a connection of another node ended"),
@@ -91,7 +91,7 @@ struct CallerLimits {
 async fn serve<A: ExchangeHandler>(
     (socket, mut place): (TcpStream, CallerPermit),
     registry: &PeerRegistry,
-    (answerer, rooms): (Arc<A>, &CallerLimits),
+    (answerer, limits): (Arc<A>, &CallerLimits),
 ) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     let from = socket.peer_addr()?.ip();
@@ -114,10 +114,10 @@ async fn serve<A: ExchangeHandler>(
     let Some((stream, caller)) = greeted else { return Ok(()) };
     drop(place);
     if registry.is_member(&caller) {
-        let Ok(_place) = rooms.members.try_acquire() else { return Err(std::io::ErrorKind::QuotaExceeded.into()) };
+        let Ok(_place) = limits.members.try_acquire() else { return Err(std::io::ErrorKind::QuotaExceeded.into()) };
         return served_connection::serve(stream, Arc::new(caller), answerer).await;
     }
-    let mut place = rooms.non_members.admit(from);
+    let mut place = limits.non_members.admit(from);
     tokio::select! {
         served = served_connection::serve(stream, Arc::new(caller), answerer) => served,
         () = place.wait_evicted() => Ok(()),

@@ -24,12 +24,12 @@ impl LogThrottle {
     /// Counts an event. If it should be logged, returns how many were not logged before it.
     pub(crate) fn record(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Relaxed) + 1;
-        let mut told = self.last_logged.lock();
-        let (at, before) = told.unzip();
+        let mut last_logged = self.last_logged.lock();
+        let (at, before) = last_logged.unzip();
         if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
             return None;
         }
-        *told = Some((now, count));
+        *last_logged = Some((now, count));
         Some(count.saturating_sub(before.unwrap_or(0) + 1))
     }
 }

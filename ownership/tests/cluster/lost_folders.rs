@@ -16,9 +16,9 @@ async fn a_leader_that_lost_its_log_leaves_the_quorum_and_keeps_its_view() {
     let leader = nodes.leader().await;
     nodes.node(leader).submit(open_session(1)).unwrap().await.unwrap();
     fs::remove_dir_all(nodes.folders[&leader].path().join("log")).unwrap();
-    let told = await_failure(nodes.node(leader)).await.to_string();
+    let failure = await_failure(nodes.node(leader)).await.to_string();
     for what in ["log", "--join", "member replace"] {
-        assert!(told.contains(what), "{told}");
+        assert!(failure.contains(what), "{failure}");
     }
     let lost = nodes.running.remove(&leader).unwrap();
     assert_ne!(nodes.leader().await, leader);
@@ -38,8 +38,8 @@ async fn a_node_whose_data_directory_moved_acknowledges_nothing_more() {
     let nodes = TestCluster::found().await;
     let (folder, aside) = (nodes.folders[&1].path(), tempfile::tempdir().unwrap());
     fs::rename(folder, aside.path().join("moved")).unwrap();
-    let told = await_failure(nodes.node(1)).await.to_string();
-    assert!(told.contains(folder.to_str().unwrap()), "{told}");
+    let failure = await_failure(nodes.node(1)).await.to_string();
+    assert!(failure.contains(folder.to_str().unwrap()), "{failure}");
     if let Ok(ticket) = nodes.node(1).submit(open_session(1)) {
         assert!(ticket.await.is_err());
     }

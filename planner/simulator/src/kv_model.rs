@@ -149,10 +149,10 @@ impl RestoreRule for KvModel {
             }
             RestoreStrategy::Cheapest => restore.plan(&self.prices(stored)).way,
         };
-        let kept = spec.entry_bytes(way.loaded) - spec.entry_bytes(held);
+        let stored_bytes = spec.entry_bytes(way.loaded) - spec.entry_bytes(held);
         RestoreChoice {
             loaded_until: way.loaded,
-            windows: self.equivalent_tokens(way.bytes - kept),
+            windows: self.equivalent_tokens(way.bytes - stored_bytes),
             compute_from: way.start,
         }
     }

@@ -51,9 +51,9 @@ pub struct EvictionVictim {
 impl<'a> SessionLookup<'a> {
     /// Returns the memory of a rank where the step finds `found` leading tokens. An unknown rank counts as empty.
     pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, found: Tokens) -> RankHeadroom<'a> {
-        if let Some(told) = &self.occupancy.recorded {
-            let told = told.iter().find(|told| (told.worker, told.rank) == (at.worker, at.rank));
-            return told.map_or(RankHeadroom::unknown(capacity), RankKvMemory::headroom);
+        if let Some(recorded) = &self.occupancy.recorded {
+            let recorded = recorded.iter().find(|recorded| (recorded.worker, recorded.rank) == (at.worker, at.rank));
+            return recorded.map_or(RankHeadroom::unknown(capacity), RankKvMemory::headroom);
         }
         let Some(worker) = self.occupancy.known_worker(at) else { return RankHeadroom::unknown(capacity) };
         let mut room = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {

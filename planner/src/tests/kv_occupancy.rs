@@ -269,9 +269,9 @@ proptest! {
         }
         // The recorded occupancy of a decision log gives the same decision, with equal terms.
         let decision = scene.plan();
-        let told = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
-        let kept: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
-        scene.occupancy = OccupancyModel::from_recorded(&kept);
+        let recorded = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
+        let parsed: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&recorded).unwrap()).unwrap();
+        scene.occupancy = OccupancyModel::from_recorded(&parsed);
         prop_assert_eq!(scene.plan(), decision);
     }
 }

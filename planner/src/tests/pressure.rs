@@ -244,12 +244,12 @@ fn recorded_rank_memory_replays_eviction_costs() {
     let decision = scene.plan();
     let evicted = |decision: &Decision| decision.plan.rationale.terms.eviction;
     assert!(evicted(&decision) > Micros::ZERO);
-    let told = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
+    let recorded = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
     // 400 tokens are free; the step needs 1,700 and may grow by 2,500, which reaches the first two of seven victims.
-    assert_eq!((told.len(), told[0].free, told[0].victims.len()), (1, Tokens(400), 2), "{told:?}");
-    scene.occupancy = OccupancyModel::from_recorded(&told);
+    assert_eq!((recorded.len(), recorded[0].free, recorded[0].victims.len()), (1, Tokens(400), 2), "{recorded:?}");
+    scene.occupancy = OccupancyModel::from_recorded(&recorded);
     assert_eq!(scene.plan(), decision);
-    assert_eq!(scene.occupancy.recorded_memory(&scene.inputs(), &decision), told, "it says the same again");
+    assert_eq!(scene.occupancy.recorded_memory(&scene.inputs(), &decision), recorded, "it says the same again");
     scene.occupancy = OccupancyModel::from_recorded(&[]);
     assert_eq!(evicted(&scene.plan()), Micros::ZERO);
 }

@@ -28,11 +28,11 @@ fn recorded_memory(scene: &PlanningScene) -> Vec<RankKvMemory> {
 #[test]
 fn recorded_memory_omits_unknown_ranks_and_replays_them_as_free() {
     let scene = scene(&[(1, 9_000, 5), (2, 9_000, 3)]);
-    let told = recorded_memory(&scene);
-    assert_eq!(told.iter().map(|told| told.worker).collect::<Vec<_>>(), [id("a")]);
+    let recorded = recorded_memory(&scene);
+    assert_eq!(recorded.iter().map(|recorded| recorded.worker).collect::<Vec<_>>(), [id("a")]);
     let mut again = scene;
     let before = again.plan();
-    again.occupancy = OccupancyModel::from_recorded(&told);
+    again.occupancy = OccupancyModel::from_recorded(&recorded);
     assert_eq!(again.plan(), before);
     let at_b = before.candidates.iter().find(|one| is_local_to(one, "b")).unwrap();
     assert_eq!(at_b.terms.eviction, Micros::ZERO, "nobody is known to be there");
@@ -51,8 +51,8 @@ fn recorded_memory_lists_only_victims_within_the_steps_reach() {
 
 #[test]
 fn recorded_memory_with_free_room_has_active_sessions_but_no_victims() {
-    let told = recorded_memory(&scene(&[(1, 3_000, 5), (2, 3_000, 500)]));
-    let RankKvMemory { free, own, idle, active, victims, .. } = told[0].clone();
+    let recorded = recorded_memory(&scene(&[(1, 3_000, 5), (2, 3_000, 500)]));
+    let RankKvMemory { free, own, idle, active, victims, .. } = recorded[0].clone();
     assert_eq!((free, own, idle), (Tokens(FULL - 6_000), Tokens::ZERO, Tokens(6_000)));
     assert_eq!((active, victims.len()), (1, 0), "one stepped within the last minute");
 }
@@ -61,24 +61,24 @@ fn recorded_memory_with_free_room_has_active_sessions_but_no_victims() {
 fn recorded_memory_separates_own_kv_and_lists_stale_kv_as_a_victim() {
     let mut scene = scene(&[(1, 3_000, 5), (2, 9_000, 3), (3, 7_500, 1)]);
     scene.session.id = SessionId(1);
-    let told = recorded_memory(&scene);
+    let recorded = recorded_memory(&scene);
     let stale = Tokens(3_000 - 320);
-    assert_eq!((told[0].own, told[0].idle), (Tokens(3_000), stale + Tokens(16_500)));
-    let victims: Vec<_> = told[0].victims.iter().map(|victim| victim.tokens).collect();
-    assert_eq!((victims, told[0].victims[0].chance), (vec![stale, Tokens(9_000)], 0.0));
+    assert_eq!((recorded[0].own, recorded[0].idle), (Tokens(3_000), stale + Tokens(16_500)));
+    let victims: Vec<_> = recorded[0].victims.iter().map(|victim| victim.tokens).collect();
+    assert_eq!((victims, recorded[0].victims[0].chance), (vec![stale, Tokens(9_000)], 0.0));
     let before = scene.plan();
-    scene.occupancy = OccupancyModel::from_recorded(&told);
+    scene.occupancy = OccupancyModel::from_recorded(&recorded);
     assert_eq!(scene.plan(), before);
 }
 
 #[test]
 fn recorded_victim_probabilities_round_trip_through_json() {
     let tenants: Vec<_> = (1..=12).map(|session| (session, 1_600, 7 * session as u64)).collect();
-    let told = recorded_memory(&scene(&tenants));
-    assert!(!told[0].victims.is_empty());
-    let read: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
-    assert_eq!(read, told);
-    for victim in &told[0].victims {
+    let recorded = recorded_memory(&scene(&tenants));
+    assert!(!recorded[0].victims.is_empty());
+    let read: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&recorded).unwrap()).unwrap();
+    assert_eq!(read, recorded);
+    for victim in &recorded[0].victims {
         assert!((0.0..=1.0).contains(&victim.chance));
         assert_eq!((victim.chance * 1e6).round() / 1e6, victim.chance, "in millionths");
     }

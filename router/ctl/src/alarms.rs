@@ -140,8 +140,8 @@ fn node_alarms(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
                     .contains(&&*cell_text(line.get("reason")))
         };
         let has_failed = degraded.iter().any(ends);
-        let told = degraded.iter().filter(|line| !(has_failed && line["reason"] == "no_quorum"));
-        return told.map(|line| degradation_alarm(&of, line, leader)).collect();
+        let shown = degraded.iter().filter(|line| !(has_failed && line["reason"] == "no_quorum"));
+        return shown.map(|line| degradation_alarm(&of, line, leader)).collect();
     }
     let mut found = Vec::new();
     match ready["error"].as_str() {

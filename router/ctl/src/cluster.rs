@@ -146,8 +146,8 @@ pub(crate) fn is_leader_view(answer: &Value) -> bool {
 }
 
 async fn join_command(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
-    let got = client.get("cluster/members").await?;
-    let members = lines(&got.json["members"]);
+    let response = client.get("cluster/members").await?;
+    let members = lines(&response.json["members"]);
     let reachable = |member: &&Value| member["address"].as_str().is_some_and(|address| address.contains(':'));
     let Some(member) = members.iter().find(reachable) else {
         let detail =
@@ -176,12 +176,12 @@ const STATUS_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, NODE /answer/node_id, LE
 /// Prints every endpoint's view of the cluster.
 async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
     let answers = query_all(client, "cluster").await;
-    let told = print_responses(&answers, STATUS_COLUMNS, output);
+    let printed = print_responses(&answers, STATUS_COLUMNS, output);
     if output == OutputFormat::Table {
         let colour = ColorMode::of_stdout();
         exposure_lines(&answers).iter().for_each(|line| print_text(&colour.red(line)));
     }
-    check_one_cluster(&answers).and(told)
+    check_one_cluster(&answers).and(printed)
 }
 
 /// Returns a line for each listener that others on the network can use or eavesdrop on.
@@ -216,8 +216,8 @@ async fn verify(client: &OperatorClient, output: OutputFormat) -> Result<(), Ctl
         tokio::time::sleep(ROUND_INTERVAL).await;
         answers = query_all(client, "cluster/state-hash").await;
     }
-    let told = print_responses(&answers, HASH_COLUMNS, output);
-    check_one_cluster(&answers).and(told)?;
+    let printed = print_responses(&answers, HASH_COLUMNS, output);
+    check_one_cluster(&answers).and(printed)?;
     seen.record(&answers)?;
     if !seen.are_compared() {
         return Err(CtlError::DigestsNotCompared);

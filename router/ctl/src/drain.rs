@@ -93,8 +93,8 @@ async fn resolve_workers(client: &OperatorClient, args: &DrainArgs) -> Result<Ve
     }
     let mut all: Vec<(WorkerArg, String)> = Vec::new();
     for worker in &args.workers {
-        let got = client.get(&format!("workers/{worker}")).await?.json;
-        let endpoint = got["worker"]["endpoint"].as_str().map_or_else(|| worker.to_string(), str::to_owned);
+        let record = client.get(&format!("workers/{worker}")).await?.json;
+        let endpoint = record["worker"]["endpoint"].as_str().map_or_else(|| worker.to_string(), str::to_owned);
         if all.iter().any(|(other, _)| other == worker) {
             return Err(CtlError::Usage(format!(
                 "{endpoint} is given twice; nothing was drained. Give each worker once"

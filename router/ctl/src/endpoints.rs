@@ -71,13 +71,13 @@ pub(crate) fn print_write_results(
     columns: ColumnSpec,
     output: OutputFormat,
 ) -> Result<(), CtlError> {
-    let told = print_responses(answers, columns, output);
+    let printed = print_responses(answers, columns, output);
     let done: Vec<String> = answers.iter().filter(|answer| answer["error"].is_null()).map(endpoint).collect();
-    match told {
+    match printed {
         Err(CtlError::Refused(error) | CtlError::EndpointsUnanswered(error)) if !done.is_empty() => {
             Err(CtlError::PartlyDone { done: done.join(", "), error })
         }
-        told => told,
+        printed => printed,
     }
 }
 

@@ -12,10 +12,10 @@ pub(crate) struct StuckSessions {
 }
 
 fn stuck_sessions_text(workers: &[StuckSessions]) -> String {
-    let told = workers
+    let lines = workers
         .iter()
         .map(|StuckSessions { endpoint, sessions, reason: why }| format!("{sessions} at {endpoint} ({why})"));
-    told.collect::<Vec<_>>().join(", ")
+    lines.collect::<Vec<_>>().join(", ")
 }
 
 /// Errors of a command.

@@ -232,8 +232,8 @@ fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> 
         let resumed = match &attempt["resume"] {
             Value::Null => String::new(),
             resume => {
-                let kept = cell_text(resume.get("kept_tokens"));
-                format!("; resumed after {kept} tokens, in {}", span_text(&resume["duration"]))
+                let kept_tokens = cell_text(resume.get("kept_tokens"));
+                format!("; resumed after {kept_tokens} tokens, in {}", span_text(&resume["duration"]))
             }
         };
         let (action, state) = (cell_text(attempt.get("action")), cell_text(attempt.get("kv_index_state")));
@@ -266,19 +266,19 @@ fn wait_text(wait: &Value) -> String {
 fn disagreement_rows(observed: &Value) -> Vec<(&'static str, String)> {
     let advice = "see that models.NAME.tokenizer_dir has the tokenizer and the template that the engine uses";
     let (counts, finds) = (&observed["token_count_mismatch"], &observed["cache_hit_mismatch"]);
-    let mut said = Vec::new();
+    let mut parts = Vec::new();
     if counts.is_object() {
         let (counted, computed) = (cell_text(counts.get("engine")), cell_text(counts.get("router")));
-        said.push(format!("the engine counts {counted} prompt tokens where {computed} were computed here: {advice}"));
+        parts.push(format!("the engine counts {counted} prompt tokens where {computed} were computed here: {advice}"));
     }
     if finds.is_object() {
         let (found, told) = (cell_text(finds.get("cached_tokens")), cell_text(finds.get("reported")));
-        said.push(format!(
+        parts.push(format!(
             "the engine found {found} prompt tokens in its cache where its events had told of {told} by then: they may be late; if \
              `ctl alarms list` shows `prefix_cache_cache_hit_mismatch`, {advice}"
         ));
     }
-    said.into_iter().map(|what| ("disagrees", what)).collect()
+    parts.into_iter().map(|what| ("disagrees", what)).collect()
 }
 
 fn ownership_text(ownership: &Value) -> String {

@@ -174,11 +174,11 @@ pub fn report_usage_error(words: impl Iterator<Item = OsString>, error: &clap::E
     let is_json =
         |pair: &[String]| matches!(pair, [flag, value] if (flag == "-o" || flag == "--output") && value == "json");
     let is_one = |word: &String| ["-ojson", "-o=json", "--output=json"].contains(&word.as_str());
-    let wanted =
+    let wants_json =
         words.get(1).is_some_and(|word| word == "ctl") && (words.windows(2).any(is_json) || words.iter().any(is_one));
-    let told = error.to_string();
-    let told = told.strip_prefix("error: ").unwrap_or(&told).trim();
-    (wanted && error.use_stderr()).then(|| OutputFormat::Json.fail((2, "usage"), None, told))
+    let text = error.to_string();
+    let message = text.strip_prefix("error: ").unwrap_or(&text).trim();
+    (wants_json && error.use_stderr()).then(|| OutputFormat::Json.fail((2, "usage"), None, message))
 }
 
 fn client(args: &CtlArgs) -> Result<OperatorClient, CtlError> {

@@ -154,8 +154,8 @@ async fn fetch_pages(
 ) -> Result<Value, CtlError> {
     let mut lines = Vec::new();
     for page in 1.. {
-        let asked: Vec<_> = query.iter().cloned().chain(cursor.map(|cursor| ("cursor", cursor))).collect();
-        let mut answer = client.get(&with_query(name, &asked)).await?.json;
+        let page_query: Vec<_> = query.iter().cloned().chain(cursor.map(|cursor| ("cursor", cursor))).collect();
+        let mut answer = client.get(&with_query(name, &page_query)).await?.json;
         lines.extend(answer[name].as_array_mut().map(std::mem::take).unwrap_or_default());
         cursor = answer["next_cursor"].as_str().map(str::to_owned);
         if cursor.is_none() || page == most {
@@ -181,11 +181,11 @@ pub(crate) async fn show_one(
     (path, consistency): (&str, &ConsistencyArgs),
     (name, output): (&str, OutputFormat),
 ) -> Result<(), CtlError> {
-    let got = client.get(&with_query(path, &consistency.query_pairs()?)).await?;
-    output.print(&got.json, || {
+    let response = client.get(&with_query(path, &consistency.query_pairs()?)).await?;
+    output.print(&response.json, || {
         let mut rows = Vec::new();
-        fields("", &got.json[name], &mut rows);
-        rows.extend(got.tag.map(|tag| vec!["etag".to_owned(), tag]));
+        fields("", &response.json[name], &mut rows);
+        rows.extend(response.tag.map(|tag| vec!["etag".to_owned(), tag]));
         aligned(rows)
     });
     Ok(())
@@ -209,7 +209,7 @@ pub(crate) async fn show_tree(
     session: SessionId,
     output: OutputFormat,
 ) -> Result<(), CtlError> {
-    let got = client.get(&format!("sessions/{session}/tree")).await?;
+    let response = client.get(&format!("sessions/{session}/tree")).await?;
     let branch = |branch: &Value| {
         let depth = branch["depth"].as_u64().unwrap_or_default().min(40) as usize;
         let twig = if depth == 0 { String::new() } else { format!("{}`- ", "   ".repeat(depth - 1)) };
@@ -222,8 +222,10 @@ pub(crate) async fn show_tree(
         ]
     };
     let title = row(["SESSION", "OWNER", "BLOCKS", "HEADS"]);
-    output.print(&got.json, || aligned(std::iter::once(title).chain(lines(&got.json["branches"]).iter().map(branch))));
-    if output == OutputFormat::Table && got.json["truncated"] == true {
+    output.print(&response.json, || {
+        aligned(std::iter::once(title).chain(lines(&response.json["branches"]).iter().map(branch)))
+    });
+    if output == OutputFormat::Table && response.json["truncated"] == true {
         note("the tree has more sessions than are shown");
     }
     Ok(())

@@ -67,10 +67,10 @@ impl DecisionCommand {
 
 /// Prints one decision in full.
 async fn show_decision(client: &OperatorClient, request: RequestId, output: OutputFormat) -> Result<(), CtlError> {
-    let got = client.get(&format!("decisions/{request}")).await?;
+    let response = client.get(&format!("decisions/{request}")).await?;
     let mut rows = Vec::new();
-    fields("", &got.json, &mut rows);
-    output.print(&got.json, || aligned(rows));
+    fields("", &response.json, &mut rows);
+    output.print(&response.json, || aligned(rows));
     Ok(())
 }
 
@@ -84,9 +84,9 @@ async fn list_decisions(
     query.extend(args.filter.query_pairs());
     query.extend(args.since.map(|span| ("since", UtcTime::from_unix_ms(super::unix_ms()).before(span.0).to_string())));
     query.extend(args.slower_than.map(|span| ("slower_than", DurationText(span.0).to_string())));
-    let got = client.get(&with_query("decisions", &query)).await?;
-    output.print(&got.json, || {
-        let mut shown = lines(&got.json["decisions"]).to_vec();
+    let response = client.get(&with_query("decisions", &query)).await?;
+    output.print(&response.json, || {
+        let mut shown = lines(&response.json["decisions"]).to_vec();
         for line in &mut shown {
             let last = lines(&line["attempts"]).last().cloned().unwrap_or_default();
             line["worker"] = lines(&last["legs"]).last().map(|leg| leg["worker"].clone()).unwrap_or_default();
@@ -94,7 +94,7 @@ async fn list_decisions(
         }
         table(DECISION_COLUMNS, &shown)
     });
-    if output == OutputFormat::Table && got.json["search_complete"] == false {
+    if output == OutputFormat::Table && response.json["search_complete"] == false {
         output.note("the search stopped before the whole decision log was read; limit it with --since");
     }
     Ok(())
@@ -171,14 +171,14 @@ impl RoutingArgs {
         }
         let mode = self.mode.map(|mode| json!(mode.routing_mode()));
         let disabled = self.disabled_actions.as_deref().map(disabled_actions).transpose()?;
-        let wanted = [
+        let options = [
             ("mode", mode),
             ("rollout_percent", self.rollout_percent.map(Value::from)),
             ("disabled_actions", disabled),
         ];
-        let wanted: Map<_, _> =
-            wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
-        Ok(Value::Object(wanted))
+        let changes: Map<_, _> =
+            options.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+        Ok(Value::Object(changes))
     }
 }
 

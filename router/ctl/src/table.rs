@@ -106,9 +106,9 @@ fn is_bidi_or_invisible(c: char) -> bool {
 /// Truncates to `widest` characters, at a word boundary if possible, with a visible mark.
 fn truncate(text: String, widest: usize) -> String {
     let Some((end, _)) = text.char_indices().nth(widest) else { return text };
-    let kept: String = text[..end].chars().take(widest - 1).collect();
-    let whole = kept.rfind(' ').filter(|at| *at > kept.len() / 2).unwrap_or(kept.len());
-    format!("{}…", kept[..whole].trim_end_matches([' ', ',', ';', ':']))
+    let shortened: String = text[..end].chars().take(widest - 1).collect();
+    let whole = shortened.rfind(' ').filter(|at| *at > shortened.len() / 2).unwrap_or(shortened.len());
+    format!("{}…", shortened[..whole].trim_end_matches([' ', ',', ';', ':']))
 }
 
 #[cfg(test)]

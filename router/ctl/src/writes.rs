@@ -109,10 +109,10 @@ pub(crate) async fn run(client: &OperatorClient, request: WriteRequest, output: 
         FenceSource::Explicit(epoch) => Some(format!("\"{}\"", epoch.0)),
         FenceSource::FromResource(path) => client.get(path).await?.tag,
     };
-    let got = client.write((request.method, &request.path), &request.body, tag.as_deref()).await?;
-    let (result, group) = (cell_text(got.json.get("result")), got.json["group"].as_str());
-    let transfer = &got.json["transfer"];
-    output.print(&got.json, || match (group, transfer.is_object()) {
+    let response = client.write((request.method, &request.path), &request.body, tag.as_deref()).await?;
+    let (result, group) = (cell_text(response.json.get("result")), response.json["group"].as_str());
+    let transfer = &response.json["transfer"];
+    output.print(&response.json, || match (group, transfer.is_object()) {
         (Some(group), _) => format!("{group}\n"),
         (None, false) => format!("{result}\n"),
         (None, true) => {

@@ -143,13 +143,13 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyR
     dialogues.truncate(options.sessions.into());
     let dialogues = Arc::new(dialogues);
     let mut report = PolicyReport::default();
-    let mut standing: Option<LocalCluster> = None;
+    let mut previous: Option<LocalCluster> = None;
     for policy in &options.policies {
-        if let Some(cluster) = standing.take() {
+        if let Some(cluster) = previous.take() {
             cluster.stop().await;
         }
         // Workers are restarted so that no policy inherits another's cache.
-        let cluster = standing.insert(LocalCluster::start(LocalClusterOptions::demo(*policy, options.speed_up)).await?);
+        let cluster = previous.insert(LocalCluster::start(LocalClusterOptions::demo(*policy, options.speed_up)).await?);
         let run = PolicyRun { options, policy: *policy, dialogues: dialogues.clone() };
         report.add(*policy, run.run_on(cluster, view).await?);
     }
@@ -159,7 +159,7 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyR
         let written = std::fs::write(path, report.json());
         written.map_err(|source| DemoError::Report(path.clone(), source))?;
     }
-    if let Some(cluster) = standing {
+    if let Some(cluster) = previous {
         if options.keep_running {
             keep_serving(&cluster, view).await;
         }

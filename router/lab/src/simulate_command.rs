@@ -278,18 +278,18 @@ impl SimulateArgs {
             Some(ids) => trace.in_order(ids)?,
             None => trace,
         };
-        let kept =
+        let variants =
             tier_variants::tier_variants((self.attention_file.as_ref(), &self.tier_policy), self.spec(), &trace)?;
-        let cells = kept.iter().map(|kept| self.cells(&kept.spec, &trace)).collect::<Result<Vec<_>, _>>()?;
+        let cells = variants.iter().map(|variant| self.cells(&variant.spec, &trace)).collect::<Result<Vec<_>, _>>()?;
         let mut progress = ProgressMeter::new(cells.iter().map(Vec::len).sum::<usize>() * self.seeds.len());
         // Only reports tell of this machine: everything else is equal wherever it runs.
         let (mut figures, clock) = (Vec::new(), DecisionStopwatch::default());
         for seed in &self.seeds {
             let trace = if list.is_some() { trace.clone() } else { trace.clone().shuffled(*seed) };
-            for (kept, cells) in kept.iter().zip(&cells) {
-                let trace = kept.apply_model(&trace);
+            for (variant, cells) in variants.iter().zip(&cells) {
+                let trace = variant.apply_model(&trace);
                 for (kind, setup) in cells {
-                    let mut world = world(kept, (&trace, *kind), SimulationSetup { seed: *seed, ..*setup })?;
+                    let mut world = world(variant, (&trace, *kind), SimulationSetup { seed: *seed, ..*setup })?;
                     if self.report.is_some() {
                         clock.set_policy(kind.as_str());
                         world = world.with_stopwatch(&clock);
@@ -300,9 +300,9 @@ impl SimulateArgs {
             }
         }
         progress.end();
-        let fleet = kept.first().map_or_else(|| self.spec(), |kept| kept.spec);
+        let fleet = variants.first().map_or_else(|| self.spec(), |variant| variant.spec);
         let subject = ReportSubject::new(self.trace.display().to_string(), &trace, (self.workers, &fleet));
-        let notes = trace.notes.into_iter().chain(kept.iter().filter_map(TierVariant::note)).collect();
+        let notes = trace.notes.into_iter().chain(variants.iter().filter_map(TierVariant::note)).collect();
         Ok(SimulationReport { planning: clock.planning_times(), ..SimulationReport::of(subject, notes, figures) })
     }
 
@@ -360,12 +360,12 @@ impl SimulateArgs {
 }
 
 fn world<'a>(
-    kept: &TierVariant,
+    variant: &TierVariant,
     (trace, kind): (&'a Trace, PolicyKind),
     setup: SimulationSetup,
 ) -> Result<Simulation<'a>, SetupError> {
-    let world = Simulation::new(trace, kind, setup)?.with_tier_policy(kept.policy);
-    Ok(match &kept.model {
+    let world = Simulation::new(trace, kind, setup)?.with_tier_policy(variant.policy);
+    Ok(match &variant.model {
         Some(model) => world.with_model(model),
         None => world,
     })
@@ -395,9 +395,10 @@ impl DecisionStopwatch {
 
     /// What each policy took, in the order of its name.
     fn planning_times(self) -> Vec<DecisionLatency> {
-        let taken = self.durations.into_inner().into_iter();
-        let mut all: Vec<DecisionLatency> =
-            taken.map(|(policy, micros)| DecisionLatency { policy, micros: TimeDistribution::of(micros) }).collect();
+        let durations = self.durations.into_inner().into_iter();
+        let mut all: Vec<DecisionLatency> = durations
+            .map(|(policy, micros)| DecisionLatency { policy, micros: TimeDistribution::of(micros) })
+            .collect();
         all.sort_by_key(|one| one.policy);
         all
     }

@@ -118,10 +118,10 @@ impl OperatorTokens {
         };
         let token = headers.get(AUTHORIZATION).map(|value| bearer_key(value.as_bytes()));
         let unauthorized = |detail| Problem::new(ProblemKind::Unauthorized, detail);
-        let given = digest(token.ok_or_else(|| unauthorized("Send a token as 'Authorization: Bearer TOKEN'."))?);
+        let token_digest = digest(token.ok_or_else(|| unauthorized("Send a token as 'Authorization: Bearer TOKEN'."))?);
         let mut found = None;
         for (known, who) in table.iter() {
-            if known.iter().zip(&given).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0 {
+            if known.iter().zip(&token_digest).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0 {
                 found = Some(who);
             }
         }

@@ -150,13 +150,13 @@ impl AuditLog {
 
     /// Reserves disk space for the line of a write that is about to start. Blocks on disk IO.
     pub(super) fn reserve(&self) -> io::Result<()> {
-        let taken = self.write_journal.reserve();
-        self.is_broken.store(taken.is_err(), Ordering::Relaxed);
-        if let Err(error) = &taken {
+        let reservation = self.write_journal.reserve();
+        self.is_broken.store(reservation.is_err(), Ordering::Relaxed);
+        if let Err(error) = &reservation {
             self.failed.with_label_values(&["write_rejected"]).inc();
             tracing::error!(%error, path = %self.write_journal.path.display(), "the audit log has no room, so that a write was refused");
         }
-        taken
+        reservation
     }
 
     /// Returns whether the last attempt failed.
@@ -183,24 +183,29 @@ impl AuditLog {
     }
 
     /// Writes a line to disk, and to the process log with `RUST_LOG=info,ownerserve::audit=debug`. Blocks on disk IO.
-    pub(super) fn write(&self, asked: &AuditedRequest, (outcome, status): (&'static str, u16), room: SpaceReservation) {
-        let token = asked.principal.as_ref().and_then(|who| who.token);
+    pub(super) fn write(
+        &self,
+        request: &AuditedRequest,
+        (outcome, status): (&'static str, u16),
+        room: SpaceReservation,
+    ) {
+        let token = request.principal.as_ref().and_then(|who| who.token);
         if room == SpaceReservation::None && !self.allows_refused_record(token, Instant::now()) {
             self.failed.with_label_values(&["line_skipped"]).inc();
             return;
         }
         let line = AuditRecord {
             time: UtcTime::from_unix_ms(unix_ms()),
-            actor: asked.principal.as_ref().map_or("nobody", |who| &who.name),
-            role: asked.principal.as_ref().map(|who| who.role),
-            operation: asked.route.clone(),
-            path: &asked.path,
-            body: asked.body.clone(),
-            if_match: asked.if_match.as_deref(),
+            actor: request.principal.as_ref().map_or("nobody", |who| &who.name),
+            role: request.principal.as_ref().map(|who| who.role),
+            operation: request.route.clone(),
+            path: &request.path,
+            body: request.body.clone(),
+            if_match: request.if_match.as_deref(),
             outcome,
             status,
-            request_id: &asked.request_id,
-            remote_address: asked.remote_address,
+            request_id: &request.request_id,
+            remote_address: request.remote_address,
         };
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
         tracing::debug!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");

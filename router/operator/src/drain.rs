@@ -104,25 +104,25 @@ impl DrainRegistry {
     }
 
     /// Starts to move the worker's sessions, unless a drain with the same options is running.
-    pub(super) fn begin(self: &Arc<Self>, mover: &SessionMover, worker: WorkerId, wanted: DrainOptions) {
+    pub(super) fn begin(self: &Arc<Self>, mover: &SessionMover, worker: WorkerId, options: DrainOptions) {
         let progress = DrainProgress { state: DrainPhase::Moving, ..DrainProgress::default() };
         let serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
         {
             let mut workers = self.workers.lock();
             let known = workers.get(&worker);
-            if known.is_some_and(|known| known.options == wanted && known.progress.state == DrainPhase::Moving) {
+            if known.is_some_and(|known| known.options == options && known.progress.state == DrainPhase::Moving) {
                 return;
             }
             if known.is_none() && workers.len() >= MAX_WORKERS {
                 workers.retain(|_, entry| entry.progress.state == DrainPhase::Moving);
             }
-            workers.insert(worker, DrainRecord { serial, options: wanted.clone(), progress: progress.clone() });
+            workers.insert(worker, DrainRecord { serial, options: options.clone(), progress: progress.clone() });
         }
         let run = DrainRun {
             registry: self.clone(),
             mover: mover.clone(),
             worker,
-            options: wanted,
+            options,
             progress,
             serial,
             last_progress: Instant::now(),
@@ -229,8 +229,8 @@ impl DrainRun {
                 Ok((to, bytes)) => {
                     self.unmovable.remove(&session.id);
                     self.registry.record_move(upgrade.as_ref(), session.id);
-                    let given = self.received.entry(to).or_default();
-                    (given.sessions, given.bytes) = (given.sessions + 1, given.bytes + bytes.0);
+                    let received = self.received.entry(to).or_default();
+                    (received.sessions, received.bytes) = (received.sessions + 1, received.bytes + bytes.0);
                     self.record_outcome("moved", bytes);
                     self.progress.moved_sessions += 1;
                     self.progress.owned_sessions = self.progress.owned_sessions.saturating_sub(1);
@@ -263,8 +263,8 @@ impl DrainRun {
             TargetSelector { fleet: &fleet, from, model: &session.model, barred: &barred, received: &self.received };
         let target = choice.target(&self.options.avoid_workers).ok_or(NO_TARGET)?;
         let record = view.worker(target.id).ok_or("the ledger does not know who could take it")?;
-        let given = self.received.get(&target.id).copied().unwrap_or_default();
-        let rank = DpRank((given.sessions % u64::from(record.spec.ranks.max(1))) as u16);
+        let received = self.received.get(&target.id).copied().unwrap_or_default();
+        let rank = DpRank((received.sessions % u64::from(record.spec.ranks.max(1))) as u16);
         let to = Owner { worker: target.id, incarnation: record.incarnation, rank };
         let moved = migration::ensure_head_present(&self.mover, view, (session, to)).await?;
         let now = self.mover.ledger.directory().view();
@@ -364,8 +364,8 @@ impl<'a> TargetSelector<'a> {
     /// KV usage plus the bytes received in this drain, as a share of the capacity.
     fn fill_ratio(&self, view: &WorkerView) -> f64 {
         let room = (view.capacity.kv.0.max(1) * view.kv_bytes_per_token.0.max(1)) as f64;
-        let given = self.received.get(&view.id).copied().unwrap_or_default();
-        view.load.kv_usage + given.bytes as f64 / room
+        let received = self.received.get(&view.id).copied().unwrap_or_default();
+        view.load.kv_usage + received.bytes as f64 / room
     }
 }
 

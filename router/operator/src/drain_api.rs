@@ -73,8 +73,8 @@ impl DrainRequest {
             return Err(Problem::bad_body("bandwidth: accepted is 1B and more, a second"));
         }
         let bandwidth = self.bandwidth.map_or(usual, |size| size.0);
-        let wanted = DrainOptions { avoid_workers: self.avoid_workers, upgrade_id: self.upgrade_id, bandwidth };
-        Ok((self.draining && self.sessions == SessionDisposition::Move).then_some(wanted))
+        let options = DrainOptions { avoid_workers: self.avoid_workers, upgrade_id: self.upgrade_id, bandwidth };
+        Ok((self.draining && self.sessions == SessionDisposition::Move).then_some(options))
     }
 }
 
@@ -96,14 +96,14 @@ pub(super) async fn drain(
     let ledger = &mover.ledger;
     fence.check_optional(leases::find_worker(&*linearizable_view(ledger).await?, id)?.epoch)?;
     let draining = if body.draining { DrainFlag::Yes } else { DrainFlag::No };
-    let wanted = body.drain_options(settings.drain_bandwidth)?;
+    let options = body.drain_options(settings.drain_bandwidth)?;
     commit(ledger, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
     // Applies the ledger's current state instead of the request, because another write may have changed it since. The
     // other routers learn it from the ledger, as this one would a moment later.
     drains::apply(ledger.directory(), &mover.fleet, id);
-    let result = match (draining, wanted) {
-        (DrainFlag::Yes, Some(wanted)) => {
-            running.begin(&mover, id, wanted);
+    let result = match (draining, options) {
+        (DrainFlag::Yes, Some(options)) => {
+            running.begin(&mover, id, options);
             "the worker drains: it takes no new sessions, and those that it has are moved"
         }
         (DrainFlag::Yes, None) => "the worker drains: it takes no new sessions",

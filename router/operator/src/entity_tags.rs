@@ -53,8 +53,8 @@ impl fmt::Display for EntityTag {
 pub(super) fn matches_if_none_match(headers: &http::HeaderMap, tag: &HeaderValue) -> bool {
     let weak = |text: &str| text.trim().trim_start_matches("W/").to_owned();
     let tag = tag.to_str().map(weak).unwrap_or_default();
-    let asked = headers.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
-    asked.flat_map(|value| value.split(',')).any(|one| one.trim() == "*" || weak(one) == tag)
+    let tags = headers.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    tags.flat_map(|value| value.split(',')).any(|one| one.trim() == "*" || weak(one) == tag)
 }
 
 /// The `If-Match` header: what a write was based on.

@@ -30,14 +30,14 @@ async fn erase_and_report(
         );
         Problem::new(ProblemKind::NotReady, detail).with_reason("shared_cache_unavailable")
     })?;
-    let mut told = told((parts, settings), tenant, forgotten);
+    let mut report = told((parts, settings), tenant, forgotten);
     if unread > 0 {
-        told += &format!(
+        report += &format!(
             "; {unread} transcripts of the tenant in Redis could not be read (they were written with another \
              shared_cache.encryption_secret, or without one), and may be of this session: forget what is kept of the tenant to be sure"
         );
     }
-    Ok(WriteResult::plain(&parts.ledger, told))
+    Ok(WriteResult::plain(&parts.ledger, report))
 }
 
 fn told((parts, settings): (&OperatorParts, &OperatorSettings), tenant: &TenantId, count: usize) -> String {

@@ -91,13 +91,13 @@ impl Degradation {
     fn of_ejected_workers(fleet: &FleetSources) -> Option<Self> {
         let workers = fleet.workers.fleet().snapshot();
         let outliers = fleet.outliers.lock();
-        let told =
+        let describe =
             |view: &WorkerView| Some(format!("{} ({})", view.endpoint, outliers.ejection(view)?.reason.as_ref()));
-        let told: Vec<_> = workers.iter().filter_map(told).collect();
-        (!told.is_empty()).then(|| Self {
+        let ejected: Vec<_> = workers.iter().filter_map(describe).collect();
+        (!ejected.is_empty()).then(|| Self {
             component: "workers",
             reason: "ejected",
-            detail: format!("requests failed there, so that only trials go there for a while: {}", told.join(", ")),
+            detail: format!("requests failed there, so that only trials go there for a while: {}", ejected.join(", ")),
         })
     }
 
@@ -122,12 +122,12 @@ impl Degradation {
     /// Reports workers whose engines ignore cache salts although tenants must be kept apart.
     fn of_ignored_salts(fleet: &FleetSources) -> Option<Self> {
         let barred = fleet.isolation.barred_workers();
-        let told: Vec<_> = barred.iter().filter_map(|id| fleet.workers.worker(*id)).collect();
-        let told: Vec<_> = told.iter().map(|worker| worker.config.endpoint().as_ref()).collect();
-        (!told.is_empty()).then(|| Self {
+        let workers: Vec<_> = barred.iter().filter_map(|id| fleet.workers.worker(*id)).collect();
+        let endpoints: Vec<_> = workers.iter().map(|worker| worker.config.endpoint().as_ref()).collect();
+        (!endpoints.is_empty()).then(|| Self {
             component: "workers",
             reason: "salts_ignored",
-            detail: format!("{SALTS_IGNORED}: {}", told.join(", ")),
+            detail: format!("{SALTS_IGNORED}: {}", endpoints.join(", ")),
         })
     }
 
@@ -168,8 +168,8 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    fn of(desk: &OperatorState) -> Self {
-        let parts = &*desk.parts;
+    fn of(state: &OperatorState) -> Self {
+        let parts = &*state.parts;
         let fleet = &parts.fleet;
         let directory = parts.ledger.directory();
         let own = directory.members().into_iter().find(|member| member.node == directory.node());
@@ -210,7 +210,7 @@ impl Readiness {
         });
         let barred = transfer_checks::disabled_link_details(&parts.routing.transfer_checks, fleet)
             .map(|detail| Degradation { component: "transfer_check", reason: "output_mismatch", detail });
-        let audit = desk.audit.is_broken().then(|| Degradation {
+        let audit = state.audit.is_broken().then(|| Degradation {
             component: "audit_log",
             reason: "write_failed",
             detail: "the audit log takes no line, so that operators' writes are refused".into(),
@@ -233,7 +233,7 @@ impl Readiness {
                  it; please report it"
             ),
         });
-        let exposed = desk.settings.exposed_listeners.iter().map(|it| Degradation {
+        let exposed = state.settings.exposed_listeners.iter().map(|it| Degradation {
             component: "listeners",
             reason: it.reason,
             detail: it.detail.into(),
@@ -258,16 +258,16 @@ impl Readiness {
             .chain(tasks)
             .chain(short)
             .chain(Degradation::of_salts(fleet))
-            .chain(Self::of_tenants(desk))
+            .chain(Self::of_tenants(state))
             .chain(exposed)
             .collect();
         Self { ready: true, node_id: directory.node().0, role, degraded }
     }
 
     /// Reports quotas that apply to no tenant, as after a misspelt name.
-    fn of_tenants(desk: &OperatorState) -> Option<Degradation> {
-        let keys = desk.parts.fleet.isolation.keys();
-        let count = keys.tenants_without_key(desk.settings.tenants.iter().map(String::as_str)).len();
+    fn of_tenants(state: &OperatorState) -> Option<Degradation> {
+        let keys = state.parts.fleet.isolation.keys();
+        let count = keys.tenants_without_key(state.settings.tenants.iter().map(String::as_str)).len();
         let why = match keys.required() {
             true => "no key of auth.keys_file names them",
             false => "without auth.keys_file everybody is the tenant \"default\"",
@@ -321,26 +321,26 @@ impl Readiness {
         (status = 200, description = "It can serve clients.", body = LedgerResponse<Readiness>),
         (status = 503, description = "No worker that answers may serve, or this router shuts down.")))]
 pub(super) async fn ready(
-    State(desk): State<OperatorState>,
+    State(state): State<OperatorState>,
     headers: HeaderMap,
 ) -> Result<LedgerResponse<Readiness>, Problem> {
-    let fleet = &desk.parts.fleet;
-    let is_stranger = desk.tokens.authenticate(&headers).is_err();
-    if desk.is_shutting_down() {
+    let fleet = &state.parts.fleet;
+    let is_stranger = state.tokens.authenticate(&headers).is_err();
+    if state.is_shutting_down() {
         return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
     }
     match fleet.isolation.serving(&fleet.workers) {
         Ok(()) => {
-            if desk.audit.is_broken() {
+            if state.audit.is_broken() {
                 // The result shows in the next request: this one must not wait for the disk.
-                let audit = desk.audit.clone();
+                let audit = state.audit.clone();
                 drop(tokio::task::spawn_blocking(move || audit.probe_space()));
             }
-            let mut readiness = Readiness::of(&desk);
+            let mut readiness = Readiness::of(&state);
             if is_stranger {
                 readiness.degraded = readiness.degraded.into_iter().map(Degradation::redacted).collect();
             }
-            Ok(LedgerResponse::new(&desk.parts.ledger.directory().view(), readiness))
+            Ok(LedgerResponse::new(&state.parts.ledger.directory().view(), readiness))
         }
         Err(NotServingReason::SaltsIgnored) => {
             Err(Problem::not_ready(format!("No worker that answers may serve: {SALTS_IGNORED}.")))
@@ -359,16 +359,16 @@ pub(super) async fn ready(
 fn no_worker_detail(workers: &[WorkerView], failures: &[(WorkerSource, String)]) -> String {
     /// Maximum number of reasons shown.
     const MAX_REASONS: usize = 4;
-    let mut told = match workers {
+    let mut detail = match workers {
         [_, ..] => "No worker answers. GET /ownerserve/v1/workers tells how each is.".to_owned(),
         [] => "No worker is listed: name one (--worker URL, [[workers]], [discovery]) or have it register itself \
                   (POST /ownerserve/v1/registrations)."
             .to_owned(),
     };
     for (source, why) in failures.iter().take(MAX_REASONS) {
-        let _ = write!(told, " Workers of {} cannot be looked up: {why}.", source.as_ref());
+        let _ = write!(detail, " Workers of {} cannot be looked up: {why}.", source.as_ref());
     }
-    told
+    detail
 }
 
 /// Metrics for Prometheus.

@@ -56,8 +56,8 @@ impl IdempotentWrite {
         let who = who.and_then(|who| who.token.as_ref()).map_or(&b""[..], |token| &token[..]);
         let path = parts.uri.path_and_query().map_or("", |whole| whole.as_str());
         let fence = parts.headers.get(IF_MATCH).map_or(&b""[..], HeaderValue::as_bytes);
-        let asked = digest(&[parts.method.as_str().as_bytes(), path.as_bytes(), fence, body]);
-        Ok(Some(Self { key: digest(&[who, key.as_bytes()]), request: asked }))
+        let request_digest = digest(&[parts.method.as_str().as_bytes(), path.as_bytes(), fence, body]);
+        Ok(Some(Self { key: digest(&[who, key.as_bytes()]), request: request_digest }))
     }
 }
 

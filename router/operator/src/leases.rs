@@ -227,13 +227,13 @@ pub(super) async fn intents(
     let page = page.page("intents", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
-        let wanted = |session: SessionId, intent: &Intent| {
+        let is_selected = |session: SessionId, intent: &Intent| {
             filter.session.is_none_or(|wanted| wanted == session)
                 && filter.worker.is_none_or(|worker| intent.worker.worker == worker)
                 && filter.router.is_none_or(|router| intent.router == NodeId(router))
         };
         let lines = |(session, all): (SessionId, Vec<Intent>)| {
-            let found = all.iter().filter(|intent| wanted(session, intent));
+            let found = all.iter().filter(|intent| is_selected(session, intent));
             (session, found.map(|intent| IntentResource::new(&looking, session, intent)).collect())
         };
         page.fill(looking.intents_after(page.after).map(lines))

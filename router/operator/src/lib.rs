@@ -60,13 +60,14 @@ pub use sources::{FleetSources, OperatorParts, RoutingSources, SessionMover};
 pub use state::{OperatorStartError, OperatorState};
 
 /// Builds the operator routes.
-pub fn routes(desk: &OperatorState) -> Router {
-    desk.document
+pub fn routes(state: &OperatorState) -> Router {
+    state
+        .document
         .attach(api_routes())
         .fallback(|| async { Problem::unknown_path() })
         .method_not_allowed_fallback(|| async { Problem::wrong_method() })
-        .layer(from_fn_with_state(desk.clone(), request_gate::gate))
-        .with_state(desk.clone())
+        .layer(from_fn_with_state(state.clone(), request_gate::gate))
+        .with_state(state.clone())
 }
 
 /// Returns the OpenAPI document of the operator routes.

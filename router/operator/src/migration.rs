@@ -230,7 +230,7 @@ async fn ensure_present(
         return Ok(None);
     }
     check_link(mover, source.worker, target.worker)?;
-    let Some(kept) = find_prompt(mover, &moving).await else {
+    let Some(prompt) = find_prompt(mover, &moving).await else {
         let why = "no router that answers knows the prompt's token ids, without which no engine moves blocks";
         return Err(transfer_not_possible(
             why,
@@ -239,8 +239,8 @@ async fn ensure_present(
     };
     let since = Instant::now();
     let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
-    let wanted = PrefixRelocation { blocks, bytes, source, target, action: moving.action };
-    let remark = mover.prefixes.relocate(&kept, wanted).await;
+    let relocation = PrefixRelocation { blocks, bytes, source, target, action: moving.action };
+    let remark = mover.prefixes.relocate(&prompt, relocation).await;
     let duration = DurationText::whole_millis(since.elapsed());
     match remark {
         None | Some(AttemptEvent::SourceRecomputed) => {
@@ -259,12 +259,12 @@ async fn ensure_present(
 
 /// Finds a prompt that covers what is to be moved, here or at another router.
 async fn find_prompt(mover: &SessionMover, moving: &MoveRequest) -> Option<Arc<StoredPrompt>> {
-    if let Some(kept) = mover.prompts.find_containing(&moving.tenant, moving.point) {
-        return Some(kept);
+    if let Some(prompt) = mover.prompts.find_containing(&moving.tenant, moving.point) {
+        return Some(prompt);
     }
-    let wanted = PromptKey { tenant: moving.tenant.clone(), point: moving.point };
+    let key = PromptKey { tenant: moving.tenant.clone(), point: moving.point };
     let seed_of = |model: &ModelId| mover.catalog.model(model).identifier.seed();
-    fetch_prompt(mover.ledger.directory().peers(), &wanted, seed_of, &mover.exchange_metrics).await.map(Arc::new)
+    fetch_prompt(mover.ledger.directory().peers(), &key, seed_of, &mover.exchange_metrics).await.map(Arc::new)
 }
 
 /// Checks that both workers are listed and reachable, their link is not disabled, and they share a KV fabric.

@@ -36,8 +36,8 @@ pub(super) struct PageQuery {
 
 /// Parses the page size; any other value is refused with what is accepted.
 pub(super) fn parse_limit<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u16>, D::Error> {
-    let asked = String::deserialize(given)?.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
-    asked.map(Some).ok_or_else(|| D::Error::custom(format!("accepted is a whole number from 1 to {MAX_LIMIT}")))
+    let limit = String::deserialize(given)?.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+    limit.map(Some).ok_or_else(|| D::Error::custom(format!("accepted is a whole number from 1 to {MAX_LIMIT}")))
 }
 
 /// Position in a list; part of every page.
@@ -162,8 +162,8 @@ mod tests {
     fn foreign_and_malformed_cursors_and_limits_are_rejected() {
         let page: PageRange<u32> = query(Some(1), None).page("n", &"tenant a", 1).unwrap();
         let next = page.fill([(1, vec![1]), (2, vec![2])].into_iter()).1.next_cursor.unwrap();
-        let kind = |asked: &PageQuery, name: &str, filter: &str| {
-            asked.page::<u32>(name, &filter, 9).map(drop).map_err(|it| it.kind())
+        let kind = |query: &PageQuery, name: &str, filter: &str| {
+            query.page::<u32>(name, &filter, 9).map(drop).map_err(|it| it.kind())
         };
         assert_eq!(kind(&query(None, Some(&next)), "n", "tenant a"), Ok(()));
         assert_eq!(kind(&query(None, Some(&next)), "n", "tenant b"), Err(ProblemKind::InvalidCursor));

@@ -35,11 +35,11 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SENSITIVE_PATHS: [&str; 1] = ["/ownerserve/v1/cluster/snapshot"];
 
 /// Lets a request through, or returns the problem.
-pub(super) async fn gate(State(desk): State<OperatorState>, request: Request, next: Next) -> Response {
+pub(super) async fn gate(State(state): State<OperatorState>, request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     let asked_of = request.headers().clone();
-    let mut response = handle(&desk, request, (next, &id)).await;
+    let mut response = handle(&state, request, (next, &id)).await;
     let known = response.headers().get(ETAG).is_some_and(|tag| entity_tags::matches_if_none_match(&asked_of, tag));
     if is_read && known && response.status() == StatusCode::OK {
         *response.body_mut() = Body::empty();
@@ -47,7 +47,7 @@ pub(super) async fn gate(State(desk): State<OperatorState>, request: Request, ne
         response.headers_mut().remove(http::header::CONTENT_LENGTH);
         response.headers_mut().remove(CONTENT_TYPE);
     }
-    ViewStamp::of(&desk.parts.ledger.directory().view()).write_headers(response.headers_mut());
+    ViewStamp::of(&state.parts.ledger.directory().view()).write_headers(response.headers_mut());
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -56,33 +56,34 @@ pub(super) async fn gate(State(desk): State<OperatorState>, request: Request, ne
 
 /// Returns the client's own id if it is short and plain, otherwise a new one.
 fn request_id(headers: &HeaderMap) -> String {
-    let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let given = given.filter(|id| (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
-    given.map_or_else(|| new_request_id().to_string(), str::to_owned)
+    let request_id = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let request_id =
+        request_id.filter(|id| (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
+    request_id.map_or_else(|| new_request_id().to_string(), str::to_owned)
 }
 
-async fn handle(desk: &OperatorState, request: Request, (next, id): (Next, &str)) -> Response {
+async fn handle(state: &OperatorState, request: Request, (next, id): (Next, &str)) -> Response {
     let (parts, body) = request.into_parts();
     if parts.uri.path_and_query().map_or(0, |whole| whole.as_str().len()) > MAX_URI_BYTES {
         let detail = format!("Path and query have more than {MAX_URI_BYTES} bytes.");
         return Problem::new(ProblemKind::UriTooLong, detail).into_response();
     }
     let path = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
-    let writes = desk.document.is_write(&parts.method, &path);
+    let writes = state.document.is_write(&parts.method, &path);
     let audited = writes || SENSITIVE_PATHS.contains(&&*path);
-    let who = if PUBLIC_PATHS.contains(&&*path) { None } else { Some(desk.tokens.authenticate(&parts.headers)) };
-    let mut asked = audited_request(&parts, &path, id);
-    asked.principal = who.as_ref().and_then(|who| who.as_ref().ok().cloned());
-    if asked.principal.is_some() {
+    let who = if PUBLIC_PATHS.contains(&&*path) { None } else { Some(state.tokens.authenticate(&parts.headers)) };
+    let mut record = audited_request(&parts, &path, id);
+    record.principal = who.as_ref().and_then(|who| who.as_ref().ok().cloned());
+    if record.principal.is_some() {
         parts.extensions.get().map(UnauthenticatedPermit::mark_authenticated);
     }
     let needed = if audited { TokenRole::Operator } else { TokenRole::Read };
-    let allowed = HostCheck::new(&desk.settings.host_rules).check(&parts).map_err(Problem::from);
+    let allowed = HostCheck::new(&state.settings.host_rules).check(&parts).map_err(Problem::from);
     let allowed = allowed.and_then(|()| who.map_or(Ok(()), |who| who.and_then(|who| authorize(&who, needed))));
-    let allowed = allowed.and_then(|()| desk.document.check_query(&parts, &path));
+    let allowed = allowed.and_then(|()| state.document.check_query(&parts, &path));
     let allowed = allowed.map(|()| Request::from_parts(parts, body));
     let request = match allowed {
-        Ok(request) if writes => read_write(&desk.parts, request, &mut asked).await,
+        Ok(request) if writes => read_write(&state.parts, request, &mut record).await,
         other => other.map(|request| (request, None)),
     };
     if !audited {
@@ -91,14 +92,14 @@ async fn handle(desk: &OperatorState, request: Request, (next, id): (Next, &str)
             Ok((request, _)) => next.run(request).await,
         };
     }
-    let repeats = desk.idempotency.clone();
+    let repeats = state.idempotency.clone();
     let running = request.map(|(request, keyed)| async move {
         match keyed {
             None => next.run(request).await,
             Some(keyed) => repeats.run_once(keyed, (request, async |request| next.run(request).await)).await,
         }
     });
-    let written_down = run_audited(desk.audit.clone(), asked, running);
+    let written_down = run_audited(state.audit.clone(), record, running);
     // A separate task, so that it continues if the client disconnects.
     tokio::spawn(written_down).await.unwrap_or_else(|_| internal_error())
 }
@@ -106,7 +107,7 @@ async fn handle(desk: &OperatorState, request: Request, (next, id): (Next, &str)
 /// Runs the write to its end and logs it before the response is sent.
 async fn run_audited(
     audit: Arc<AuditLog>,
-    asked: AuditedRequest,
+    request: AuditedRequest,
     running: Result<impl Future<Output = Response> + Send + 'static, Problem>,
 ) -> Response {
     let (answer, room) = match running {
@@ -122,7 +123,7 @@ async fn run_audited(
         None => "succeeded",
     };
     let status = answer.status().as_u16();
-    let written = tokio::task::spawn_blocking(move || audit.write(&asked, (word, status), room));
+    let written = tokio::task::spawn_blocking(move || audit.write(&request, (word, status), room));
     if let Err(error) = written.await {
         tracing::error!(%error, "a line of the audit log is missing");
     }
@@ -177,8 +178,8 @@ async fn read_write(
     // Browsers send other content types across sites without a preflight; DELETE always needs one.
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
     if parts.method != Method::DELETE && !kind.to_ascii_lowercase().starts_with(b"application/json") {
-        let wanted = "Send a JSON object, {} where there is nothing to say, with Content-Type: application/json.";
-        return Err(Problem::new(ProblemKind::UnsupportedMediaType, wanted));
+        let advice = "Send a JSON object, {} where there is nothing to say, with Content-Type: application/json.";
+        return Err(Problem::new(ProblemKind::UnsupportedMediaType, advice));
     }
     let body = read_write_body((&handles.memory_budget, &handles.offload_pool), &parts, body).await?;
     asked.body = loggable_body(&body);

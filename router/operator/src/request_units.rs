@@ -43,9 +43,9 @@ fn read<'de, D: Deserializer<'de>, T>(
     parse: impl FnOnce(&str) -> Option<T>,
     accepted: &str,
 ) -> Result<T, D::Error> {
-    let given = Value::deserialize(given)?;
-    let parsed = given.as_str().and_then(parse);
-    parsed.ok_or_else(|| D::Error::custom(format!("{}: accepted is {accepted}", truncated(&given.to_string()))))
+    let value = Value::deserialize(given)?;
+    let parsed = value.as_str().and_then(parse);
+    parsed.ok_or_else(|| D::Error::custom(format!("{}: accepted is {accepted}", truncated(&value.to_string()))))
 }
 
 impl<'de> Deserialize<'de> for RequestDuration {

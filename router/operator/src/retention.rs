@@ -114,8 +114,8 @@ pub(super) async fn new_group(
     let group = GroupId(u128::from_be_bytes(digits));
     let put = |artifact: &ArtifactId| Command::SetGroup(SetGroup { artifact: *artifact, group: Some(group) });
     let puts: Vec<Command> = body.artifacts.iter().map(put).collect();
-    let wanted = puts.len();
-    if wanted > 0 {
+    let put_count = puts.len();
+    if put_count > 0 {
         match commit(&ledger, Command::Batch(puts)).await {
             // Artifacts forgotten meanwhile are ignored; the others are in the group.
             Err(problem) if problem.kind() != ProblemKind::NotFound => return Err(problem),
@@ -123,11 +123,11 @@ pub(super) async fn new_group(
         }
     }
     let view = ledger.directory().view();
-    let result = match (view.group(group).count(), wanted) {
+    let result = match (view.group(group).count(), put_count) {
         (_, 0) => "the id is new; the group is listed once an artifact is in it".to_owned(),
         (1, 1) => "one artifact is in it".to_owned(),
-        (there, _) if there == wanted => format!("{there} artifacts are in it"),
-        (there, _) => format!("{there} of {wanted} artifacts are in it; the others were forgotten meanwhile"),
+        (there, _) if there == put_count => format!("{there} artifacts are in it"),
+        (there, _) => format!("{there} of {put_count} artifacts are in it; the others were forgotten meanwhile"),
     };
     Ok(LedgerResponse::new(&view, CreatedGroup { group, result }))
 }

@@ -122,11 +122,11 @@ pub(super) async fn routing(State(routing): State<RoutingSources>) -> Json<Routi
     responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
 pub(super) async fn set_routing(
     State(routing): State<RoutingSources>,
-    told: Result<JsonBody<RoutingPatch>, Problem>,
+    body: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingState>, Problem> {
     let accepted = "accepted is {\"mode\": \"active\" | \"shadow\" | \"bypass\" | \"active\", \"rollout_percent\": 0 to 100, \
                     \"disabled_actions\": [\"artifact_fetch\", ...]}";
-    let JsonBody(change) = told.map_err(|problem| problem.with_accepted(accepted))?;
+    let JsonBody(change) = body.map_err(|problem| problem.with_accepted(accepted))?;
     let before = routing.live.get();
     let share = change.rollout_percent.unwrap_or(before.rollout_percent);
     routing.live.set(change.mode.unwrap_or(before.mode), share);
@@ -149,9 +149,9 @@ pub(super) async fn set_routing(
     responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
 pub(super) async fn patch_routing(
     routing: State<RoutingSources>,
-    told: Result<JsonBody<RoutingPatch>, Problem>,
+    body: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingState>, Problem> {
-    set_routing(routing, told).await
+    set_routing(routing, body).await
 }
 
 /// Filter of decisions; all conditions must hold.

@@ -97,9 +97,9 @@ fn open_audit(settings: &OperatorSettings, metrics: &Metrics) -> Result<AuditLog
 
 /// Lets handlers extract a part of the state.
 macro_rules! extracted_parts {
-    ($($part:ty: |$desk:ident| $value:expr;)*) => {$(
+    ($($part:ty: |$state:ident| $value:expr;)*) => {$(
         impl FromRef<OperatorState> for $part {
-            fn from_ref($desk: &OperatorState) -> Self {
+            fn from_ref($state: &OperatorState) -> Self {
                 $value.clone()
             }
         }
@@ -107,14 +107,14 @@ macro_rules! extracted_parts {
 }
 
 extracted_parts! {
-    Arc<OperatorParts>: |desk| desk.parts;
-    LedgerAccess: |desk| desk.parts.ledger;
-    FleetSources: |desk| desk.parts.fleet;
-    RoutingSources: |desk| desk.parts.routing;
-    SessionMover: |desk| desk.parts.sessions;
-    Arc<OperatorSettings>: |desk| desk.settings;
-    Arc<OperatorTokens>: |desk| desk.tokens;
-    Arc<OpenApiDocument>: |desk| desk.document;
-    WatcherPlaces: |desk| desk.watchers;
-    Arc<DrainRegistry>: |desk| desk.drains;
+    Arc<OperatorParts>: |state| state.parts;
+    LedgerAccess: |state| state.parts.ledger;
+    FleetSources: |state| state.parts.fleet;
+    RoutingSources: |state| state.parts.routing;
+    SessionMover: |state| state.parts.sessions;
+    Arc<OperatorSettings>: |state| state.settings;
+    Arc<OperatorTokens>: |state| state.tokens;
+    Arc<OpenApiDocument>: |state| state.document;
+    WatcherPlaces: |state| state.watchers;
+    Arc<DrainRegistry>: |state| state.drains;
 }

@@ -17,11 +17,11 @@ impl BlockSegments {
     pub(crate) fn extended(&self, len: usize, more: &[PrefixId]) -> Self {
         let mut extended = Self::default();
         for piece in &self.segments {
-            let wanted = len.min(self.len) - extended.len;
-            match piece.len() <= wanted {
+            let missing = len.min(self.len) - extended.len;
+            match piece.len() <= missing {
                 true => extended.segments.push(piece.clone()),
                 false => {
-                    extended.push(piece[..wanted].into());
+                    extended.push(piece[..missing].into());
                     break;
                 }
             }

@@ -242,15 +242,15 @@ fn content(role: &str, given: Option<&Value>, format: ContentFormat) -> Result<V
 
 /// Returns the texts of a message's content.
 fn texts(given: Option<&Value>) -> Result<Vec<Value>, PrefixError> {
-    let Some(given) = given else { return Ok(Vec::new()) };
-    if given.as_str().is_some() {
-        return Ok(vec![given.clone()]);
+    let Some(arguments) = given else { return Ok(Vec::new()) };
+    if arguments.as_str().is_some() {
+        return Ok(vec![arguments.clone()]);
     }
     let not_content = || malformed("a message's content is neither text nor a list of parts");
-    if given.kind() != minijinja::value::ValueKind::Seq {
+    if arguments.kind() != minijinja::value::ValueKind::Seq {
         return Err(not_content());
     }
-    let parts = given.try_iter().map_err(|_| not_content())?;
+    let parts = arguments.try_iter().map_err(|_| not_content())?;
     parts.filter_map(|part| part_text(&part).transpose()).collect()
 }
 
@@ -296,15 +296,15 @@ fn tool_calls(calls: &Value, order: CallFieldOrder) -> Result<Option<Value>, Pre
         if !has_entries(&function) {
             return Err(not_calls());
         }
-        let given = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
-        let name = given(&function, "name").map(|name| ("name".into(), name));
+        let attribute = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
+        let name = attribute(&function, "name").map(|name| ("name".into(), name));
         let mut of_function: TemplateVariables = name.into_iter().collect();
         let place = if order == CallFieldOrder::Declared { 0 } else { of_function.len() };
         of_function.insert(place, ("arguments".into(), call_arguments(&function)?));
-        let id = given(call, "id").map(|id| ("id".into(), id));
+        let id = attribute(call, "id").map(|id| ("id".into(), id));
         let mut shaped: TemplateVariables = id.into_iter().collect();
         shaped.push(("function".into(), object(of_function)));
-        shaped.extend(given(call, "type").map(|kind| ("type".into(), kind)));
+        shaped.extend(attribute(call, "type").map(|kind| ("type".into(), kind)));
         Ok(object(shaped))
     });
     shaped.collect::<Result<Vec<_>, _>>().map(|calls| Some(Value::from(calls)))
@@ -341,17 +341,17 @@ fn template_tool(tool: &Value) -> Result<Value, PrefixError> {
     if function.get_attr("name").ok().and_then(|name| name.as_str().map(drop)).is_none() {
         return Err(malformed("a tool that is not a function with a name"));
     }
-    let given = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
-    let set = |object: &Value, name: &str| given(object, name).filter(|value| !value.is_none());
+    let attribute = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
+    let set = |object: &Value, name: &str| attribute(object, name).filter(|value| !value.is_none());
     let mut pairs: TemplateVariables = Vec::with_capacity(5);
     for name in ["name", "description", "parameters"] {
-        pairs.push((name.into(), given(&function, name).unwrap_or_else(none)));
+        pairs.push((name.into(), attribute(&function, name).unwrap_or_else(none)));
     }
     let deferred = set(tool, "defer_loading");
     pairs.extend(set(&function, "strict").map(|value| ("strict".into(), value)));
     let of_function = set(&function, "defer_loading").or_else(|| deferred.clone());
     pairs.extend(of_function.map(|value| ("defer_loading".into(), value)));
-    let kind = given(tool, "type").unwrap_or_else(|| Value::from("function"));
+    let kind = attribute(tool, "type").unwrap_or_else(|| Value::from("function"));
     let mut tool: TemplateVariables = vec![("type".into(), kind), ("function".into(), object(pairs))];
     tool.extend(deferred.map(|value| ("defer_loading".into(), value)));
     Ok(object(tool))

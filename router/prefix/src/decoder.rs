@@ -52,18 +52,18 @@ impl TextDecoder {
 
     /// Moves complete characters from `incomplete` to `out`; bytes that cannot become a character turn into U+FFFD.
     fn drain_complete(&mut self, out: &mut String) {
-        let mut taken = 0;
+        let mut consumed = 0;
         for chunk in self.incomplete.utf8_chunks() {
             out.push_str(chunk.valid());
-            taken += chunk.valid().len();
-            let ends = taken + chunk.invalid().len() == self.incomplete.len();
+            consumed += chunk.valid().len();
+            let ends = consumed + chunk.invalid().len() == self.incomplete.len();
             if chunk.invalid().is_empty() || (ends && may_continue(chunk.invalid())) {
                 break;
             }
             out.push(char::REPLACEMENT_CHARACTER);
-            taken += chunk.invalid().len();
+            consumed += chunk.invalid().len();
         }
-        self.incomplete.drain(..taken);
+        self.incomplete.drain(..consumed);
     }
 
     fn push_window(&mut self, text: &ModelText, id: u32, out: &mut String) -> Result<(), PrefixError> {

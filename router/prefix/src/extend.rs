@@ -78,10 +78,10 @@ impl PromptResolver {
     pub fn extend(
         &self,
         layout: ChatLayout<'_>,
-        asked: PromptInputs<'_>,
+        inputs: PromptInputs<'_>,
         memory: ConversationLookup<'_>,
     ) -> Option<ExtendedPrompt> {
-        let step = self.extend_request(layout, asked)?;
+        let step = self.extend_request(layout, inputs)?;
         let found = memory.cache.find(step.scope(memory.tenant), memory.session, layout.message_list())?;
         let places = (0..=found.boundary).rev().take(MAX_RESUME_ATTEMPTS);
         let (at, grown, next) = places.into_iter().find_map(|at| {
@@ -100,32 +100,32 @@ impl PromptResolver {
     pub fn resolve_and_cache(
         &self,
         layout: ChatLayout<'_>,
-        asked: PromptInputs<'_>,
+        inputs: PromptInputs<'_>,
         known: Option<&TokenCheckpoint>,
         memory: ConversationLookup<'_>,
     ) -> ResolvedPrompt {
-        let computed = self.render(layout, asked.now).and_then(|(chat, rendered)| {
+        let computed = self.render(layout, inputs.now).and_then(|(chat, rendered)| {
             let tokenized = self.model_text()?.encode_rendered(&rendered.text, &chat, known)?;
             Ok((chat, rendered, tokenized))
         });
         match computed {
             Ok((chat, rendered, TokenizedPrompt { ids, reused_tokens: known, next_checkpoint: next })) => {
-                let prompt = self.exact_prompt(ids, asked.keys);
-                if let Some(trail) = self.checkpoint_of(layout, asked, (&chat, &rendered, &prompt), memory.tenant) {
+                let prompt = self.exact_prompt(ids, inputs.keys);
+                if let Some(trail) = self.checkpoint_of(layout, inputs, (&chat, &rendered, &prompt), memory.tenant) {
                     memory.cache.insert(memory.tenant, Arc::new(trail), (memory.session, None));
                 }
                 ResolvedPrompt { prompt, reused_tokens: known, next_checkpoint: next }
             }
             Err(error) => {
-                let prompt = self.fallback_prompt(layout.body, &error, asked.keys);
+                let prompt = self.fallback_prompt(layout.body, &error, inputs.keys);
                 ResolvedPrompt { prompt, reused_tokens: Tokens::ZERO, next_checkpoint: None }
             }
         }
     }
 
     /// Removes the conversation that a request continues from the cache, and possibly others with the same beginning.
-    pub fn forget(&self, layout: ChatLayout<'_>, asked: PromptInputs<'_>, memory: ConversationLookup<'_>) {
-        let Some(step) = self.extend_request(layout, asked) else { return };
+    pub fn forget(&self, layout: ChatLayout<'_>, inputs: PromptInputs<'_>, memory: ConversationLookup<'_>) {
+        let Some(step) = self.extend_request(layout, inputs) else { return };
         let scope = step.scope(memory.tenant);
         for _ in 0..MAX_RESUME_ATTEMPTS {
             let Some(found) = memory.cache.find(scope, memory.session, layout.message_list()) else { break };
@@ -140,23 +140,23 @@ impl PromptResolver {
         Ok((chat, rendered))
     }
 
-    fn extend_request<'a>(&'a self, layout: ChatLayout<'a>, asked: PromptInputs<'_>) -> Option<ExtendRequest<'a>> {
+    fn extend_request<'a>(&'a self, layout: ChatLayout<'a>, inputs: PromptInputs<'_>) -> Option<ExtendRequest<'a>> {
         let text = self.text()?;
         let windowing =
             text.incremental_rendering().filter(|windowing| windowing.supports_call_order(layout.call_order))?;
-        Some(ExtendRequest { text, rendering: windowing, layout, root: self.root(asked.keys), now: asked.now })
+        Some(ExtendRequest { text, rendering: windowing, layout, root: self.root(inputs.keys), now: inputs.now })
     }
 
     /// Builds the checkpoint of a prompt that was computed in full.
     fn checkpoint_of(
         &self,
         layout: ChatLayout<'_>,
-        asked: PromptInputs<'_>,
+        inputs: PromptInputs<'_>,
         (chat, rendered, prompt): (&ChatBody, &RenderedPrompt, &Prompt),
         tenant: &str,
     ) -> Option<ConversationCheckpoint> {
         let step = self
-            .extend_request(layout, asked)
+            .extend_request(layout, inputs)
             .filter(|_| !chat.continues_final_message() && !chat.adds_special_tokens())?;
         let scan = MessageScan::from_offset(layout.message_list(), 0, step.text.content_literals())?;
         let frame = Arc::new(ConversationHeader::of(&step, chat, &scan)?);
@@ -277,9 +277,9 @@ impl PromptResolver {
     ) -> Option<(ExtendedPrompt, Option<ConversationCheckpoint>)> {
         let (trail, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
         // No boundary lies after a message without text or after a tool call.
-        let asked = known.history.question.after(known.history.last_role);
+        let question = known.history.question.after(known.history.last_role);
         let mut closings = trail.closings.clone();
-        let places = step.resume_points(&trail.header, scan, (asked, &mut closings));
+        let places = step.resume_points(&trail.header, scan, (question, &mut closings));
         let places: Vec<_> =
             places.into_iter().filter(|(_, place)| cut.rest.ends_with(place.cut.rest.as_str())).collect();
         let size = self.block_size();
@@ -381,8 +381,8 @@ impl ExtendRequest<'_> {
         // another conversation may share this beginning.
         let is_needed = self.rendering.kind != TemplateKind::AppendOnly || asked == message_scan::QuestionState::Never;
         let turn = scan.last_user().and_then(|user| user.checked_sub(1)).filter(|_| is_needed);
-        let wanted = turn.into_iter().chain(end.filter(|end| turn != Some(*end)));
-        wanted.filter_map(|at| Some((at, self.resume_point(frame, scan, (at, asked), closings)?))).collect()
+        let turns = turn.into_iter().chain(end.filter(|end| turn != Some(*end)));
+        turns.filter_map(|at| Some((at, self.resume_point(frame, scan, (at, asked), closings)?))).collect()
     }
 
     fn resume_point(

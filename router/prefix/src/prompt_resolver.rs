@@ -98,18 +98,18 @@ impl PromptResolver {
     }
 
     /// Resolves a chat request from its whole body.
-    pub fn resolve_chat(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
-        self.resolve_conversation(ChatEndpoint::Chat, body, (asked, None)).prompt
+    pub fn resolve_chat(&self, body: &[u8], inputs: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Chat, body, (inputs, None)).prompt
     }
 
     /// Resolves a `/v1/messages` request from its whole body.
-    pub fn resolve_messages(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
-        self.resolve_conversation(ChatEndpoint::Messages, body, (asked, None)).prompt
+    pub fn resolve_messages(&self, body: &[u8], inputs: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Messages, body, (inputs, None)).prompt
     }
 
     /// Resolves a `/v1/responses` request from its whole body.
-    pub fn resolve_responses(&self, body: &[u8], asked: PromptInputs<'_>) -> Prompt {
-        self.resolve_conversation(ChatEndpoint::Responses, body, (asked, None)).prompt
+    pub fn resolve_responses(&self, body: &[u8], inputs: PromptInputs<'_>) -> Prompt {
+        self.resolve_conversation(ChatEndpoint::Responses, body, (inputs, None)).prompt
     }
 
     /// Converts a request to this model's chat request. Returns `None` if it already is a chat request.
@@ -148,9 +148,9 @@ impl PromptResolver {
     }
 
     /// Resolves a request whose token ids cannot be predicted, by its whole body.
-    pub fn resolve_rejected(&self, body: &[u8], error: &PrefixError, asked: PromptInputs<'_>) -> ResolvedPrompt {
+    pub fn resolve_rejected(&self, body: &[u8], error: &PrefixError, inputs: PromptInputs<'_>) -> ResolvedPrompt {
         ResolvedPrompt {
-            prompt: self.fallback_prompt(body, error, asked.keys),
+            prompt: self.fallback_prompt(body, error, inputs.keys),
             reused_tokens: Tokens::ZERO,
             next_checkpoint: None,
         }
@@ -172,10 +172,10 @@ impl PromptResolver {
     }
 
     /// Resolves a completion request from its whole body: one prompt, or one per item of a batch; never none.
-    pub fn resolve_completion(&self, body: &[u8], asked: PromptInputs<'_>) -> Vec<Prompt> {
+    pub fn resolve_completion(&self, body: &[u8], inputs: PromptInputs<'_>) -> Vec<Prompt> {
         match self.completion_ids(body) {
-            Ok(batch) => batch.into_iter().map(|ids| self.exact_prompt(ids, asked.keys)).collect(),
-            Err(error) => vec![self.fallback_prompt(body, &error, asked.keys)],
+            Ok(batch) => batch.into_iter().map(|ids| self.exact_prompt(ids, inputs.keys)).collect(),
+            Err(error) => vec![self.fallback_prompt(body, &error, inputs.keys)],
         }
     }
 

@@ -35,7 +35,8 @@ impl TemplateTraits {
             render(&ChatBody::parse(body.as_bytes()).ok()?).ok()
         };
         let none = prompt("none");
-        let told = none.is_some() && ["low", "medium", "high", "xhigh", "max"].into_iter().all(|e| prompt(e) != none);
-        Self { system_placement, no_thinking_effort: if told { "none" } else { "low" } }
+        let ignores_effort =
+            none.is_some() && ["low", "medium", "high", "xhigh", "max"].into_iter().all(|e| prompt(e) != none);
+        Self { system_placement, no_thinking_effort: if ignores_effort { "none" } else { "low" } }
     }
 }

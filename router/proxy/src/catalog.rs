@@ -290,8 +290,8 @@ pub(crate) mod tests {
         };
         let configs = [("a/b", of(&empty)), ("c", of(&fails)), ("d", of(&fine))];
         let catalog = Catalog::load(&configs.map(|(name, config)| (name.to_owned(), config)).into()).unwrap();
-        let told: Vec<String> = catalog.bad_templates().map(|bad| bad.to_string()).collect();
-        let [empty_told, fails_told] = &told[..] else { panic!("{told:?}") };
+        let messages: Vec<String> = catalog.bad_templates().map(|bad| bad.to_string()).collect();
+        let [empty_told, fails_told] = &messages[..] else { panic!("{messages:?}") };
         let file = empty.path().join("chat_template.jinja").display().to_string();
         let begins = format!("the chat template of model a/b, from {file}, renders nothing on a probe conversation");
         assert!(empty_told.starts_with(&begins) && empty_told.contains("models.\"a/b\".tokenizer_dir"), "{empty_told}");

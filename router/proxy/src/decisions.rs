@@ -145,14 +145,14 @@ impl DecisionHistory {
     }
 
     /// Finds the newest `limit` matching decisions, newest first. Blocks on disk reads.
-    pub fn search(&self, wanted: &DecisionFilter, limit: usize) -> DecisionSearchResult {
+    pub fn search(&self, filter: &DecisionFilter, limit: usize) -> DecisionSearchResult {
         let mut search = DecisionSearch::default();
-        for receipt in self.receipts.newest(limit, |receipt| wanted.matches(&receipt.into())) {
+        for receipt in self.receipts.newest(limit, |receipt| filter.matches(&receipt.into())) {
             search.requests.insert(receipt.request_id);
             search.receipts.extend(serde_json::value::to_raw_value(&*receipt));
         }
         let is_over = search.receipts.len() >= limit || self.log.is_none();
-        let complete = is_over || reader::search(&self.folder, (wanted, limit), &mut search);
+        let complete = is_over || reader::search(&self.folder, (filter, limit), &mut search);
         DecisionSearchResult { receipts: search.receipts, complete }
     }
 

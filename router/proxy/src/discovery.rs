@@ -77,7 +77,7 @@ pub struct WorkerDiscovery {
     failures: Mutex<BTreeMap<SourceKey, String>>,
     changed: Notify,
     fleet: Arc<Fleet>,
-    roster: Arc<ListedWorkers>,
+    listed_workers: Arc<ListedWorkers>,
     directory: Arc<Directory>,
     metrics: DiscoveryMetrics,
 }
@@ -85,13 +85,13 @@ pub struct WorkerDiscovery {
 impl WorkerDiscovery {
     /// Creates the discovery without any list.
     pub fn new(
-        (fleet, roster): (Arc<Fleet>, Arc<ListedWorkers>),
+        (fleet, listed_workers): (Arc<Fleet>, Arc<ListedWorkers>),
         directory: Arc<Directory>,
         (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {
         let registered = Mutex::new(RegistrationTable::new(config.max_registrations));
         let (lists, failures) = Default::default();
-        Self { lists, registered, failures, changed: Notify::new(), fleet, roster, directory, metrics }
+        Self { lists, registered, failures, changed: Notify::new(), fleet, listed_workers, directory, metrics }
     }
 
     /// Replaces a list. It takes effect shortly afterwards.
@@ -181,10 +181,10 @@ impl WorkerDiscovery {
         }
         let specs = listed.iter().map(|(_, worker)| fleet_spec(worker)).collect();
         // The pool is a superset of the fleet at all times, so that every planned worker has a known address.
-        self.roster.add(listed);
+        self.listed_workers.add(listed);
         let turnover = self.fleet.set_workers(specs)?;
         let is_here = |id| self.fleet.is_listed(id) || self.fleet.leaving().contains(&id);
-        self.roster.retain(is_here);
+        self.listed_workers.retain(is_here);
         self.record_turnover(turnover);
         Ok(())
     }

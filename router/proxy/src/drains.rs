@@ -41,8 +41,8 @@ pub async fn follow(directory: Arc<Directory>, fleet: Weak<Fleet>) {
 
 /// Sets the drain state of a worker to the ledger's current flag.
 pub fn apply(directory: &Directory, fleet: &Fleet, worker: WorkerId) {
-    let said = || directory.view().worker(worker).map(|record| record.draining);
-    converge(said, |wanted| fleet.set_draining(worker, wanted));
+    let drain_flag = || directory.view().worker(worker).map(|record| record.draining);
+    converge(drain_flag, |wanted| fleet.set_draining(worker, wanted));
 }
 
 /// Applies the flag and reads it again: a concurrent caller may have applied a newer flag, which this one has

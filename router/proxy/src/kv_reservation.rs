@@ -54,18 +54,18 @@ impl OccupancyTracker {
     /// Returns a tracker with an empty model and an empty queue.
     pub fn new(admission: AdmissionLimits) -> Self {
         let since = Instant::now();
-        let kept = OccupancyState {
+        let state = OccupancyState {
             occupancy: OccupancyModel::default(),
             admission_queue: AdmissionQueue::new(admission),
             reconciled_at: since,
         };
-        Self { state: Arc::new(Mutex::new(kept)), since }
+        Self { state: Arc::new(Mutex::new(state)), since }
     }
 
     /// Locks the model and reads its clock.
     pub fn lock(&self) -> OccupancyGuard<'_> {
-        let kept = self.state.lock();
-        OccupancyGuard { state: kept, now: Micros::of(self.since.elapsed()) }
+        let state = self.state.lock();
+        OccupancyGuard { state, now: Micros::of(self.since.elapsed()) }
     }
 
     /// Returns the expected length of the session's next answer, capped at the client's limit `most`.

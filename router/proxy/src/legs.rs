@@ -186,8 +186,8 @@ impl Legs {
         head.headers = response_headers(&head.headers);
         let (load, text) = (self.load.on(body.len()), body.clone());
         let read = move || EngineResponse::read(&text).unwrap_or_default();
-        let told = load.run(self.client.offload_pool(), read).await.unwrap_or_default();
-        Ok(LegResponse::Whole(Response::from_parts(head, body), told))
+        let answer = load.run(self.client.offload_pool(), read).await.unwrap_or_default();
+        Ok(LegResponse::Whole(Response::from_parts(head, body), answer))
     }
 
     /// Number of the worker's data-parallel ranks. If there are several, an engine that gets no rank header picks one.

@@ -74,8 +74,8 @@ impl OffloadPool {
         drop(waits);
         // A client that leaves does not stop running work. The tenant's queue stays known while its slots are taken.
         let at = queue.clone();
-        let held = move || (work(), (place, of_tenant, at)).0;
-        spawn_blocking(held).await.map_err(|_| internal())
+        let task = move || (work(), (place, of_tenant, at)).0;
+        spawn_blocking(task).await.map_err(|_| internal())
     }
 }
 
@@ -132,8 +132,8 @@ impl OffloadTask {
             return then(None);
         }
         let pool = pool.clone();
-        let held = move || (work(), memory).0;
-        runtime.spawn(async move { then(self.run(&pool, held).await.ok()) });
+        let task = move || (work(), memory).0;
+        runtime.spawn(async move { then(self.run(&pool, task).await.ok()) });
     }
 }
 

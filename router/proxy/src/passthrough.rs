@@ -98,10 +98,10 @@ impl<O: ResponseObserver> Drop for PassthroughBody<O> {
 
 impl<O: ResponseObserver> PassthroughBody<O> {
     fn keep_tail(&mut self, data: &Bytes) {
-        let kept = &data[data.len().saturating_sub(TAIL_BYTES)..];
-        let surplus = (self.tail.len() + kept.len()).saturating_sub(TAIL_BYTES);
+        let tail = &data[data.len().saturating_sub(TAIL_BYTES)..];
+        let surplus = (self.tail.len() + tail.len()).saturating_sub(TAIL_BYTES);
         let _ = self.tail.split_to(surplus.min(self.tail.len()));
-        self.tail.extend_from_slice(kept);
+        self.tail.extend_from_slice(tail);
     }
 
     fn push_chunk(&mut self, data: Bytes) {
@@ -143,12 +143,12 @@ impl<O: ResponseObserver + Unpin> HttpBody for PassthroughBody<O> {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
-                    let told = self.observer.on_broken();
+                    let last_event = self.observer.on_broken();
                     tracing::warn!(%error, "a worker's answer broke off");
                     if self.scanner.is_none() {
                         return Poll::Ready(Some(Err(error)));
                     }
-                    self.ready.push_back(told);
+                    self.ready.push_back(last_event);
                 }
                 None => {
                     self.ended = true;

@@ -92,12 +92,12 @@ pub async fn serve_generation(
         let dispatched = match verdict {
             PlanVerdict::Start(dispatched) => EndGuard::new(*dispatched, ends),
             PlanVerdict::Wait(held) => {
-                let held = EndGuard::new(*held, ends);
-                held.wait_for_turn().await;
+                let guard = EndGuard::new(*held, ends);
+                guard.wait_for_turn().await;
                 let again = |step: ClassifiedStep| {
                     plan::classify(&pipeline.classify, locate::locate_waiting(&pipeline.locate, step.located))
                 };
-                planning = EndGuard::new(held.take().classified_again(again), ends);
+                planning = EndGuard::new(guard.take().classified_again(again), ends);
                 stages.skip_elapsed();
                 continue;
             }

@@ -74,8 +74,8 @@ impl PrefixMover {
 
     /// Moves the first blocks of a stored prompt, and checks the transfer if a check is due. A failure is returned as an
     /// event.
-    pub async fn relocate(&self, prompt: &Arc<StoredPrompt>, wanted: PrefixRelocation) -> Option<AttemptEvent> {
-        let PrefixRelocation { blocks, bytes, source, target, action } = wanted;
+    pub async fn relocate(&self, prompt: &Arc<StoredPrompt>, relocation: PrefixRelocation) -> Option<AttemptEvent> {
+        let PrefixRelocation { blocks, bytes, source, target, action } = relocation;
         let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
         let (prompts, again) = (self.prompts.clone(), prompt.clone());
         let leg = |role, Owner { worker, rank, .. }: Owner| Leg::new(role, WorkerRank { worker, rank });

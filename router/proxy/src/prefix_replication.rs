@@ -203,14 +203,14 @@ fn choose_replication(
 /// Copies the prefix, and returns the outcome.
 async fn execute(task: &ReplicationTask, chosen: &ReplicationJob) -> ReplicationProgress {
     let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint: stay } = chosen;
-    let wanted = PrefixRelocation {
+    let relocation = PrefixRelocation {
         blocks: moving.blocks,
         bytes: moving.bytes,
         source: *source,
         target: *target,
         action: Action::ArtifactFetch,
     };
-    let remark = task.mover.relocate(&expected.prompt, wanted).await;
+    let remark = task.mover.relocate(&expected.prompt, relocation).await;
     let metrics = &task.metrics;
     let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
     if let Some(remark) = remark.filter(|remark| *remark != AttemptEvent::SourceRecomputed) {

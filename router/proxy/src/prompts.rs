@@ -114,10 +114,10 @@ impl PromptStore {
     }
 
     /// Stores a session's newest prompt in place of its previous one.
-    pub fn insert(&self, session: SessionId, kept: impl Into<Arc<StoredPrompt>>) {
-        let kept = kept.into();
-        let (tenant, size) = (kept.tenant.clone(), kept.size());
-        let gone = self.by_session.lock().insert(tenant, session, (kept, size));
+    pub fn insert(&self, session: SessionId, prompt: impl Into<Arc<StoredPrompt>>) {
+        let prompt = prompt.into();
+        let (tenant, size) = (prompt.tenant.clone(), prompt.size());
+        let gone = self.by_session.lock().insert(tenant, session, (prompt, size));
         // Freed after the lock is released.
         drop(gone);
     }

@@ -214,11 +214,11 @@ impl TenantQuotas {
                 self.take_one_request().await?;
             }
         }
-        let taken = Tokens((body.len() as u64 / BYTES_PER_TOKEN).max(1));
+        let estimate = Tokens((body.len() as u64 / BYTES_PER_TOKEN).max(1));
         if let Some(meter) = &self.tokens {
-            meter.take(taken.0).await?;
+            meter.take(estimate.0).await?;
         }
-        let charge = QuotaCharge { body_digest: body_id, taken, used: Tokens::ZERO };
+        let charge = QuotaCharge { body_digest: body_id, taken: estimate, used: Tokens::ZERO };
         if let Some(named) = &named {
             named.record(charge);
         }
@@ -410,7 +410,7 @@ impl Meter {
         if self.lease_unanswered.load(Ordering::Relaxed) && self.shared_cache.isolated_router_count().is_none() {
             self.lease(i64::try_from(cost).unwrap_or(i64::MAX)).await;
         }
-        let taken = match self.try_take(cost) {
+        let charge = match self.try_take(cost) {
             Err(short) if self.shared_cache.isolated_router_count().is_none() => {
                 let want = self.allowance.lock().lease_for(short);
                 self.lease(want).await;
@@ -418,7 +418,7 @@ impl Meter {
             }
             taken => taken,
         };
-        let result = taken.map_err(|short| self.refusal(short, cost));
+        let result = charge.map_err(|short| self.refusal(short, cost));
         self.rebalance_lease();
         result
     }

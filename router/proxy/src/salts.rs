@@ -40,13 +40,13 @@ impl CacheSalts {
     /// Returns the tenant's salt; `None` for a single tenant. Tenants come from the keys file, so there are few.
     pub fn of(&self, tenant: &TenantId) -> Option<Arc<str>> {
         let key = self.key.as_ref()?;
-        let mut made = self.cache.lock();
-        if let Some(salt) = made.get(tenant) {
+        let mut cache = self.cache.lock();
+        if let Some(salt) = cache.get(tenant) {
             return Some(salt.clone());
         }
         let tag = hmac::sign(key, tenant.0.as_bytes());
         let salt: Arc<str> = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>().into();
-        made.insert(tenant.clone(), salt.clone());
+        cache.insert(tenant.clone(), salt.clone());
         Some(salt)
     }
 }

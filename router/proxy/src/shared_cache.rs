@@ -230,9 +230,9 @@ impl SharedCache {
             self.inner.metrics.count_write(key.kind, "too_large");
             return;
         }
-        let held = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
-        self.inner.local.lock().put(key.clone(), held.clone(), Instant::now());
-        self.inner.write(RedisWrite { key, value: held });
+        let cached = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
+        self.inner.local.lock().put(key.clone(), cached.clone(), Instant::now());
+        self.inner.write(RedisWrite { key, value: cached });
     }
 
     /// Stores `value` unless the key holds another one, here or in Redis. Returns whether the local memory now holds
@@ -242,29 +242,29 @@ impl SharedCache {
             self.inner.metrics.count_write(key.kind, "too_large");
             return false;
         }
-        let held = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
+        let cached = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
         {
             let (mut memory, now) = (self.inner.local.lock(), Instant::now());
             if let Some(first) = memory.get(&key, now) {
-                return first == held.value;
+                return first == cached.value;
             }
-            memory.put(key.clone(), held.clone(), now);
+            memory.put(key.clone(), cached.clone(), now);
         }
-        self.inner.write(RedisWrite { key, value: held });
+        self.inner.write(RedisWrite { key, value: cached });
         true
     }
 
     /// Stores `value` in local memory only.
     pub fn put_local(&self, key: CacheKey, value: Bytes) {
-        let held = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
-        self.inner.local.lock().put(key, held, Instant::now());
+        let cached = CachedValue { value, ttl: self.inner.ttl, origin: ValueOrigin::Local };
+        self.inner.local.lock().put(key, cached, Instant::now());
     }
 
     /// Deletes `key`, here and in Redis, where a tombstone replaces it: other routers may still hold the value.
     pub fn forget(&self, key: &CacheKey) {
         self.inner.local.lock().remove(key);
-        let held = CachedValue { value: Bytes::new(), ttl: self.inner.ttl, origin: ValueOrigin::Shared };
-        self.inner.write(RedisWrite { key: key.clone(), value: held });
+        let cached = CachedValue { value: Bytes::new(), ttl: self.inner.ttl, origin: ValueOrigin::Shared };
+        self.inner.write(RedisWrite { key: key.clone(), value: cached });
     }
 }
 
@@ -322,8 +322,8 @@ impl SharedCacheState {
             None => ("corrupt", None),
             Some(value) if value.is_empty() => (TOMBSTONE_OUTCOME, None),
             Some(value) => {
-                let held = CachedValue { value: value.clone(), ttl: self.ttl, origin: ValueOrigin::Shared };
-                self.local.lock().put(key.clone(), held, Instant::now());
+                let cached = CachedValue { value: value.clone(), ttl: self.ttl, origin: ValueOrigin::Shared };
+                self.local.lock().put(key.clone(), cached, Instant::now());
                 ("shared_hit", Some(value))
             }
         }

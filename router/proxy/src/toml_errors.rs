@@ -25,7 +25,7 @@ pub fn is_setting_char(c: char) -> bool {
 
 /// Returns serde's message without the given text, which may hold a secret, and with TOML's words in place of Rust's.
 pub fn without_text(message: &str) -> String {
-    let told = ["invalid type: ", "invalid value: ", "invalid length: "].iter().find_map(|kind| {
+    let detail = ["invalid type: ", "invalid value: ", "invalid length: "].iter().find_map(|kind| {
         let (found, expected) = message.strip_prefix(kind)?.rsplit_once(", expected ")?;
         let found = match found {
             "map" => "table",
@@ -37,7 +37,7 @@ pub fn without_text(message: &str) -> String {
         let (expected, position) = expected.split_at(expected.find(" at line ").unwrap_or(expected.len()));
         Some(format!("{kind}{found}, expected {}{position}", expected_in_words(expected)))
     });
-    told.unwrap_or_else(|| message.to_owned())
+    detail.unwrap_or_else(|| message.to_owned())
 }
 
 /// The values that a `u32` accepts, as error messages name them.

@@ -67,11 +67,11 @@ impl GreedySample {
             let text = choice["text"].as_str().filter(|text| !text.is_empty())?;
             return Some(Self(vec![(text.to_owned(), None)]));
         };
-        let told = tokens.iter().enumerate().map(|(at, token)| {
+        let texts = tokens.iter().enumerate().map(|(at, token)| {
             let lead = choice["logprobs"]["top_logprobs"].get(at).and_then(top_margin);
             Some((token.as_str()?.to_owned(), lead))
         });
-        told.collect::<Option<Vec<_>>>().filter(|told| !told.is_empty()).map(Self)
+        texts.collect::<Option<Vec<_>>>().filter(|texts| !texts.is_empty()).map(Self)
     }
 
     /// Whether both are equal, or diverge where either token was about equally likely.

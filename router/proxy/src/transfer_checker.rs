@@ -120,8 +120,8 @@ impl TransferCheck<'_> {
     }
 
     async fn compare(&self) -> Result<TransferCheckOutcome, TransferCheckOutcome> {
-        let kept = self.prompt.clone();
-        let read = move || Some(kept.tokens.read(&kept.chain)?.into_owned());
+        let stored = self.prompt.clone();
+        let read = move || Some(stored.tokens.read(&stored.chain)?.into_owned());
         let ids = self.checker.prompts.read(read).await.map_err(|_| TransferCheckOutcome::Failed)?;
         let CompletedTransfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
         let leg = |worker, rank| Leg::new(LegRole::Serve, WorkerRank { worker, rank });

@@ -296,17 +296,17 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 
 /// Returns `headers` without those for a single connection. Everything else stays unchanged, byte by byte.
 pub fn end_to_end(headers: &HeaderMap) -> HeaderMap {
-    let mut kept = headers.clone();
+    let mut forwarded = headers.clone();
     let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     for name in named.flat_map(|list| list.split(',')) {
         if let Ok(name) = HeaderName::from_bytes(name.trim().as_bytes()) {
-            kept.remove(name);
+            forwarded.remove(name);
         }
     }
     for name in HOP_BY_HOP {
-        kept.remove(name);
+        forwarded.remove(name);
     }
-    kept
+    forwarded
 }
 
 /// Headers by which an engine would speak for this proxy: redirects, and state that clients keep for this address.
@@ -323,20 +323,20 @@ const PROXY_OWNED_HEADERS: [HeaderName; 8] = [
 
 /// Returns a worker's headers for a client: end-to-end, without those in which it would speak for this proxy.
 pub fn response_headers(headers: &HeaderMap) -> HeaderMap {
-    let mut kept = end_to_end(headers);
+    let mut forwarded = end_to_end(headers);
     for name in PROXY_OWNED_HEADERS {
-        kept.remove(name);
+        forwarded.remove(name);
     }
-    kept
+    forwarded
 }
 
 /// Returns a client's headers for a worker: end-to-end, without host, length and `Expect`, which are set again.
 pub fn request_headers(headers: &HeaderMap) -> HeaderMap {
-    let mut kept = end_to_end(headers);
+    let mut forwarded = end_to_end(headers);
     for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
-        kept.remove(name);
+        forwarded.remove(name);
     }
-    kept
+    forwarded
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(crate) fn operator_settings(config: &Config) -> OperatorSettings {
 impl AppState {
     /// Returns the handles of the operator API.
     pub(crate) fn operator_parts(&self) -> OperatorParts {
-        let (ledger, rooms, decisions) = (&self.ledger, &self.composition, &self.decisions);
+        let (ledger, composition, decisions) = (&self.ledger, &self.composition, &self.decisions);
         OperatorParts {
             ledger: ledger.clone(),
             fleet: FleetSources {
@@ -47,16 +47,16 @@ impl AppState {
             },
             sessions: SessionMover {
                 ledger: ledger.clone(),
-                fleet: rooms.fleet.clone(),
-                catalog: rooms.catalog.clone(),
+                fleet: composition.fleet.clone(),
+                catalog: composition.catalog.clone(),
                 prompts: self.caches.prompts.clone(),
                 prefixes: self.prefix_mover.clone(),
                 transfer_checks: decisions.transfer_checks.clone(),
                 exchange_metrics: self.metrics.exchange.clone(),
                 discovery_metrics: self.metrics.process.discovery.clone(),
             },
-            catalog: rooms.catalog.clone(),
-            index: rooms.index.clone(),
+            catalog: composition.catalog.clone(),
+            index: composition.index.clone(),
             prefix_cache: self.caches.prefix_cache.clone(),
             shared_cache: self.caches.shared_cache.clone(),
             stale_files: self.stale_files().clone(),

@@ -43,8 +43,8 @@ impl Operation<'_> {
     /// Link to the heading, by mdBook's rule for its anchor.
     fn link(&self) -> String {
         let title = self.title().to_lowercase();
-        let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ' '));
-        format!("[{}](#{})", self.title(), kept.map(|c| if c == ' ' { '-' } else { c }).collect::<String>())
+        let anchor = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ' '));
+        format!("[{}](#{})", self.title(), anchor.map(|c| if c == ' ' { '-' } else { c }).collect::<String>())
     }
 
     fn summary(&self) -> String {
@@ -209,9 +209,9 @@ fn details(schema: &Value) -> String {
         ("maxLength", "Longest"),
         ("pattern", "Pattern"),
     ];
-    let told = labels.iter().filter(|(key, _)| !schema[key].is_null() && schema[key] != 0);
-    let told: Vec<String> = told.map(|(key, label)| format!("{label}: {}.", code(&plain(&schema[key])))).collect();
-    told.join(" ")
+    let labelled = labels.iter().filter(|(key, _)| !schema[key].is_null() && schema[key] != 0);
+    let notes: Vec<String> = labelled.map(|(key, label)| format!("{label}: {}.", code(&plain(&schema[key])))).collect();
+    notes.join(" ")
 }
 
 /// Returns a schema's type, as a link where it has a name.

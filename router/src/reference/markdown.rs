@@ -107,6 +107,6 @@ pub(super) fn capitalized(text: &str) -> String {
 
 /// Joins sentences; empty ones are left out.
 pub(super) fn joined(sentences: &[String]) -> String {
-    let told: Vec<&str> = sentences.iter().map(String::as_str).filter(|sentence| !sentence.is_empty()).collect();
-    told.join(" ")
+    let shown: Vec<&str> = sentences.iter().map(String::as_str).filter(|sentence| !sentence.is_empty()).collect();
+    shown.join(" ")
 }

@@ -56,7 +56,7 @@ async fn actions_are_disabled_and_enabled_at_run_time() {
     let front = start_router_at(&[], &[]).await;
     let (at, path) = (front.operator_address(), "/ownerserve/v1/routing");
     let turn = |body: &'static str| send(at, Request::put(path).header("content-type", "application/json"), body);
-    let disabled = |got: crate::testing::TestResponse| got.json()["disabled_actions"].clone();
+    let disabled = |response: crate::testing::TestResponse| response.json()["disabled_actions"].clone();
     let got = turn(r#"{"disabled_actions":["state_migration","artifact_fetch"]}"#).await;
     assert_eq!(got.status, 200);
     assert_eq!(disabled(got), serde_json::json!(["artifact_fetch", "state_migration"]));
@@ -76,8 +76,8 @@ async fn actions_are_disabled_and_enabled_at_run_time() {
         (r#"{"disabled_actions":"artifact_fetch"}"#, "accepted is"),
     ] {
         let got = turn(body).await;
-        let told = got.json()["detail"].as_str().unwrap().to_owned();
-        assert!(got.status == 400 && told.contains(why), "{body}: {told}");
+        let detail = got.json()["detail"].as_str().unwrap().to_owned();
+        assert!(got.status == 400 && detail.contains(why), "{body}: {detail}");
     }
     assert_eq!(disabled(get(at, path).await).as_array().map(Vec::len), Some(2), "what was refused changed nothing");
     assert_eq!(disabled(turn(r#"{"disabled_actions":[]}"#).await), serde_json::json!([]));
@@ -229,14 +229,20 @@ async fn sessions_and_owners_are_read_from_the_ledger() {
     assert!(got["session"]["epoch"]["index"].as_u64() > Some(0) && got["revision"].as_u64() > Some(0), "{got}");
     assert_eq!(got["stale"], false);
     for query in ["?session_key=s1&model=tiny", "?tenant=default", "?limit=1", ""] {
-        let got = get(at, &format!("/ownerserve/v1/sessions{query}")).await.json();
-        assert_eq!((got["total"].as_u64(), got["sessions"][0]["id"].as_str()), (Some(1), Some(&*session.to_string())));
+        let response = get(at, &format!("/ownerserve/v1/sessions{query}")).await.json();
+        assert_eq!(
+            (response["total"].as_u64(), response["sessions"][0]["id"].as_str()),
+            (Some(1), Some(&*session.to_string()))
+        );
     }
     assert_eq!(get(at, "/ownerserve/v1/sessions?tenant=other").await.json()["sessions"], serde_json::json!([]));
-    let got = get(at, &format!("/ownerserve/v1/owners/{prefix}")).await.json();
-    assert_eq!(got["owners"][0]["state"], "owned");
-    assert_eq!(got["owners"][0]["owner"]["worker"], WorkerId::of_endpoint("http://engine:1").to_string());
-    assert_eq!((got["owners"][0]["blocks"].as_u64(), got["owners"][0]["bytes"].as_u64()), (Some(4), Some(400)));
+    let response = get(at, &format!("/ownerserve/v1/owners/{prefix}")).await.json();
+    assert_eq!(response["owners"][0]["state"], "owned");
+    assert_eq!(response["owners"][0]["owner"]["worker"], WorkerId::of_endpoint("http://engine:1").to_string());
+    assert_eq!(
+        (response["owners"][0]["blocks"].as_u64(), response["owners"][0]["bytes"].as_u64()),
+        (Some(4), Some(400))
+    );
     let text = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
     for line in
         ["ownerserve_ledger_sessions 1", "ownerserve_ledger_leases{state=\"held\"} 1", "ownerserve_ledger_stale 0"]
@@ -285,8 +291,8 @@ async fn invalid_ids_and_queries_return_problems_naming_accepted_values() {
         assert_eq!((response.status, json["status"].as_u64()), (status, Some(u64::from(status))), "{path}");
         assert!(json["detail"].as_str().unwrap().contains(wanted), "{path}: {json}");
     }
-    let got = get(front.operator_address(), "/ownerserve/v1/decisions?limit=5").await.json();
-    assert_eq!(got["decisions"], serde_json::json!([]));
+    let response = get(front.operator_address(), "/ownerserve/v1/decisions?limit=5").await.json();
+    assert_eq!(response["decisions"], serde_json::json!([]));
 }
 
 fn asking(request: http::request::Builder, token: Option<&str>) -> http::request::Builder {
@@ -381,9 +387,9 @@ async fn write_that_cannot_be_audited_is_rejected_and_degrades_readiness() {
     let at = front.operator_address();
     let before = front.gateway.routing.get().mode;
     let response = send(at, asking(Request::put("/ownerserve/v1/routing"), None), "{\"mode\":\"bypass\"}").await;
-    let told = response.json();
-    assert_eq!((response.status, told["reason"].as_str()), (503, Some("audit_log_unavailable")), "{told}");
-    assert!(told["detail"].as_str().unwrap().contains("Free space"), "{told}");
+    let body = response.json();
+    assert_eq!((response.status, body["reason"].as_str()), (503, Some("audit_log_unavailable")), "{body}");
+    assert!(body["detail"].as_str().unwrap().contains("Free space"), "{body}");
     assert_eq!(front.gateway.routing.get().mode, before);
     let ready = get(at, "/readyz").await.json();
     let degraded = &ready["degraded"][0];
@@ -422,10 +428,10 @@ async fn entity_tag_validates_reads_and_fences_writes() {
     let at = front.operator_address();
     let (session, _) = seal_something(&front).await;
     let path = format!("/ownerserve/v1/sessions/{session}");
-    let got = get(at, &path).await;
-    let tag = got.headers["etag"].to_str().unwrap().to_owned();
+    let response = get(at, &path).await;
+    let tag = response.headers["etag"].to_str().unwrap().to_owned();
     for header in ["ownerserve-revision", "ownerserve-term", "ownerserve-leader", "x-request-id"] {
-        assert!(got.headers.contains_key(header), "{header}");
+        assert!(response.headers.contains_key(header), "{header}");
     }
     let again = send(at, Request::get(&path).header("if-none-match", &tag), "").await;
     assert_eq!((again.status, again.body.len(), again.headers["etag"].to_str().unwrap()), (304, 0, &*tag));
@@ -437,21 +443,26 @@ async fn entity_tag_validates_reads_and_fences_writes() {
             None => request,
         }
     };
-    let got = send(at, post(None), "{}").await;
-    assert_eq!((got.status, got.json()["epoch"]["index"].is_u64()), (428, true));
-    let got = send(at, post(Some("\"0.1.0\"")), "{}").await;
-    assert_eq!((got.status, got.json()["reason"].as_str()), (412, Some("stale_epoch")), "{}", got.json());
-    assert_eq!(got.json()["type"], "urn:ownerserve:problem:precondition_failed");
+    let response = send(at, post(None), "{}").await;
+    assert_eq!((response.status, response.json()["epoch"]["index"].is_u64()), (428, true));
+    let response = send(at, post(Some("\"0.1.0\"")), "{}").await;
+    assert_eq!(
+        (response.status, response.json()["reason"].as_str()),
+        (412, Some("stale_epoch")),
+        "{}",
+        response.json()
+    );
+    assert_eq!(response.json()["type"], "urn:ownerserve:problem:precondition_failed");
     assert_eq!(send(at, post(Some("nonsense")), "{}").await.status, 400);
     assert_eq!(send(at, post(Some(&tag)), "{\"x\":1}").await.status, 400);
     assert_eq!(send(at, post(Some(&tag)), "{}").await.status, 200);
-    let got = get(at, &path).await;
-    assert!(got.json()["session"]["owner"].is_null() && got.headers["etag"] != *tag);
+    let response = get(at, &path).await;
+    assert!(response.json()["session"]["owner"].is_null() && response.headers["etag"] != *tag);
     let worker = WorkerId::of_endpoint("http://engine:1");
     let ranked = format!("{{\"owner\":{{\"worker\":\"{worker}\",\"rank\":9}}}}");
-    let got = send(at, asking(Request::post(format!("{path}/claim")), None), ranked).await.json();
-    assert_eq!(got["reason"], "unknown_rank", "{got}");
-    assert!(got["detail"].as_str().unwrap().contains("no rank 9; its ranks are 0 to 0"), "{got}");
+    let response = send(at, asking(Request::post(format!("{path}/claim")), None), ranked).await.json();
+    assert_eq!(response["reason"], "unknown_rank", "{response}");
+    assert!(response["detail"].as_str().unwrap().contains("no rank 9; its ranks are 0 to 0"), "{response}");
     let claim = format!("{{\"owner\":{{\"worker\":\"{worker}\"}}}}");
     let response = send(at, asking(Request::post(format!("{path}/claim")), None), claim).await;
     assert_eq!((response.status, response.json()["epoch"]["index"].is_u64()), (200, true), "{}", response.json());
@@ -488,12 +499,12 @@ async fn browser_form_writes_and_oversized_requests_change_nothing() {
     assert!(got.status == 400 && got.json()["detail"].as_str().unwrap().contains("accepted is 1 and more"));
     for share in ["-1", "101", "256", "1e3"] {
         let body = format!("{{\"rollout_percent\":{share}}}");
-        let got = send(at, json(Request::put("/ownerserve/v1/routing")), body).await;
-        let told = got.json()["detail"].as_str().unwrap().to_owned();
-        assert!(got.status == 400 && told.contains("0 to 100") && !told.contains("255"), "{told}");
+        let response = send(at, json(Request::put("/ownerserve/v1/routing")), body).await;
+        let detail = response.json()["detail"].as_str().unwrap().to_owned();
+        assert!(response.status == 400 && detail.contains("0 to 100") && !detail.contains("255"), "{detail}");
     }
-    let got = send(at, json(level()), "{\"feature_level\":77}").await;
-    assert_eq!((got.status, got.json()["reason"].as_str()), (409, Some("feature_level")));
+    let response = send(at, json(level()), "{\"feature_level\":77}").await;
+    assert_eq!((response.status, response.json()["reason"].as_str()), (409, Some("feature_level")));
 }
 
 #[tokio::test]
@@ -533,8 +544,11 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
     let second = page(format!("limit=3&cursor={next}")).await.json();
     assert_eq!((names(&second), second["next_cursor"].is_null()), (vec!["default".to_owned()], true));
     assert_eq!(second["list_revision"], first["list_revision"]);
-    let got = page(format!("has_quota=true&cursor={next}")).await;
-    assert_eq!((got.status, got.json()["type"].as_str()), (400, Some("urn:ownerserve:problem:invalid_cursor")));
+    let response = page(format!("has_quota=true&cursor={next}")).await;
+    assert_eq!(
+        (response.status, response.json()["type"].as_str()),
+        (400, Some("urn:ownerserve:problem:invalid_cursor"))
+    );
     assert_eq!(get(at, &format!("/ownerserve/v1/groups?cursor={next}")).await.status, 400);
     for query in [
         "limit=0",
@@ -675,9 +689,12 @@ async fn dns_rebinding_and_cross_origin_requests_are_rejected() {
         (vec![("origin", "http://evil.example")], "origin_not_allowed"),
         (vec![("origin", "null")], "origin_not_allowed"),
     ] {
-        let got = register(&headers).await;
-        assert_eq!((got.status, got.headers["content-type"].to_str().unwrap()), (403, "application/problem+json"));
-        let problem = got.json();
+        let response = register(&headers).await;
+        assert_eq!(
+            (response.status, response.headers["content-type"].to_str().unwrap()),
+            (403, "application/problem+json")
+        );
+        let problem = response.json();
         assert_eq!(problem["type"], format!("urn:ownerserve:problem:{word}"), "{headers:?}");
         assert!(problem["detail"].as_str().unwrap().contains("server.allowed_"), "{problem}");
     }
@@ -698,8 +715,8 @@ async fn readiness_hides_details_from_callers_without_a_token() {
     let at = front.operator_address();
     wait_until("the name was looked up", || !front.gateway.discovery().failures().is_empty()).await;
     let ask = |token| send(at, asking(Request::get("/readyz"), token), "");
-    let details = |got: &crate::testing::TestResponse| {
-        let told = got.json()["degraded"].as_array().unwrap().clone();
+    let details = |response: &crate::testing::TestResponse| {
+        let told = response.json()["degraded"].as_array().unwrap().clone();
         told.iter()
             .map(|line| (line["component"].as_str().unwrap().to_owned(), line["detail"].to_string()))
             .collect::<Vec<_>>()
@@ -726,8 +743,8 @@ async fn readiness_hides_details_from_callers_without_a_token() {
         response.json()["detail"].as_str().unwrap().to_owned()
     };
     assert!(ask(Some("looks-at-everything")).await.contains(name));
-    let told = ask(None).await;
-    assert!(told.contains("cannot be looked up") && !told.contains("no-such-host"), "{told}");
+    let response = ask(None).await;
+    assert!(response.contains("cannot be looked up") && !response.contains("no-such-host"), "{response}");
 }
 
 #[tokio::test]
@@ -739,10 +756,10 @@ async fn no_tenant_takes_the_memory_of_operators_writes() {
     let write = || Request::put("/ownerserve/v1/routing").header("content-type", "application/json");
     let response = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;
     assert_eq!(response.status, 429, "clients have none left");
-    let told = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
-    assert!(told.status != 429 && told.status < 500, "{told:?}");
+    let response = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
+    assert!(response.status != 429 && response.status < 500, "{response:?}");
     let mut operators = front.gateway.operator_memory.reservation(&TenantId("".into()));
     operators.grow(16 << 20).unwrap();
-    let told = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
-    assert_eq!((told.status, told.json()["title"].as_str()), (429, Some("Too many requests")));
+    let response = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
+    assert_eq!((response.status, response.json()["title"].as_str()), (429, Some("Too many requests")));
 }

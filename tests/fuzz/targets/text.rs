@@ -54,19 +54,19 @@ pub fn prompts(bytes: &[u8]) {
         Some(at) => (&bytes[..at], &bytes[at + 1..]),
         None => (bytes, bytes),
     };
-    let asked = PromptInputs { now: WallTime::default(), ..PromptInputs::default() };
+    let inputs = PromptInputs { now: WallTime::default(), ..PromptInputs::default() };
     for identifier in IDENTIFIERS.iter() {
         let trails = ConversationCache::new(Bytes(1 << 20));
         let memory = ConversationLookup { cache: &trails, tenant: "t", session: Some(1) };
-        let begun = ChatLayout::read(first).map(|layout| identifier.resolve_and_cache(layout, asked, None, memory));
-        let whole = identifier.resolve_chat(second, asked);
+        let begun = ChatLayout::read(first).map(|layout| identifier.resolve_and_cache(layout, inputs, None, memory));
+        let whole = identifier.resolve_chat(second, inputs);
         let checkpoint = begun.and_then(|begun| begun.next_checkpoint);
-        let resumed = identifier.resolve_conversation(ChatEndpoint::Chat, second, (asked, checkpoint.as_ref()));
+        let resumed = identifier.resolve_conversation(ChatEndpoint::Chat, second, (inputs, checkpoint.as_ref()));
         assert_eq!(resumed.prompt.chain, whole.chain, "from a checkpoint");
-        if let Some(grown) = ChatLayout::read(second).and_then(|layout| identifier.extend(layout, asked, memory)) {
+        if let Some(grown) = ChatLayout::read(second).and_then(|layout| identifier.extend(layout, inputs, memory)) {
             assert_eq!(grown.prompt.chain, whole.chain, "along a trail");
         }
-        identifier.resolve_completion(second, asked);
+        identifier.resolve_completion(second, inputs);
         for form in [ChatEndpoint::Messages, ChatEndpoint::Responses] {
             check_converted(identifier, form, (first, second));
         }

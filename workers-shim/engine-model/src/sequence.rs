@@ -103,8 +103,8 @@ impl Sequence {
         let first = self.counts.cached.is_none();
         self.counts.cached.get_or_insert(found);
         let all = 0..self.memory.sealed;
-        let told = first && self.kv_report == KvReportMode::Full && !all.is_empty();
-        told.then(|| PrefixCacheChange::Stored(self.memory.describe_stored(all, &self.tokens)))
+        let reports_all = first && self.kv_report == KvReportMode::Full && !all.is_empty();
+        reports_all.then(|| PrefixCacheChange::Stored(self.memory.describe_stored(all, &self.tokens)))
     }
 
     /// Returns the number of blocks to allocate for `tokens` more tokens.

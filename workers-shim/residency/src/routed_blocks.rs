@@ -51,8 +51,8 @@ impl RoutedBlocks {
     /// Records the prompts of one served step. `now` must not go backwards.
     pub fn record_prompts(&mut self, prompts: &[&PrefixChain], now: Micros, out: &mut Vec<ResidencyChange>) {
         // Deepest first, so that leaves are older than their parents and expire before them.
-        let kept = prompts.iter().flat_map(|chain| chain.ids.iter().take(self.limits.blocks).rev());
-        for hash in kept.map(|id| id.block_hash()) {
+        let recent = prompts.iter().flat_map(|chain| chain.ids.iter().take(self.limits.blocks).rev());
+        for hash in recent.map(|id| id.block_hash()) {
             self.stamp += 1;
             self.touches.push_back(BlockTouch { hash, stamp: self.stamp, at: now });
             if self.stamps.insert(hash, self.stamp).is_none() {

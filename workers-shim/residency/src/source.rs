@@ -156,8 +156,8 @@ impl SourceBlocks {
                 self.blocks.add_copy(at, place, out);
             } else {
                 let extra = if position == 0 { first_extra.clone() } else { extra_of(event, position) };
-                let told = ReportedBlock { engine_hash: name, parent, tokens, extra: &extra };
-                before = self.insert_new(told, before, place, out);
+                let block = ReportedBlock { engine_hash: name, parent, tokens, extra: &extra };
+                before = self.insert_new(block, before, place, out);
             }
             parent = Some(name);
         }
@@ -170,14 +170,14 @@ impl SourceBlocks {
     /// Adds a block that is not placed: places it if its parent and tokens are known, otherwise stores it as an orphan.
     fn insert_new(
         &mut self,
-        told: ReportedBlock<'_>,
+        block: ReportedBlock<'_>,
         before: Option<ChainParent>,
         place: CopyLocation,
         out: &mut Vec<ResidencyChange>,
     ) -> Option<ChainParent> {
-        if let Some(before) = before.filter(|_| !told.tokens.is_empty()) {
-            let earlier = if self.orphans.len() == 0 { None } else { self.orphans.remove(told.engine_hash) };
-            let (at, placed) = self.place_block(&told, before)?;
+        if let Some(before) = before.filter(|_| !block.tokens.is_empty()) {
+            let earlier = if self.orphans.len() == 0 { None } else { self.orphans.remove(block.engine_hash) };
+            let (at, placed) = self.place_block(&block, before)?;
             match earlier {
                 None => self.blocks.add_copy(at, place, out),
                 Some(Orphan { mut copies, .. }) => {
@@ -185,15 +185,15 @@ impl SourceBlocks {
                     self.blocks.init_copies(at, copies, out);
                 }
             }
-            self.place_descendants(told.engine_hash, placed, out);
+            self.place_descendants(block.engine_hash, placed, out);
             return Some(placed);
         }
-        if let Some(earlier) = self.orphans.get_mut(told.engine_hash) {
+        if let Some(earlier) = self.orphans.get_mut(block.engine_hash) {
             earlier.copies.add_copy(place);
-            if earlier.tokens.is_empty() && !told.tokens.is_empty() {
+            if earlier.tokens.is_empty() && !block.tokens.is_empty() {
                 // Reported earlier by a slower tier without tokens; now only its parent is missing.
-                let copies = self.orphans.remove(told.engine_hash).unwrap_or_default().copies;
-                self.orphans.insert(told.engine_hash, told.orphan(copies));
+                let copies = self.orphans.remove(block.engine_hash).unwrap_or_default().copies;
+                self.orphans.insert(block.engine_hash, block.orphan(copies));
             }
         } else if self.orphans.len() >= self.rules.max_orphans {
             self.counts.over_limit += 1;
@@ -201,7 +201,7 @@ impl SourceBlocks {
             self.counts.orphans += 1;
             let mut copies = BlockCopies::default();
             copies.add_copy(place);
-            self.orphans.insert(told.engine_hash, told.orphan(copies));
+            self.orphans.insert(block.engine_hash, block.orphan(copies));
         }
         None
     }
@@ -215,8 +215,9 @@ impl SourceBlocks {
         while let Some((parent, before)) = ready.pop() {
             for (name, orphan) in self.orphans.take_children(parent) {
                 let Orphan { tokens, extra, copies, .. } = orphan;
-                let told = ReportedBlock { engine_hash: name, parent: Some(parent), tokens: &tokens, extra: &extra };
-                if let Some((at, block)) = self.place_block(&told, before) {
+                let reported =
+                    ReportedBlock { engine_hash: name, parent: Some(parent), tokens: &tokens, extra: &extra };
+                if let Some((at, block)) = self.place_block(&reported, before) {
                     self.blocks.init_copies(at, copies, out);
                     ready.push((name, block));
                 }
@@ -225,23 +226,23 @@ impl SourceBlocks {
     }
 
     /// Places a block, unless the limit is reached.
-    fn place_block(&mut self, told: &ReportedBlock<'_>, before: ChainParent) -> Option<(BlockHandle, ChainParent)> {
+    fn place_block(&mut self, block: &ReportedBlock<'_>, before: ChainParent) -> Option<(BlockHandle, ChainParent)> {
         if self.blocks.len() >= self.rules.max_blocks {
             self.counts.over_limit += 1;
             return None;
         }
         let seed = self.rules.seed;
         let start =
-            if told.extra.is_empty() { before.end_prefix } else { before.end_prefix.extend_bytes(seed, told.extra) };
+            if block.extra.is_empty() { before.end_prefix } else { before.end_prefix.extend_bytes(seed, block.extra) };
         let (mut end, mut inner) = (start, Vec::new());
-        for (position, tokens) in told.tokens.chunks_exact(self.rules.block.0 as usize).enumerate() {
+        for (position, tokens) in block.tokens.chunks_exact(self.rules.block.0 as usize).enumerate() {
             if position > 0 {
                 inner.push(end.block_hash());
             }
             end = end.extend(seed, tokens);
         }
         let at = self.blocks.insert(BlockPlacement {
-            engine_hash: told.engine_hash,
+            engine_hash: block.engine_hash,
             parent: before.parent,
             end,
             inner_hashes: &inner,

@@ -200,11 +200,11 @@ impl RequestBody {
         if options.salt.is_none() {
             return self.stripped;
         }
-        let stands = |name: &str| u32::from(self.fields.get(name).is_some());
+        let is_set = |name: &str| u32::from(self.fields.get(name).is_some());
         StrippedFields {
             salt: u32::from(self.fields.has("cache_salt")),
-            request_ids: stands("request_id") + stands("rid"),
-            priority: stands("priority"),
+            request_ids: is_set("request_id") + is_set("rid"),
+            priority: is_set("priority"),
             ..self.stripped
         }
     }
@@ -343,8 +343,8 @@ impl RequestBody {
         if options.usage == UsageEventMode::AsRequested || !self.streams() {
             return;
         }
-        let asked = self.fields.get("stream_options").filter(|asked| asked.starts_with(b"{"));
-        let scanned = asked.and_then(|asked| JsonFields::scan(self.fields.body().slice_ref(asked), &[]).ok());
+        let options = self.fields.get("stream_options").filter(|asked| asked.starts_with(b"{"));
+        let scanned = options.and_then(|options| JsonFields::scan(self.fields.body().slice_ref(options), &[]).ok());
         let with_usage = match &scanned {
             None => USAGE.to_vec(),
             Some(inner) => {

@@ -83,9 +83,9 @@ pub fn answer_token_ids(answer: &[u8]) -> Option<Vec<u32>> {
         prompt_token_ids: Option<Vec<u32>>,
         token_ids: Option<Vec<u32>>,
     }
-    let mut told: AnswerTokenIds = serde_json::from_slice(answer).ok()?;
-    let choice = told.choices.pop().filter(|_| told.choices.is_empty())?;
-    let mut ids = told.prompt_token_ids.or(choice.prompt_token_ids)?;
+    let mut ids_by_choice: AnswerTokenIds = serde_json::from_slice(answer).ok()?;
+    let choice = ids_by_choice.choices.pop().filter(|_| ids_by_choice.choices.is_empty())?;
+    let mut ids = ids_by_choice.prompt_token_ids.or(choice.prompt_token_ids)?;
     ids.extend(choice.token_ids?);
     Some(ids)
 }

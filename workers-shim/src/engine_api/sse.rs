@@ -87,13 +87,13 @@ impl SseScanner {
 
     /// Records token ids, so that another engine can continue. Events that report an engine's failure are then
     /// withheld.
-    pub fn with_transcript(self, said: TokenTranscript) -> Self {
-        Self { transcript: Some(Box::new(said)), ..self }
+    pub fn with_transcript(self, transcript: TokenTranscript) -> Self {
+        Self { transcript: Some(Box::new(transcript)), ..self }
     }
 
     /// Records the answer, so that another engine can generate it again and continue.
-    pub fn with_replay_verifier(self, retold: ReplayVerifier) -> Self {
-        Self { replay_verifier: Some(Box::new(retold)), ..self }
+    pub fn with_replay_verifier(self, verifier: ReplayVerifier) -> Self {
+        Self { replay_verifier: Some(Box::new(verifier)), ..self }
     }
 
     /// Limits the memory for an incomplete event to `budget`; an event that does not fit is forwarded unread.
@@ -107,9 +107,9 @@ impl SseScanner {
 
     /// Returns the token ids after which another engine can continue; None where it has to generate the whole answer.
     pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, NotResumable> {
-        let said = self.transcript.as_ref().map_or(Err(NotResumable::NoIds), |said| said.resume_ids());
-        match (said, &self.replay_verifier) {
-            (Err(NotResumable::Diverged), _) | (_, None) | (Ok(_), _) => said,
+        let resume_ids = self.transcript.as_ref().map_or(Err(NotResumable::NoIds), |said| said.resume_ids());
+        match (resume_ids, &self.replay_verifier) {
+            (Err(NotResumable::Diverged), _) | (_, None) | (Ok(_), _) => resume_ids,
             (Err(_), Some(retold)) => retold.check_replayable().map(|()| None),
         }
     }
@@ -131,8 +131,8 @@ impl SseScanner {
 
     /// Uses a tokenizer to settle delivered text (see [`TokenTranscript`]), so that less has to be generated again.
     pub fn settle_text(&mut self, text_of: impl Fn(&[u32]) -> Option<String>) {
-        if let Some(said) = &mut self.transcript {
-            said.settle_text(text_of);
+        if let Some(transcript) = &mut self.transcript {
+            transcript.settle_text(text_of);
         }
     }
 
@@ -158,11 +158,12 @@ impl SseScanner {
     pub fn closing_events(&self) -> Option<Bytes> {
         let is_open = self.facts.error.is_none() || self.withheld_error.is_some();
         let is_said = self.facts.finish.is_some() && !self.facts.done && is_open;
-        let said =
+        let transcript =
             self.transcript.as_ref().filter(|said| is_said && said.resume_ids() != Err(NotResumable::Diverged))?;
         let is_told = self.facts.usage.is_some() || self.usage == UsageEventVisibility::Hidden;
         Some(
-            said.closing_events(if is_told { UsageEventVisibility::Hidden } else { UsageEventVisibility::Shown })
+            transcript
+                .closing_events(if is_told { UsageEventVisibility::Hidden } else { UsageEventVisibility::Shown })
                 .into(),
         )
     }
@@ -240,8 +241,8 @@ impl SseScanner {
             }
             self.overlong = true;
             // The last bytes may be the start of the end marker.
-            let kept = self.tail.split_off(self.tail.len().saturating_sub(3));
-            let passes = std::mem::replace(&mut self.tail, kept).freeze();
+            let end = self.tail.split_off(self.tail.len().saturating_sub(3));
+            let passes = std::mem::replace(&mut self.tail, end).freeze();
             self.searched = 0;
             if !passes.is_empty() && !self.is_replaying() {
                 pass(passes);
@@ -284,11 +285,11 @@ impl SseScanner {
 
     fn record_unreadable(&mut self) {
         self.facts.unread_events += 1;
-        if let Some(said) = &mut self.transcript {
-            said.record_unreadable();
+        if let Some(transcript) = &mut self.transcript {
+            transcript.record_unreadable();
         }
-        if let Some(retold) = &mut self.replay_verifier {
-            retold.record_unreadable();
+        if let Some(verifier) = &mut self.replay_verifier {
+            verifier.record_unreadable();
         }
     }
 
@@ -348,13 +349,13 @@ impl SseScanner {
 
     /// Passes the event to the transcript or the replay verifier, where there is one.
     fn rewrite_payload(&mut self, payload: &[u8], event: &Bytes) -> EventRewrite {
-        let retold =
+        let rewrite =
             self.replay_verifier.as_mut().map_or(EventRewrite::Unchanged, |retold| retold.rewrite_event(payload));
-        let Some(said) = &mut self.transcript else { return retold };
+        let Some(transcript) = &mut self.transcript else { return rewrite };
         match serde_json::from_slice::<ResumableEvent<'_>>(payload) {
-            Ok(told) => said.rewrite_event(event, told),
+            Ok(told) => transcript.rewrite_event(event, told),
             Err(_) => {
-                said.record_unreadable();
+                transcript.record_unreadable();
                 EventRewrite::Unchanged
             }
         }

@@ -232,35 +232,35 @@ impl TokenTranscript {
 
     /// Records an event and returns how to forward it. The prompt's token ids were already extracted. `told` borrows
     /// from `event`.
-    pub(super) fn rewrite_event(&mut self, event: &[u8], told: ResumableEvent<'_>) -> EventRewrite {
+    pub(super) fn rewrite_event(&mut self, event: &[u8], event_fields: ResumableEvent<'_>) -> EventRewrite {
         if self.head.is_none()
-            && let (Some(id), Some(created), Some(model)) = (told.id, told.created, told.model)
+            && let (Some(id), Some(created), Some(model)) = (event_fields.id, event_fields.created, event_fields.model)
         {
             self.head =
                 Some(SharedEventFields { id: id.to_owned(), created: created.to_owned(), model: model.to_owned() });
         }
         match self.source {
-            AnswerSource::First => self.rewrite_first_attempt(event, &told),
-            AnswerSource::Continuation { .. } => self.rewrite_continuation(told),
+            AnswerSource::First => self.rewrite_first_attempt(event, &event_fields),
+            AnswerSource::Continuation { .. } => self.rewrite_continuation(event_fields),
         }
     }
 
-    fn rewrite_first_attempt(&mut self, event: &[u8], told: &ResumableEvent<'_>) -> EventRewrite {
-        let choice = told.choices.first();
+    fn rewrite_first_attempt(&mut self, event: &[u8], event_fields: &ResumableEvent<'_>) -> EventRewrite {
+        let choice = event_fields.choices.first();
         if let Some(choice) = choice {
-            let said = choice.token_ids.and_then(parse_ids);
+            let ids = choice.token_ids.and_then(parse_ids);
             if choice.is_parsed() {
                 self.failure = self.failure.or(Some(NotResumable::ParsedOutput));
-            } else if said.is_none() && !choice.text().is_empty() {
+            } else if ids.is_none() && !choice.text().is_empty() {
                 self.failure = self.failure.or(Some(NotResumable::NoIds));
             }
-            self.append(choice.text(), &said.unwrap_or_default());
+            self.append(choice.text(), &ids.unwrap_or_default());
         }
         match self.visible_ids {
             TokenIdVisibility::All => EventRewrite::Unchanged,
             TokenIdVisibility::None => {
                 // Engines may repeat them.
-                let prompt = told.prompt_token_ids.or(choice.and_then(|choice| choice.prompt_token_ids));
+                let prompt = event_fields.prompt_token_ids.or(choice.and_then(|choice| choice.prompt_token_ids));
                 hide_fields(event, prompt.into_iter().chain(choice.and_then(|choice| choice.token_ids)))
             }
         }
@@ -293,30 +293,30 @@ impl TokenTranscript {
         if again.starts_with(text) { "" } else { text.strip_prefix(again.as_str()).unwrap_or(text) }
     }
 
-    fn rewrite_continuation(&mut self, told: ResumableEvent<'_>) -> EventRewrite {
+    fn rewrite_continuation(&mut self, event_fields: ResumableEvent<'_>) -> EventRewrite {
         let Some(head) = &self.head else { return EventRewrite::Unchanged };
-        let usage = told.usage.map(|usage| self.whole_answer_usage(usage.usage()));
+        let usage = event_fields.usage.map(|usage| self.whole_answer_usage(usage.usage()));
         let mut out = self.write_event_head(head);
-        let Some(choice) = told.choices.first() else {
+        let Some(choice) = event_fields.choices.first() else {
             out.extend_from_slice(b"[]");
             write_event_end(&mut out, usage);
             return EventRewrite::Replaced(out);
         };
-        let said = choice.token_ids.and_then(parse_ids).unwrap_or_default();
+        let ids = choice.token_ids.and_then(parse_ids).unwrap_or_default();
         let (text, again) = (choice.text(), &self.to_regenerate.0);
-        let repeated = said.len().min(self.to_regenerate.1.len());
+        let repeated = ids.len().min(self.to_regenerate.1.len());
         let goes_along = again.starts_with(text) || text.starts_with(again.as_str());
-        if !goes_along || self.to_regenerate.1[..repeated] != said[..repeated] {
+        if !goes_along || self.to_regenerate.1[..repeated] != ids[..repeated] {
             self.failure = Some(NotResumable::Diverged);
             return EventRewrite::Hidden;
         }
-        let (new, fresh) = (self.new_text(text), &said[repeated..]);
+        let (new, fresh) = (self.new_text(text), &ids[repeated..]);
         let shown = (self.visible_ids == TokenIdVisibility::All).then_some(fresh);
         self.write_choice(&mut out, choice, (new, shown));
         write_event_end(&mut out, usage);
         let is_nothing = new.is_empty() && shown.is_none_or(<[u32]>::is_empty) && choice.finish_reason.is_none();
         self.to_regenerate.1.drain(..repeated);
-        self.append(text, &said);
+        self.append(text, &ids);
         if is_nothing { EventRewrite::Hidden } else { EventRewrite::Replaced(out) }
     }
 

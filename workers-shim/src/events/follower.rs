@@ -147,8 +147,8 @@ impl FollowedWorker {
             let rank = RankFollower::new(self.clone(), source, rules.clone());
             let misfit = misfit.clone();
             ranks.spawn(async move {
-                let mut told = misfit.subscribe();
-                let end = rank.run(&mut told).await;
+                let mut misfits = misfit.subscribe();
+                let end = rank.run(&mut misfits).await;
                 if let FollowEnd::Misfit(block) = end {
                     misfit.send_replace(Some(block));
                 }

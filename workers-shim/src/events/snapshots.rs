@@ -45,7 +45,7 @@ impl SnapshotRequest {
 /// Fetches snapshots from the other routers.
 pub trait SnapshotProvider: Send + Sync {
     /// Returns a snapshot of the source, if any router knows it exactly. Implementations must limit the time.
-    fn fetch(&self, wanted: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>>;
+    fn fetch(&self, request: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>>;
 }
 
 pub(crate) type SnapshotReply = oneshot::Sender<Option<EncodedSnapshot>>;

@@ -227,17 +227,17 @@ enum IdleStart {
 impl InFlightRequest {
     pub(super) fn new(tracker: Option<Arc<InFlightTracker>>, rank: DpRank, tokens: Tokens) -> Self {
         let mut idle_start = IdleStart::No;
-        if let Some(desk) = &tracker {
-            if desk.counters.is_idle() && desk.scraped_waiting.load(Relaxed) == 0 {
+        if let Some(tracker) = &tracker {
+            if tracker.counters.is_idle() && tracker.scraped_waiting.load(Relaxed) == 0 {
                 idle_start = IdleStart::Yes;
             }
-            desk.counters.pending_tokens.fetch_add(tokens.0, Relaxed);
-            desk.counters.dispatched.fetch_add(1, Relaxed);
-            desk.update_entry(rank, |flow| {
+            tracker.counters.pending_tokens.fetch_add(tokens.0, Relaxed);
+            tracker.counters.dispatched.fetch_add(1, Relaxed);
+            tracker.update_entry(rank, |flow| {
                 flow.dispatched += 1;
                 flow.pending += tokens;
             });
-            desk.invalidate_views();
+            tracker.invalidate_views();
         }
         Self { tracker, rank, tokens, sent: Instant::now(), idle_start, first_token_at: None }
     }
@@ -257,31 +257,32 @@ impl InFlightRequest {
 
     /// Records the complete answer, which updates the worker's estimated speeds.
     pub fn complete(&mut self, usage: &TokenUsage) {
-        let (Some(desk), Some(first)) = (&self.tracker, self.first_token_at) else { return };
-        let told = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
+        let (Some(tracker), Some(first)) = (&self.tracker, self.first_token_at) else { return };
+        let prompt = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
         // If much more was computed than planned, then either the KV came from elsewhere, which usage does not show, or
         // a prefix was lost.
-        let computed = if told.0 <= self.tokens.0 + self.tokens.0 / 4 + PLAN_TOLERANCE { told } else { Tokens::ZERO };
-        let batch = desk.counters.snapshot().decoding().max(1);
-        desk.estimate.lock().observe(&SpeedSample {
+        let computed =
+            if prompt.0 <= self.tokens.0 + self.tokens.0 / 4 + PLAN_TOLERANCE { prompt } else { Tokens::ZERO };
+        let batch = tracker.counters.snapshot().decoding().max(1);
+        tracker.estimate.lock().observe(&SpeedSample {
             computed: if self.idle_start == IdleStart::Yes { computed } else { Tokens::ZERO },
             first_token: Micros::of(first - self.sent),
             batch: u32::try_from(batch).unwrap_or(u32::MAX),
             decoded: usage.completion - Tokens(1),
             decoding: Micros::of(first.elapsed()),
         });
-        desk.invalidate_views();
+        tracker.invalidate_views();
     }
 
     fn record_prefilled(&self) {
-        if let Some(desk) = &self.tracker {
-            desk.counters.pending_tokens.fetch_sub(self.tokens.0, Relaxed);
-            desk.counters.begun.fetch_add(1, Relaxed);
-            desk.update_entry(self.rank, |flow| {
+        if let Some(tracker) = &self.tracker {
+            tracker.counters.pending_tokens.fetch_sub(self.tokens.0, Relaxed);
+            tracker.counters.begun.fetch_add(1, Relaxed);
+            tracker.update_entry(self.rank, |flow| {
                 flow.begun += 1;
                 flow.pending -= self.tokens;
             });
-            desk.invalidate_views();
+            tracker.invalidate_views();
         }
     }
 }
@@ -291,10 +292,10 @@ impl Drop for InFlightRequest {
         if self.first_token_at.is_none() {
             self.record_prefilled();
         }
-        if let Some(desk) = &self.tracker {
-            desk.counters.finished.fetch_add(1, Relaxed);
-            desk.update_entry(self.rank, |flow| flow.finished += 1);
-            desk.invalidate_views();
+        if let Some(tracker) = &self.tracker {
+            tracker.counters.finished.fetch_add(1, Relaxed);
+            tracker.update_entry(self.rank, |flow| flow.finished += 1);
+            tracker.invalidate_views();
         }
     }
 }

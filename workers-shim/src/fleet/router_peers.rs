@@ -24,11 +24,11 @@ impl Fleet {
     /// silent for [`super::SILENCE_TIMEOUT`].
     pub fn merge_peer_table(&self, router: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
         let mut overlay = self.peers.lock();
-        let heard = overlay.merge(router, table, now);
-        if heard == MergeOutcome::Changed {
+        let merged = overlay.merge(router, table, now);
+        if merged == MergeOutcome::Changed {
             self.update_peer_in_flight(&overlay);
         }
-        heard
+        merged
     }
 
     /// Removes silent routers. Must be called periodically.
@@ -55,8 +55,8 @@ impl Fleet {
         worker: WorkerId,
         rank: DpRank,
     ) -> impl Future<Output = Option<EncodedSnapshot>> + Send + 'static {
-        let asked = self.member(worker).map(|member| member.exports.request(rank));
-        async move { asked?.await }
+        let requests = self.member(worker).map(|member| member.exports.request(rank));
+        async move { requests?.await }
     }
 
     fn update_peer_in_flight(&self, overlay: &super::peer_in_flight::PeerInFlightTables) {

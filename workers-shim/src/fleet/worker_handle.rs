@@ -293,9 +293,9 @@ impl WorkerHandle {
         self.probe_now.notify_one();
     }
 
-    pub(super) fn set_draining(&self, wanted: WorkerHealth) {
-        let wanted = if wanted == WorkerHealth::Draining { WorkerDemand::Drains } else { WorkerDemand::Serves };
-        let is_new = |duty: &mut WorkerDemand| !duty.has_left() && std::mem::replace(duty, wanted) != wanted;
+    pub(super) fn set_draining(&self, health: WorkerHealth) {
+        let health = if health == WorkerHealth::Draining { WorkerDemand::Drains } else { WorkerDemand::Serves };
+        let is_new = |duty: &mut WorkerDemand| !duty.has_left() && std::mem::replace(duty, health) != health;
         if self.demand.send_if_modified(is_new) {
             self.in_flight.invalidate_views();
         }

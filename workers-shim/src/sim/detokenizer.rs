@@ -14,8 +14,8 @@ pub(crate) fn token_generator_of(codec: &dyn TextCodec) -> Result<TokenGenerator
     let specials = codec.specials();
     let plain: Vec<u32> = (0..codec.vocabulary_size()).filter(|id| !specials.contains(id)).collect();
     let words: Vec<u32> = plain.iter().copied().filter(|id| is_word(codec, *id)).collect();
-    let said = if words.len() >= MIN_WORDS { &words } else { &plain };
-    TokenGenerator::new(said, codec.eos(), &specials)
+    let text = if words.len() >= MIN_WORDS { &words } else { &plain };
+    TokenGenerator::new(text, codec.eos(), &specials)
 }
 
 /// Returns whether the token is a space and lower-case letters: byte-level tokenizers always split between such tokens.

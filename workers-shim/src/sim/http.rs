@@ -50,7 +50,7 @@ pub(crate) fn routes(app: Arc<SimState>, body_limit: usize) -> Router {
         .route("/score", post(pooling::score))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize));
-    let told = Router::new()
+    let routes = Router::new()
         .route("/health", get(admin::health))
         .route("/ping", get(admin::health).post(admin::health))
         .route("/version", get(admin::version))
@@ -66,7 +66,7 @@ pub(crate) fn routes(app: Arc<SimState>, body_limit: usize) -> Router {
         .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
         .route("/v1/load_lora_adapter", post(admin::load_adapter))
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter));
-    served.merge(told).merge(administered).fallback(unknown).layer(DefaultBodyLimit::max(body_limit)).with_state(app)
+    served.merge(routes).merge(administered).fallback(unknown).layer(DefaultBodyLimit::max(body_limit)).with_state(app)
 }
 
 async fn unknown() -> Response {

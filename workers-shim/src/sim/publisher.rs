@@ -124,13 +124,13 @@ impl PublisherState {
 
     /// Returns the messages of a replay, each after a delimiter, and the end marker.
     fn replay(&self, from: u64) -> Vec<[Bytes; 4]> {
-        let kept = self.replay_buffer.iter().filter(|batch| batch.sequence >= from).cloned();
+        let batches = self.replay_buffer.iter().filter(|batch| batch.sequence >= from).cloned();
         let end = PublishedBatch { sequence: END_SEQUENCE, payload: Bytes::new() };
         let delimited = |batch| {
             let [topic, number, payload] = self.frames(batch);
             [Bytes::new(), topic, number, payload]
         };
-        kept.chain([end]).map(delimited).collect()
+        batches.chain([end]).map(delimited).collect()
     }
 }
 
@@ -146,9 +146,9 @@ impl PublisherSockets {
 }
 
 async fn answer_replays(mut connection: ZmtpConnection, outbox: Arc<Mutex<PublisherState>>) {
-    while let Ok(asked) = connection.recv().await {
+    while let Ok(request) = connection.recv().await {
         // An empty delimiter, and the first requested sequence number.
-        let [delimiter, start] = asked.as_slice() else { continue };
+        let [delimiter, start] = request.as_slice() else { continue };
         let (true, Ok(start)) = (delimiter.is_empty(), <[u8; 8]>::try_from(start.as_ref())) else { continue };
         let answers = outbox.lock().replay(u64::from_be_bytes(start));
         for answer in answers {

@@ -59,17 +59,17 @@ pub(crate) async fn fetch(source: &RemoteBlocks) -> Result<Vec<BlockImage>, Pull
 
 /// Tells the producer that its blocks may be freed. If that fails, its lease expires.
 pub(crate) async fn release(source: RemoteBlocks) {
-    let asked = SideChannelRequest::Done { engine: source.engine.clone(), request: source.request.clone() };
-    if let Err(error) = exchange(&source, &asked).await {
+    let request = SideChannelRequest::Done { engine: source.engine.clone(), request: source.request.clone() };
+    if let Err(error) = exchange(&source, &request).await {
         tracing::debug!(%error, host = %source.host, port = source.port, "producer not told of the transfer's end");
     }
 }
 
-async fn exchange(source: &RemoteBlocks, asked: &SideChannelRequest) -> Result<SideChannelReply, PullError> {
+async fn exchange(source: &RemoteBlocks, request: &SideChannelRequest) -> Result<SideChannelReply, PullError> {
     let talk = async {
         let mut stream = TcpStream::connect((source.host.as_ref(), source.port)).await?;
         stream.set_nodelay(true)?;
-        write_frame(&mut stream, asked).await?;
+        write_frame(&mut stream, request).await?;
         read_frame(&mut stream).await
     };
     tokio::time::timeout(EXCHANGE_TIMEOUT, talk).await.map_err(|_| PullError::TimedOut)?

@@ -150,8 +150,8 @@ async fn start_transfer_service(
 ) -> Result<TransferService, SimError> {
     let TransferOptions { dialect: spoken, patience, .. } = *options;
     let (listener, bootstrap) = listen(options.bootstrap).await?;
-    let rooms = BootstrapRooms::new(own.engine.clone(), patience);
-    let served = axum::serve(listener, rooms.clone().routes());
+    let bootstrap_rooms = BootstrapRooms::new(own.engine.clone(), patience);
+    let served = axum::serve(listener, bootstrap_rooms.clone().routes());
     tasks.spawn(async move {
         if let Err(error) = served.await {
             tracing::debug!(%error, "bootstrap server");
@@ -162,7 +162,7 @@ async fn start_transfer_service(
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
     let client =
         client.map_err(|_| SimError::Option { option: "kv_connector", must: "used where HTTP clients can be made" })?;
-    Ok(TransferService { connector: spoken, role, bootstrap, rooms, client, timeout: patience })
+    Ok(TransferService { connector: spoken, role, bootstrap, rooms: bootstrap_rooms, client, timeout: patience })
 }
 
 /// Adds the worker's address to every response, so that a client can tell where a proxy sent its request.

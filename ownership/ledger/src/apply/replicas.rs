@@ -46,8 +46,8 @@ impl Ledger {
             Err(unresolved) => return unresolved.into(),
         };
         for here in self.path(artifact, copy.place.point) {
-            let held = self.artifact(here.artifact).filter(|a| a.replicas.iter().any(|r| r.holder == copy.holder));
-            if let Some(mut artifact) = held {
+            let found = self.artifact(here.artifact).filter(|a| a.replicas.iter().any(|r| r.holder == copy.holder));
+            if let Some(mut artifact) = found {
                 artifact.replicas.retain(|known| known.holder != copy.holder);
                 self.put_artifact(artifact);
             }

@@ -18,8 +18,8 @@ impl Ledger {
         let now = self.now();
         let limits = self.records.limits;
         if let Some((_, session)) = self.index.intents.get_min().filter(|(end, _)| *end <= now).copied() {
-            let kept = self.intents(session).copied().collect();
-            self.put_intents(session, kept);
+            let intents = self.intents(session).copied().collect();
+            self.put_intents(session, intents);
         } else if let Some((_, id, holder)) = self.index.replicas.get_min().filter(|(end, ..)| *end <= now).copied() {
             if let Some(mut artifact) = self.artifact(id) {
                 artifact.replicas.retain(|copy| copy.holder != holder);

@@ -41,8 +41,8 @@ impl Ledger {
         let until = self.now().after(renewal.ttl);
         let mut refused = Vec::new();
         for (id, incarnation) in &renewal.alive {
-            let held = self.worker(*id).filter(|worker| worker.is_live() && worker.incarnation == *incarnation);
-            match held.cloned() {
+            let current = self.worker(*id).filter(|worker| worker.is_live() && worker.incarnation == *incarnation);
+            match current.cloned() {
                 None => refused.push(*id),
                 Some(mut worker) => {
                     if let Lease::Held { until: before } = worker.lease {

@@ -19,13 +19,13 @@ pub(super) fn indexes_follow(ledger: &Ledger) -> InvariantResult {
 pub(super) fn digest_follows(ledger: &Ledger) -> InvariantResult {
     let artifacts: ArtifactTable = ledger.artifacts().collect();
     let sessions: SessionTable = ledger.sessions().collect();
-    let kept = (ledger.records.sessions.digest, ledger.records.artifacts.digest);
-    ensure!(kept == (sessions.digest, artifacts.digest), "a digest differs from what the records say")
+    let stored_digests = (ledger.records.sessions.digest, ledger.records.artifacts.digest);
+    ensure!(stored_digests == (sessions.digest, artifacts.digest), "a digest differs from what the records say")
 }
 
 pub(super) fn leases_are_inverses(ledger: &Ledger) -> InvariantResult {
-    let held = ledger.workers().filter(|worker| worker.is_live()).count();
-    ensure!(held == ledger.index.leases.len(), "{held} held, {} indexed", ledger.index.leases.len())?;
+    let live_workers = ledger.workers().filter(|worker| worker.is_live()).count();
+    ensure!(live_workers == ledger.index.leases.len(), "{live_workers} held, {} indexed", ledger.index.leases.len())?;
     ledger.index.leases.iter().try_for_each(|(until, id)| {
         let lease = ledger.worker(*id).map(|worker| worker.lease);
         ensure!(lease == Some(Lease::Held { until: *until }), "{id} has {lease:?}, indexed at {until}")
@@ -41,10 +41,10 @@ pub(super) fn references_are_exact(ledger: &Ledger) -> InvariantResult {
         children.entry(parent).or_insert_with(BTreeSet::new).insert(child);
     }
     for artifact in ledger.artifacts() {
-        let held = sessions.remove(&artifact.id).unwrap_or_default();
-        ensure!(held.iter().copied().eq(artifact.sessions.iter()), "sessions of {}", artifact.id)?;
-        let held = children.remove(&artifact.id).unwrap_or_default();
-        ensure!(held.iter().copied().eq(artifact.children.iter()), "children of {}", artifact.id)?;
+        let holders = sessions.remove(&artifact.id).unwrap_or_default();
+        ensure!(holders.iter().copied().eq(artifact.sessions.iter()), "sessions of {}", artifact.id)?;
+        let child_count = children.remove(&artifact.id).unwrap_or_default();
+        ensure!(child_count.iter().copied().eq(artifact.children.iter()), "children of {}", artifact.id)?;
     }
     let dangling = |session: Session| session.heads.iter().any(|head| ledger.artifact(head.artifact).is_none());
     ensure!(!ledger.sessions().any(dangling), "a head points at no extent")
@@ -57,24 +57,24 @@ pub(super) fn forks_are_acyclic(ledger: &Ledger) -> InvariantResult {
         let parent = ledger
             .artifact(attached.artifact)
             .ok_or_else(|| InvariantFailure(format!("{} hangs on nothing", child.id)))?;
-        let kept = parent.boundaries.iter().any(|boundary| boundary.point == attached.at);
-        ensure!(kept, "{} hangs on a point that {} does not keep", child.id, parent.id)?;
+        let has_boundary = parent.boundaries.iter().any(|boundary| boundary.point == attached.at);
+        ensure!(has_boundary, "{} hangs on a point that {} does not keep", child.id, parent.id)?;
         ensure!(parent.from() < child.from() && child.from() < child.end().blocks, "{} is empty", child.id)
     })
 }
 
 pub(super) fn boundaries_are_unique(ledger: &Ledger) -> InvariantResult {
-    let kept: usize = ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
+    let boundary_count: usize = ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
     let indexed = ledger.index.boundaries.len();
-    ensure!(kept == indexed, "{kept} boundaries are kept, {indexed} can be found")
+    ensure!(boundary_count == indexed, "{boundary_count} boundaries are kept, {indexed} can be found")
 }
 
 pub(super) fn waypoints_are_kept(ledger: &Ledger) -> InvariantResult {
     ledger.artifacts().try_for_each(|artifact| {
         let rises = artifact.boundaries.windows(2).all(|pair| pair[0].point.blocks < pair[1].point.blocks);
-        let wanted = artifact.end().blocks.0 / WAYPOINT - artifact.from().0 / WAYPOINT;
-        let kept = artifact.boundaries.iter().filter(|boundary| boundary.point.blocks.0 % WAYPOINT == 0).count();
-        ensure!(rises && kept as u64 == wanted, "{}: {kept} waypoints of {wanted}", artifact.id)
+        let expected = artifact.end().blocks.0 / WAYPOINT - artifact.from().0 / WAYPOINT;
+        let waypoints = artifact.boundaries.iter().filter(|boundary| boundary.point.blocks.0 % WAYPOINT == 0).count();
+        ensure!(rises && waypoints as u64 == expected, "{}: {waypoints} waypoints of {expected}", artifact.id)
     })
 }
 

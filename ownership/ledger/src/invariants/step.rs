@@ -47,8 +47,8 @@ pub(super) fn sealed_never_changes(before: &Ledger, after: &Ledger) -> Invariant
     before.artifacts().try_for_each(|old| {
         let Some(new) = after.artifact(old.id) else { return Ok(()) };
         let same = (&old.origin, old.parent) == (&new.origin, new.parent) && old.end().blocks <= new.end().blocks;
-        let mut kept = new.boundaries.iter().filter(|boundary| boundary.point.blocks <= old.end().blocks);
-        let unchanged = kept.all(|boundary| old.boundaries.contains(boundary));
+        let mut boundaries = new.boundaries.iter().filter(|boundary| boundary.point.blocks <= old.end().blocks);
+        let unchanged = boundaries.all(|boundary| old.boundaries.contains(boundary));
         ensure!(same && unchanged, "{}", old.id)
     })
 }

@@ -13,8 +13,8 @@ pub(crate) type DurableCopies = BTreeMap<u64, bool>;
 /// Checks that a quorum of each set of voters keeps entry `index`.
 pub(crate) fn check(index: u64, voters: &[BTreeSet<u64>], keepers: &DurableCopies) -> PropertyResult {
     let has_quorum = |set: &BTreeSet<u64>| {
-        let kept = set.iter().filter(|node| keepers.get(node).copied().unwrap_or(false)).count();
-        kept * 2 > set.len()
+        let copies = set.iter().filter(|node| keepers.get(node).copied().unwrap_or(false)).count();
+        copies * 2 > set.len()
     };
     ensure!(voters.iter().all(has_quorum), ACKNOWLEDGED, "entry {index}: voters {voters:?}, kept by {keepers:?}")
 }

@@ -72,10 +72,10 @@ impl LockState {
     }
 
     /// Returns the states that an operation can lead to, given its answer; none if that answer is impossible.
-    fn successors(self, asked: LockRequest, said: Option<LockReply>) -> Vec<Self> {
-        match (asked, said) {
-            (LockRequest::Claim(owner), said) => self.after_claim(owner, said).into_iter().collect(),
-            (LockRequest::Release(owner, seen), said) => self.after_release(owner, seen, said),
+    fn successors(self, request: LockRequest, reply: Option<LockReply>) -> Vec<Self> {
+        match (request, reply) {
+            (LockRequest::Claim(owner), reply) => self.after_claim(owner, reply).into_iter().collect(),
+            (LockRequest::Release(owner, seen), reply) => self.after_release(owner, seen, reply),
             (LockRequest::Read, None) => vec![self],
             (LockRequest::Read, Some(LockReply::Held(owner, epoch))) if owner == self.owner => {
                 self.with_epoch(epoch).into_iter().collect()
@@ -84,8 +84,8 @@ impl LockState {
         }
     }
 
-    fn after_claim(self, owner: Owner, said: Option<LockReply>) -> Option<Self> {
-        match (self.owner, said) {
+    fn after_claim(self, owner: Owner, reply: Option<LockReply>) -> Option<Self> {
+        match (self.owner, reply) {
             (None, None) => Some(self.held_by(owner)),
             (None, Some(LockReply::Granted(epoch))) => self.held_by(owner).with_epoch(epoch),
             (Some(_), None) => Some(self),
@@ -95,12 +95,12 @@ impl LockState {
         }
     }
 
-    fn after_release(self, owner: Owner, seen: Epoch, said: Option<LockReply>) -> Vec<Self> {
+    fn after_release(self, owner: Owner, seen: Epoch, reply: Option<LockReply>) -> Vec<Self> {
         if self.owner != Some(owner) {
-            return if matches!(said, None | Some(LockReply::Released)) { vec![self] } else { Vec::new() };
+            return if matches!(reply, None | Some(LockReply::Released)) { vec![self] } else { Vec::new() };
         }
         let fits = self.with_epoch(seen);
-        match said {
+        match reply {
             Some(LockReply::Released) => fits.map(Self::freed).into_iter().collect(),
             Some(LockReply::Stale(current)) if current != seen => self.with_epoch(current).into_iter().collect(),
             Some(_) => Vec::new(),
@@ -131,8 +131,8 @@ pub(crate) fn check(thing: &str, history: &[LockOperation]) -> PropertyResult {
         let rest = |n: &usize| done & (1 << n) == 0;
         let first_return = (0..history.len()).filter(rest).map(|n| returns[n]).min().unwrap_or(Duration::MAX);
         for n in (0..history.len()).rev().filter(rest).filter(|n| history[*n].called_at <= first_return) {
-            let said = history[n].returned.map(|(_, said)| said);
-            open.extend(lock.successors(history[n].request, said).into_iter().map(|next| (done | 1 << n, next)));
+            let reply = history[n].returned.map(|(_, said)| said);
+            open.extend(lock.successors(history[n].request, reply).into_iter().map(|next| (done | 1 << n, next)));
         }
     }
     // A search that was cut off proves nothing.
@@ -157,13 +157,13 @@ mod tests {
         Epoch { generation: 0, index, position: 0 }
     }
 
-    fn operation(asked: LockRequest, called: u64, returned: u64, said: LockReply) -> LockOperation {
-        let returned = Some((Duration::from_millis(returned), said));
-        LockOperation { request: asked, called_at: Duration::from_millis(called), returned }
+    fn operation(request: LockRequest, called: u64, returned: u64, reply: LockReply) -> LockOperation {
+        let returned = Some((Duration::from_millis(returned), reply));
+        LockOperation { request, called_at: Duration::from_millis(called), returned }
     }
 
-    fn unanswered(asked: LockRequest, called: u64) -> LockOperation {
-        LockOperation { request: asked, called_at: Duration::from_millis(called), returned: None }
+    fn unanswered(request: LockRequest, called: u64) -> LockOperation {
+        LockOperation { request, called_at: Duration::from_millis(called), returned: None }
     }
 
     fn claim(n: u64) -> LockRequest {

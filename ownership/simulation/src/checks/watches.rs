@@ -43,54 +43,63 @@ impl ChangeHistory {
     }
 
     /// Returns the next expected change and the position before it.
-    fn next_change(&self, told: WatchProgress) -> Option<(WatchProgress, &(RecordKey, ChangeOp))> {
-        let first = self.0.get(&told.revision).and_then(|all| all.get(told.changes)).map(|change| (told, change));
+    fn next_change(&self, progress: WatchProgress) -> Option<(WatchProgress, &(RecordKey, ChangeOp))> {
+        let first =
+            self.0.get(&progress.revision).and_then(|all| all.get(progress.changes)).map(|change| (progress, change));
         let later = || {
-            let mut rest = self.0.range(told.revision + 1..);
+            let mut rest = self.0.range(progress.revision + 1..);
             rest.find_map(|(revision, all)| all.first().map(|change| (WatchProgress::starting_at(*revision), change)))
         };
         first.or_else(later)
     }
 
-    pub(crate) fn check_change(&self, who: &str, told: &mut WatchProgress, change: &ChangeEvent) -> PropertyResult {
-        let next = self.next_change(*told);
+    pub(crate) fn check_change(&self, who: &str, progress: &mut WatchProgress, change: &ChangeEvent) -> PropertyResult {
+        let next = self.next_change(*progress);
         let is_next = next
             .is_some_and(|(at, (key, op))| at.revision == change.revision && *key == change.key && *op == change.op);
         ensure!(is_next, ORDER, "{who} was told {change:?}, and next was {next:?}")?;
-        *told = next.map_or(*told, |(at, _)| WatchProgress { changes: at.changes + 1, ..at });
+        *progress = next.map_or(*progress, |(at, _)| WatchProgress { changes: at.changes + 1, ..at });
         Ok(())
     }
 
     /// Checks, when nothing more is available at once, that what was received are whole revisions.
-    pub(crate) fn check_whole_revision(&self, who: &str, told: &mut WatchProgress) -> PropertyResult {
-        let all = self.0.get(&told.revision).map_or(0, Vec::len);
-        ensure!(told.changes == 0 || told.changes == all, WHOLE, "{who} was told {told:?} of {all} changes")?;
-        if told.changes > 0 {
-            *told = WatchProgress::starting_at(told.revision + 1);
+    pub(crate) fn check_whole_revision(&self, who: &str, progress: &mut WatchProgress) -> PropertyResult {
+        let all = self.0.get(&progress.revision).map_or(0, Vec::len);
+        ensure!(
+            progress.changes == 0 || progress.changes == all,
+            WHOLE,
+            "{who} was told {progress:?} of {all} changes"
+        )?;
+        if progress.changes > 0 {
+            *progress = WatchProgress::starting_at(progress.revision + 1);
         }
         Ok(())
     }
 
     /// Returns whether all changes up to `index` were received.
-    pub(crate) fn has_received_all(&self, told: WatchProgress, index: u64) -> bool {
-        self.next_change(told).is_none_or(|(next, _)| next.revision > index)
+    pub(crate) fn has_received_all(&self, progress: WatchProgress, index: u64) -> bool {
+        self.next_change(progress).is_none_or(|(next, _)| next.revision > index)
     }
 
     /// Checks that a reader of every published change has received everything that the view shows.
-    pub(crate) fn check_published(&self, who: &str, told: WatchProgress, index: u64) -> PropertyResult {
-        ensure!(self.has_received_all(told, index), ORDER, "{who}: {index} is published, and told is {told:?} only")
+    pub(crate) fn check_published(&self, who: &str, progress: WatchProgress, index: u64) -> PropertyResult {
+        ensure!(
+            self.has_received_all(progress, index),
+            ORDER,
+            "{who}: {index} is published, and told is {progress:?} only"
+        )
     }
 }
 
 /// Checks a compaction error from a node that shows `applied`.
 pub(crate) fn check_compaction(
     who: &str,
-    told: WatchProgress,
+    progress: WatchProgress,
     compacted: CompactedRevision,
     applied: u64,
 ) -> PropertyResult {
     let CompactedRevision { oldest } = compacted;
-    ensure!(oldest > told.revision, COMPACTED, "{who} was told {told:?}, and cut off before {oldest}")?;
+    ensure!(oldest > progress.revision, COMPACTED, "{who} was told {progress:?}, and cut off before {oldest}")?;
     ensure!(oldest <= applied + 1, COMPACTED, "{who} is sent to {oldest} by a node that shows {applied}")
 }
 

@@ -124,8 +124,8 @@ impl OwnerServe {
         let id = SessionId((ask.at.session as u128) << 32 | within);
         let named = (!ask.is_independent).then_some(id);
         let quorum = self.ledger.get_or_insert_with(|| VirtualLedger::new(fleet));
-        let asked = PromptQuery { client_session: named, new_session: id, path: &step.path, prompt: step.prompt };
-        let located = quorum.locate(&asked, micros(fleet.now.0));
+        let query = PromptQuery { client_session: named, new_session: id, path: &step.path, prompt: step.prompt };
+        let located = quorum.locate(&query, micros(fleet.now.0));
         let deepest = ask.memory_by_worker.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
         let facts = ClassificationInputs {
             prompt: step.prompt,
@@ -150,7 +150,7 @@ impl OwnerServe {
         self.refresh_loads(fleet, ask.step.prompt);
         let (located, step) = self.locate(ask, fleet);
         let overlaps = overlaps(ask, fleet.block);
-        let asked = planner::RequestProfile {
+        let profile = planner::RequestProfile {
             model: MODEL.into(),
             adapter: None,
             prompt: ask.step.prompt,
@@ -160,9 +160,9 @@ impl OwnerServe {
             block: fleet.block,
             transfers: TransferPermission::Allowed,
         };
-        let told = then(&PlanningInputs {
+        let result = then(&PlanningInputs {
             step,
-            request: &asked,
+            request: &profile,
             attention: fleet.attention,
             session: &located.session,
             workers: &self.views,
@@ -174,7 +174,7 @@ impl OwnerServe {
             disabled: DisabledFeatures::default(),
             round_robin_index: 0,
         });
-        (told, located)
+        (result, located)
     }
 
     /// Records which worker serves the step.

@@ -36,10 +36,10 @@ impl MultiOwner {
 
 impl RoutingPolicy for MultiOwner {
     fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
-        let held = |worker: usize| ask.memory_by_worker[worker].with_disk;
-        let deepest = fleet.all().map(held).max().unwrap_or_default();
+        let cached = |worker: usize| ask.memory_by_worker[worker].with_disk;
+        let deepest = fleet.all().map(cached).max().unwrap_or_default();
         let owned = match_rate(deepest, ask) > Self::MIN_OWNED_SHARE;
-        let owns = |worker: &usize| !owned || held(*worker).0 as f64 >= Self::OWNER_SHARE * deepest.0 as f64;
+        let owns = |worker: &usize| !owned || cached(*worker).0 as f64 >= Self::OWNER_SHARE * deepest.0 as f64;
         let key = |worker: usize| (fleet.requests(worker), fleet.workers[worker].memory_used());
         Dispatch::at(argmin(fleet.all().filter(owns), key))
     }
@@ -108,8 +108,8 @@ impl RoutingPolicy for Llmd {
             .fold((f64::MIN, f64::MAX), |(most, fewest), queue| (most.max(queue), fewest.min(queue)));
         let score = |worker: usize| {
             let short = if most == fewest { 1.0 } else { (most - queue(worker)) / (most - fewest) };
-            let taken = (self.used_memory)(fleet.workers[worker]).0 as f64 / fleet.spec.sizes.device.0.max(1) as f64;
-            3.0 * match_rate(ask.memory_by_worker[worker].with_disk, ask) + 2.0 * short + 2.0 * (1.0 - taken)
+            let usage = (self.used_memory)(fleet.workers[worker]).0 as f64 / fleet.spec.sizes.device.0.max(1) as f64;
+            3.0 * match_rate(ask.memory_by_worker[worker].with_disk, ask) + 2.0 * short + 2.0 * (1.0 - usage)
         };
         Dispatch::at(argmin(fleet.all(), |worker| -score(worker)))
     }

@@ -54,8 +54,8 @@ impl ThunderAgent {
 
     /// Resumes as many programs as fit in total, longest first, each at the worker with the most free memory.
     fn resume(&mut self, fleet: &FleetView<'_>) -> Vec<StepRef> {
-        let mut rooms: Vec<Tokens> = fleet.all().map(|worker| self.free_tokens(fleet, worker)).collect();
-        let all: Tokens = rooms.iter().filter(|room| **room > BUFFER).copied().sum();
+        let mut free_tokens: Vec<Tokens> = fleet.all().map(|worker| self.free_tokens(fleet, worker)).collect();
+        let all: Tokens = free_tokens.iter().filter(|room| **room > BUFFER).copied().sum();
         let (mut chosen, mut taken) = (Vec::new(), Tokens::ZERO);
         for (_, context, session) in self.unplaced_programs() {
             if taken + context + BUFFER <= all {
@@ -66,11 +66,11 @@ impl ThunderAgent {
         chosen.sort_unstable_by(|a, b| b.cmp(a));
         let mut due = Vec::new();
         for (context, session) in chosen {
-            let worker = super::argmin(fleet.all(), |worker| std::cmp::Reverse(rooms[worker]));
-            if rooms[worker] < context + BUFFER {
+            let worker = super::argmin(fleet.all(), |worker| std::cmp::Reverse(free_tokens[worker]));
+            if free_tokens[worker] < context + BUFFER {
                 continue;
             }
-            rooms[worker] -= context + BUFFER;
+            free_tokens[worker] -= context + BUFFER;
             if let Some(program) = self.programs.get_mut(&session) {
                 program.worker = Some(worker);
                 due.append(&mut program.waiting);

@@ -69,9 +69,9 @@ fn ratio(runs: &[RunStats], load: f64, (policy, figure): (&str, &str)) -> Option
 pub fn ablation_table(ablations: &[AblationResult]) -> Vec<Vec<String>> {
     let names = ["ablation", "load"].into_iter().chain(FIGURES).map(str::to_owned).collect();
     let row = |worth: &AblationResult| {
-        let said =
+        let ratio_text =
             |figure: &&str| worth.ratios.get(*figure).copied().flatten().map_or("-".to_owned(), |mean| mean.format(3));
-        [worth.policy.to_owned(), worth.load.to_string()].into_iter().chain(FIGURES.iter().map(said)).collect()
+        [worth.policy.to_owned(), worth.load.to_string()].into_iter().chain(FIGURES.iter().map(ratio_text)).collect()
     };
     std::iter::once(names).chain(ablations.iter().map(row)).collect()
 }

@@ -43,12 +43,16 @@ impl Simulation<'_> {
         let trace = self.trace;
         let step = &trace.sessions[at.session].steps[at.step];
         let alone = trace.arrivals == ArrivalProcess::Recorded;
-        let held = self.resident_memory(step);
-        let late = self.driver.delayed_residency.as_ref().map(|late| self.visible_memory(late, step, &held));
+        let resident = self.resident_memory(step);
+        let late = self.driver.delayed_residency.as_ref().map(|late| self.visible_memory(late, step, &resident));
         let watch = self.driver.watch;
         let dealt = self.ask_policy(|policy, fleet| {
-            let ask =
-                PlacementRequest { at, step, is_independent: alone, memory_by_worker: late.as_ref().unwrap_or(&held) };
+            let ask = PlacementRequest {
+                at,
+                step,
+                is_independent: alone,
+                memory_by_worker: late.as_ref().unwrap_or(&resident),
+            };
             (policy.admit(&ask, fleet) == PlacementTiming::Now).then(|| {
                 watch.iter().for_each(|watch| watch.start());
                 let dispatch = policy.place(&ask, fleet);
@@ -63,13 +67,13 @@ impl Simulation<'_> {
             }
             return;
         };
-        self.dispatch((at, step), since, (&dispatch, &held));
+        self.dispatch((at, step), since, (&dispatch, &resident));
     }
 
     /// Returns the seconds to load what is in slower tiers, except for the leading tokens that were sent.
-    pub(super) fn restoring(&self, held: &TierDepths, sent: Tokens) -> f64 {
+    pub(super) fn restoring(&self, depths: &TierDepths, sent: Tokens) -> f64 {
         let sizes = &self.setup.spec.sizes;
-        let TierDepths { device, with_host, with_disk } = *held;
+        let TierDepths { device, with_host, with_disk } = *depths;
         let above_host = device.max(sent);
         let host = (with_host - above_host).0 as f64 / sizes.host_tokens_per_second;
         host + (with_disk - with_host.max(sent)).0 as f64 / sizes.disk_speed.read
@@ -147,8 +151,8 @@ impl Simulation<'_> {
         let runs = &self.trace.runs;
         let (source, target) = (&self.engines[fetch.from].engine, &self.engines[to].engine);
         let until = fetch.until.min(source.cached_depths(runs, &step.path).with_disk);
-        let wanted = step.path.iter().take_while(|run| runs.depth(**run) <= until);
-        let fetched: Vec<_> = wanted.copied().filter(|run| !target.has(*run)).collect();
+        let needed = step.path.iter().take_while(|run| runs.depth(**run) <= until);
+        let fetched: Vec<_> = needed.copied().filter(|run| !target.has(*run)).collect();
         if fetched.is_empty() {
             return PendingFetch::default();
         }
@@ -156,12 +160,12 @@ impl Simulation<'_> {
         let turn = self.source_wait_seconds(fetch.from);
         let OutboundTransfer { pinned: kept, load_seconds: loads } =
             self.engines[fetch.from].engine.pin_for_transfer(runs, &fetched);
-        let asked = self.now + Seconds(loads);
+        let loaded_at = self.now + Seconds(loads);
         // A request that queues at the source does not occupy the link.
         let ready = self
             .links
-            .send(asked, (fetch.from, to), tokens)
-            .max(asked + Seconds(turn + self.links.transfer_seconds(tokens)));
+            .send(loaded_at, (fetch.from, to), tokens)
+            .max(loaded_at + Seconds(turn + self.links.transfer_seconds(tokens)));
         self.events.add(ready, WorldEvent::FetchArrived(ticket));
         PendingFetch { runs: fetched, pinned_runs: kept, ready }
     }

@@ -30,7 +30,7 @@ impl MemorySampler {
     /// Samples the copies per cached token, and the tokens of running sessions. A session's token that no worker holds
     /// counts once, since it would need memory once.
     pub(super) fn sample(&mut self, engines: &[&RunEngine], runs: &RunTree) {
-        let wanted: HashSet<RunId> =
+        let needed: HashSet<RunId> =
             self.latest_prompts.values().flat_map(BTreeMap::values).flat_map(|path| path.iter().copied()).collect();
         let (mut all, mut distinct, mut taken) = (0, 0, 0);
         for run in (0..runs.len() as u32).map(RunId) {
@@ -38,7 +38,7 @@ impl MemorySampler {
             let tokens = runs.device_size(run).0;
             all += copies * tokens;
             distinct += u64::from(copies > 0) * tokens;
-            taken += if wanted.contains(&run) { copies.max(1) * tokens } else { 0 };
+            taken += if needed.contains(&run) { copies.max(1) * tokens } else { 0 };
         }
         if distinct > 0 {
             self.copies.push(all as f64 / distinct as f64);

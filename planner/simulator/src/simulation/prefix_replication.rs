@@ -27,14 +27,14 @@ impl Simulation<'_> {
         let runs = &self.trace.runs;
         let (source, target) = (&self.engines[from].engine, &self.engines[to].engine);
         let until = until.min(source.cached_depths(runs, &path).with_disk);
-        let wanted = path.iter().take_while(|run| runs.depth(**run) <= until);
-        let wanted: Vec<_> = wanted.copied().filter(|run| !target.has(*run)).collect();
-        if wanted.is_empty() {
+        let needed = path.iter().take_while(|run| runs.depth(**run) <= until);
+        let missing: Vec<_> = needed.copied().filter(|run| !target.has(*run)).collect();
+        if missing.is_empty() {
             return;
         }
-        let tokens: Tokens = wanted.iter().map(|run| runs.device_size(*run)).sum();
+        let tokens: Tokens = missing.iter().map(|run| runs.device_size(*run)).sum();
         let OutboundTransfer { pinned: kept, load_seconds: loads } =
-            self.engines[from].engine.pin_for_transfer(runs, &wanted);
+            self.engines[from].engine.pin_for_transfer(runs, &missing);
         let arrives = self.links.send(self.now + Seconds(loads), (from, to), tokens);
         let for_whom = (after.session, self.trace.sessions[after.session].steps[after.step].agent);
         let number = self.links.replication.figures.moves;
@@ -47,7 +47,7 @@ impl Simulation<'_> {
         self.links
             .replication
             .in_flight
-            .insert(number, ReplicationTransfer { from, to, agent: for_whom, runs: wanted, pinned_runs: kept });
+            .insert(number, ReplicationTransfer { from, to, agent: for_whom, runs: missing, pinned_runs: kept });
         self.events.add(arrives, WorldEvent::ReplicationArrived(number));
     }
 

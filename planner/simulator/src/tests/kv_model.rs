@@ -205,16 +205,16 @@ fn unsupported_tier_policy_is_rejected_with_the_accepted_ones() {
             .to_string()
     };
     for cache in [TierPolicy::Full, TierPolicy::NoWindows, periodic(64)] {
-        let said = refused(&dense(), cache);
-        assert!(said.contains("and the model has none; accepted: none, lru, lowest_cost"), "{said}");
+        let message = refused(&dense(), cache);
+        assert!(message.contains("and the model has none; accepted: none, lru, lowest_cost"), "{message}");
     }
     let DenseKv { kv_heads, head_dim, element_bits: bits } = HEADS;
     let window =
         LayerState::SlidingWindow(WindowKv { kv_heads, head_dim, element_bits: bits, window_tokens: Tokens(128) });
-    let said = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), TierPolicy::Lru);
-    assert!(said.contains("accepted: at least one that keeps something of every token"), "{said}");
-    let said = refused(&hybrid(), periodic(1 << 30));
-    assert!(said.starts_with("tier policy `periodic:1073741824`: window_checkpoints.every"), "{said}");
+    let message = refused(&AttentionSpec::new(vec![window; 4], Bytes(1)).unwrap(), TierPolicy::Lru);
+    assert!(message.contains("accepted: at least one that keeps something of every token"), "{message}");
+    let message = refused(&hybrid(), periodic(1 << 30));
+    assert!(message.starts_with("tier policy `periodic:1073741824`: window_checkpoints.every"), "{message}");
     let chosen = KvModel::new(&dense(), TierPolicy::LowestCost, HardwareProfile::H100_8B, &alternating_conversations())
         .unwrap()
         .checkpoints();

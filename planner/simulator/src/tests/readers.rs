@@ -443,16 +443,16 @@ fn decision_log_tolerates_only_a_truncated_last_line() {
     }
     assert!(read(&whole).notes.iter().all(|note| !note.contains("cut off")));
     let second = whole.lines().nth(1).unwrap();
-    let said = try_read(&whole.replacen(second, &second[..60], 1)).unwrap_err().to_string();
-    assert!(said.starts_with("t:2: the text is cut off: "), "{said}");
+    let message = try_read(&whole.replacen(second, &second[..60], 1)).unwrap_err().to_string();
+    assert!(message.starts_with("t:2: the text is cut off: "), "{message}");
     let other = whole.replacen("\"prompt_tokens\":1280", "\"prompt_tokens\":\"x\"", 1);
-    let said = try_read(&other).unwrap_err().to_string();
+    let message = try_read(&other).unwrap_err().to_string();
     assert!(
-        said.starts_with("t:3: ") && said.contains("accepted: "),
-        "a last line that is whole is no torn one: {said}"
+        message.starts_with("t:3: ") && message.contains("accepted: "),
+        "a last line that is whole is no torn one: {message}"
     );
-    let said = try_read(&whole.replacen("\"prompt_tokens\":640", "\"prompt_tokens\":0", 1)).unwrap_err().to_string();
-    assert_eq!(said, "t:2: `lookup.prompt_tokens` is 0; accepted: 1 to 16777216 tokens");
+    let message = try_read(&whole.replacen("\"prompt_tokens\":640", "\"prompt_tokens\":0", 1)).unwrap_err().to_string();
+    assert_eq!(message, "t:2: `lookup.prompt_tokens` is 0; accepted: 1 to 16777216 tokens");
     let message = try_read(&whole.replacen("\"version\":2", "\"version\":3", 1)).unwrap_err().to_string();
     assert_eq!(message, "t:1: `version` is 3; accepted: 1 or 2");
     let broken = whole.replacen("complete", "interrupted", 1);

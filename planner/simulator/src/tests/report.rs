@@ -94,10 +94,10 @@ fn unserved_steps_are_reported_and_never_win() {
     let runs = [lame, slow.clone(), own.clone()];
     let all = verdicts(&runs, &summarize_policies(&runs));
     assert_eq!((all[0].best, all[0].holds), ("dynamo", true));
-    let told = notes(&runs, &all);
+    let notes = notes(&runs, &all);
     let steps = one.steps + 7;
     assert_eq!(
-        told[0],
+        notes[0],
         format!(
             "thunder_agent at load 4 with seed 1 never served 7 of {steps} steps: its times are of the others only"
         )
@@ -150,13 +150,13 @@ fn unmeasured_values_are_reported_and_left_out_of_means() {
     let cells = summarize_policies(&runs);
     let small = cells[0].mean("small_step_ttft_p95_s").unwrap();
     assert_eq!((small.mean, small.seeds), (one.small_step_ttft.p95, 1));
-    let told = notes(&runs, &[]).join("; ");
+    let notes = notes(&runs, &[]).join("; ");
     assert!(
-        told.contains("no time to the first token of small steps was measured in dynamo at load 4 with seed 2: `-`"),
-        "{told}"
+        notes.contains("no time to the first token of small steps was measured in dynamo at load 4 with seed 2: `-`"),
+        "{notes}"
     );
-    assert!(told.contains("no verdict: it takes `ownerserve` and at least one baseline"), "{told}");
-    assert!(!told.contains("one seed"), "{told}");
+    assert!(notes.contains("no verdict: it takes `ownerserve` and at least one baseline"), "{notes}");
+    assert!(!notes.contains("one seed"), "{notes}");
     let line = csv(&runs[1..]).lines().nth(1).unwrap().to_owned();
     assert!(line.contains(",,"), "an empty value: {line}");
 }

@@ -108,14 +108,14 @@ fn shuffle_gaps(steps: &mut [TraceStep], chance: &mut crate::SeededRng) {
 
 fn fitting(steps: &[TraceStep], limits: &ReplayLimits, most: usize) -> Vec<TraceStep> {
     let mut numbers: Vec<Option<usize>> = Vec::with_capacity(steps.len());
-    let mut kept: Vec<TraceStep> = Vec::new();
+    let mut steps_within: Vec<TraceStep> = Vec::new();
     for step in steps {
         let after: Option<Vec<usize>> = step.after.iter().map(|before| numbers[*before]).collect();
-        let fits = step.prompt + step.answer <= limits.max_context && kept.len() < most;
+        let fits = step.prompt + step.answer <= limits.max_context && steps_within.len() < most;
         numbers.push(after.filter(|_| fits).map(|after| {
-            kept.push(TraceStep { after, ..step.clone() });
-            kept.len() - 1
+            steps_within.push(TraceStep { after, ..step.clone() });
+            steps_within.len() - 1
         }));
     }
-    kept
+    steps_within
 }

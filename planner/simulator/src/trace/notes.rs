@@ -15,8 +15,8 @@ pub fn truncation_note(places: &[String]) -> Option<String> {
     let named = places[..places.len().min(MAX_NAMED_PLACES)].join(", ");
     let more = places.len().saturating_sub(MAX_NAMED_PLACES);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    let told = "cut off, as a router that was killed leaves its last line; left out";
-    (!places.is_empty()).then(|| format!("{named}{more}: {told}"))
+    let note = "cut off, as a router that was killed leaves its last line; left out";
+    (!places.is_empty()).then(|| format!("{named}{more}: {note}"))
 }
 
 #[cfg(test)]

@@ -101,8 +101,8 @@ impl TraceReader {
     pub fn finish(self) -> Result<Option<Trace>, TraceError> {
         let Some((arrivals, block)) = self.kind else { return Ok(None) };
         let mut builder = self.builder;
-        let told = std::mem::take(&mut builder.decision_logs).finish(&mut builder)?;
-        let notes = super::truncation_note(&builder.truncated).into_iter().chain(told).collect();
+        let logs = std::mem::take(&mut builder.decision_logs).finish(&mut builder)?;
+        let notes = super::truncation_note(&builder.truncated).into_iter().chain(logs).collect();
         Ok(Some(Trace { arrivals, block, runs: builder.runs, sessions: builder.sessions, notes }))
     }
 }

@@ -45,7 +45,7 @@ fn explanation_covers_lookup_evidence_through_outcome() {
         json!({"id": "w-1", "endpoint": "http://a:1"}),
         json!({"id": "w-2", "endpoint": "http://b:1"}),
     ]);
-    let wanted = "\
+    let expected = "\
 request     req-7
 session     s-1
 asked by    a, for m
@@ -69,7 +69,7 @@ cached     512 (expected 512)
 answer     32 tokens, 20ms in all
 moved      0 bytes
 ";
-    assert_eq!(render(&receipt(), &names), wanted);
+    assert_eq!(render(&receipt(), &names), expected);
 }
 
 #[test]
@@ -124,9 +124,9 @@ fn engine_disagreement_is_shown_with_a_remedy() {
     wrong["observed"] = receipt()["observed"].clone();
     wrong["observed"]["cache_hit_mismatch"] = json!({"reported": 16, "cached_tokens": 512, "block_size": 16});
     let shown = render(&wrong, &WorkerUrls::default());
-    let wanted =
+    let expected =
         "the engine found 512 prompt tokens in its cache where its events had told of 16 by then: they may be late;";
-    assert!(shown.contains(wanted) && !shown.contains("counts"), "{shown}");
+    assert!(shown.contains(expected) && !shown.contains("counts"), "{shown}");
     assert!(!render(&receipt(), &WorkerUrls::default()).contains("disagrees"));
 }
 
@@ -150,11 +150,13 @@ fn shadow_mode_shows_the_plan_that_was_not_executed() {
 
 #[test]
 fn unrecognised_prompts_and_estimated_blocks_are_explained() {
-    let mut told = receipt();
-    told["lookup"]["tier"] = json!("miss");
-    assert!(render(&told, &WorkerUrls::default()).contains("known       by token ids, and nothing of it recognised\n"));
-    told["attempts"][0]["kv_index_state"] = json!("approximate");
-    let shown = render(&told, &WorkerUrls::default());
+    let mut receipt = receipt();
+    receipt["lookup"]["tier"] = json!("miss");
+    assert!(
+        render(&receipt, &WorkerUrls::default()).contains("known       by token ids, and nothing of it recognised\n")
+    );
+    receipt["attempts"][0]["kv_index_state"] = json!("approximate");
+    let shown = render(&receipt, &WorkerUrls::default());
     assert!(
         shown.contains("nothing of it recognised; what its worker holds is an estimate: REASON in `ctl worker list`"),
         "{shown}"

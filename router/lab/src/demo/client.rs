@@ -94,11 +94,11 @@ impl AgentClient {
         session: &str,
         ask: &ChatRequest<'_>,
     ) -> Result<ServedAnswer, AgentClientError> {
-        let asked = json!({
+        let body = json!({
             "model": ask.model, "messages": ask.messages, "max_tokens": ask.max_tokens,
             "temperature": 0.0, "stream": true, "stream_options": {"include_usage": true},
         });
-        self.send(proxy, "/v1/chat/completions", (session, &asked)).await
+        self.send(proxy, "/v1/chat/completions", (session, &body)).await
     }
 
     /// Sends any streamed request of `session` and reads the whole response.

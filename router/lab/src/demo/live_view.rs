@@ -52,8 +52,8 @@ impl RunSnapshot<'_> {
     pub(super) fn screen(&self) -> Vec<String> {
         let first = self.first_tokens();
         let seen: u64 = self.served().map(|served| served.cached_tokens).sum();
-        let asked: u64 = self.served().map(|served| served.prompt_tokens).sum();
-        let cached = if asked > 0 { seen as f64 * 100.0 / asked as f64 } else { 0.0 };
+        let prompt_tokens: u64 = self.served().map(|served| served.prompt_tokens).sum();
+        let cached = if prompt_tokens > 0 { seen as f64 * 100.0 / prompt_tokens as f64 } else { 0.0 };
         let running = self.progress.started - self.progress.finished;
         let mut lines = vec![
             format!("OwnerServe demo · {} · {:.1} s", self.run.policy, self.elapsed.as_secs_f64()),

@@ -41,9 +41,9 @@ impl MetricsScrape {
     /// Sums all samples of `name` that have all of these labels.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let carries = |sample: &Sample<'_>| labels.iter().all(|(key, value)| sample.label(key) == Some(*value));
-        let wanted = self.samples().filter(|sample| sample.name == name && carries(sample));
+        let matching = self.samples().filter(|sample| sample.name == name && carries(sample));
         // An empty float sum would be -0.0.
-        wanted.fold(0.0, |sum, sample| sum + sample.value)
+        matching.fold(0.0, |sum, sample| sum + sample.value)
     }
 
     /// Sums the samples of `name` by the value of `label`.

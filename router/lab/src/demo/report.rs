@@ -73,9 +73,9 @@ pub(super) fn actions(router: &MetricsScrape) -> BTreeMap<String, u64> {
 /// Resident blocks divided by distinct ones, from the router's residency index, which the workers' KV events feed
 /// under every policy.
 pub(super) fn duplicate_factor(router: &MetricsScrape) -> f64 {
-    let held = router.sum("ownerserve_residency_blocks", &[]);
+    let resident_blocks = router.sum("ownerserve_residency_blocks", &[]);
     let distinct = router.sum("ownerserve_residency_distinct_blocks", &[]);
-    if distinct > 0.0 { rounded(held / distinct) } else { 0.0 }
+    if distinct > 0.0 { rounded(resident_blocks / distinct) } else { 0.0 }
 }
 
 /// Share of follow-up steps served by the worker of the session's previous step, among those whose previous worker is

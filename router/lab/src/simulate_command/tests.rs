@@ -169,8 +169,8 @@ fn invalid_tier_policies_are_rejected_before_any_run() {
     let (_file, strange) = model(".json", r#"{"model_type": "jamba"}"#);
     assert!(refused(&[&strange]).contains("model_type is jamba; accepted: "), "{}", refused(&[&strange]));
     let (_file, dense) = model(".toml", "[[layers]]\npattern = [{ kind = \"dense\", kv_heads = 8, head_dim = 128 }]");
-    let said = refused(&[&dense, "--tier-policy=no_windows"]);
-    assert!(said.contains("--tier-policy: ") && said.contains("accepted: none, lru, lowest_cost"), "{said}");
+    let message = refused(&[&dense, "--tier-policy=no_windows"]);
+    assert!(message.contains("--tier-policy: ") && message.contains("accepted: none, lru, lowest_cost"), "{message}");
 }
 
 #[test]

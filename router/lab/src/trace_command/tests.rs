@@ -84,8 +84,8 @@ fn truncated_log_is_read_with_a_note_even_inside_a_character() {
     std::fs::write(&file, &whole.as_bytes()[..=whole.find('\u{e9}').unwrap()]).unwrap();
     let trace = files::load(folder.path()).unwrap();
     let stats = TraceStats::of(&trace, RepetitionCriteria::default());
-    let told = "cut off, as a router that was killed leaves its last line; left out";
+    let expected = "cut off, as a router that was killed leaves its last line; left out";
     assert_eq!(stats.requests, 1);
     let text = stats_table(&stats);
-    assert!(text.contains(&format!("\nnote: {}:3: {told}\n", file.display())), "{text}");
+    assert!(text.contains(&format!("\nnote: {}:3: {expected}\n", file.display())), "{text}");
 }

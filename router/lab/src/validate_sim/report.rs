@@ -125,14 +125,14 @@ fn shares(
     simulated: impl Iterator<Item = (String, f64)>,
     live: impl Iterator<Item = (String, f64)>,
 ) -> BTreeMap<String, FigurePair> {
-    let mut taken: BTreeMap<String, FigurePair> = BTreeMap::new();
-    simulated.for_each(|(action, steps)| taken.entry(action).or_default().simulated += steps);
-    live.for_each(|(action, steps)| taken.entry(action).or_default().live += steps);
-    let all = |of: fn(&FigurePair) -> f64| taken.values().map(of).sum::<f64>().max(1.0);
+    let mut figures: BTreeMap<String, FigurePair> = BTreeMap::new();
+    simulated.for_each(|(action, steps)| figures.entry(action).or_default().simulated += steps);
+    live.for_each(|(action, steps)| figures.entry(action).or_default().live += steps);
+    let all = |of: fn(&FigurePair) -> f64| figures.values().map(of).sum::<f64>().max(1.0);
     let (simulated, live) = (all(|pair| pair.simulated), all(|pair| pair.live));
-    taken.retain(|_, pair| pair.simulated + pair.live > 0.0);
+    figures.retain(|_, pair| pair.simulated + pair.live > 0.0);
     let share = |pair: FigurePair| FigurePair { simulated: pair.simulated / simulated, live: pair.live / live };
-    taken.into_iter().map(|(action, pair)| (action, share(pair))).collect()
+    figures.into_iter().map(|(action, pair)| (action, share(pair))).collect()
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ fn entry(case: PlanningCase, (mode, served): (&str, u64), seen: Micros) -> Repla
     });
     let head =
         DecisionLogHeader { version: 2, release: "x".into(), policy, configured: StaticPlanningInputs::default() };
-    let told = serde_json::from_value(told).unwrap();
-    ReplayRecord { head: Arc::new(head), receipt: told, case: Some(case) }
+    let parsed = serde_json::from_value(told).unwrap();
+    ReplayRecord { head: Arc::new(head), receipt: parsed, case: Some(case) }
 }
 
 fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayRecord>) -> PlanComparison {
@@ -69,31 +69,33 @@ fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayReco
 #[test]
 fn active_mode_log_is_reproduced_and_saves_nothing() {
     let own = || (1..=4).map(|n| entry(case(n, 0), ("active", 1), Micros(12_000)));
-    let got = compared(Counterfactual::default(), own());
-    assert_eq!((got.modes.active, got.compared, got.sessions), (4, 4, 4));
-    assert_eq!((got.replayed.reproduced, got.replayed.unreproduced, got.changed_plans), (4, 0, 0));
-    let saved = got.predicted_ttft_saving_ms.unwrap();
+    let comparison = compared(Counterfactual::default(), own());
+    assert_eq!((comparison.modes.active, comparison.compared, comparison.sessions), (4, 4, 4));
+    assert_eq!((comparison.replayed.reproduced, comparison.replayed.unreproduced, comparison.changed_plans), (4, 0, 0));
+    let saved = comparison.predicted_ttft_saving_ms.unwrap();
     assert_eq!((saved.mean, saved.within), (0.0, Some(0.0)));
-    assert_eq!(got.as_served, got.what_if);
+    assert_eq!(comparison.as_served, comparison.what_if);
 }
 
 #[test]
 fn records_without_displaced_kv_facts_are_counted() {
     let old = |n| entry(PlanningCase { memory: None, ..case(n, 0) }, ("active", 1), Micros(12_000));
-    let got = compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("active", 1), Micros(12_000))]);
-    assert_eq!((got.replayed.reproduced, got.replayed.without_memory), (3, 2));
+    let comparison =
+        compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("active", 1), Micros(12_000))]);
+    assert_eq!((comparison.replayed.reproduced, comparison.replayed.without_memory), (3, 2));
 }
 
 #[test]
 fn shadow_log_yields_predicted_savings() {
     // The bypass took the worker that holds nothing: 90 ms more, for every step.
-    let got = compared(Counterfactual::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
-    let (served, planned) = (got.as_served.unwrap(), got.what_if.unwrap());
+    let comparison =
+        compared(Counterfactual::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
+    let (served, planned) = (comparison.as_served.unwrap(), comparison.what_if.unwrap());
     assert_eq!((served.computed_tokens, planned.computed_tokens), (4_000, 416));
-    let saved = got.predicted_ttft_saving_ms.unwrap();
+    let saved = comparison.predicted_ttft_saving_ms.unwrap();
     assert!((saved.mean - 89.6).abs() < 0.5 && saved.within == Some(0.0), "{saved:?}");
-    assert_eq!((got.modes.shadow, got.changed_plans), (4, 4));
-    let told = comparison_text(&got, 1);
+    assert_eq!((comparison.modes.shadow, comparison.changed_plans), (4, 4));
+    let told = comparison_text(&comparison, 1);
     assert!(
         told.contains("Prediction: the time to first token is 89.6")
             && told.contains("4 of 4 steps would have another plan"),
@@ -113,8 +115,11 @@ fn bypass_colocated_step_matches_the_planner_action() {
     let entry = entry(continued, ("shadow", 1), Micros(12_000));
     let planned = entry.receipt.decision.as_ref().unwrap().plan.action;
     assert_ne!(planned, planner::Action::ColocatedPrefill);
-    let got = compared(Counterfactual::default(), [entry]);
-    assert_eq!((got.compared, got.changed_plans, got.predicted_ttft_saving_ms.unwrap().mean), (1, 0, 0.0));
+    let comparison = compared(Counterfactual::default(), [entry]);
+    assert_eq!(
+        (comparison.compared, comparison.changed_plans, comparison.predicted_ttft_saving_ms.unwrap().mean),
+        (1, 0, 0.0)
+    );
 }
 
 #[test]
@@ -124,10 +129,13 @@ fn changed_fleet_is_compared_on_the_same_steps() {
         removed_workers: workers.iter().copied().map(WorkerId).collect(),
         ..Counterfactual::default()
     };
-    let got = compared(without(&[1]), [own(1), own(2)]);
-    assert_eq!((got.changed_plans, got.what_if.unwrap().computed_tokens, got.replayed.reproduced), (2, 2_000, 2));
-    let got = compared(without(&[1, 2]), [own(1)]);
-    assert_eq!((got.unservable, got.compared, got.what_if), (1, 0, None));
+    let comparison = compared(without(&[1]), [own(1), own(2)]);
+    assert_eq!(
+        (comparison.changed_plans, comparison.what_if.unwrap().computed_tokens, comparison.replayed.reproduced),
+        (2, 2_000, 2)
+    );
+    let comparison = compared(without(&[1, 2]), [own(1)]);
+    assert_eq!((comparison.unservable, comparison.compared, comparison.what_if), (1, 0, None));
     let faster = compared(Counterfactual { prefill_speedup: Some(2.0), ..Counterfactual::default() }, [own(1), own(2)]);
     assert!((faster.predicted_ttft_saving_ms.unwrap().mean - 5.2).abs() < 0.2, "{:?}", faster.predicted_ttft_saving_ms);
 }
@@ -137,8 +145,8 @@ fn changed_policy_gives_different_decisions() {
     let policy = Policy { policy: planner::SelectionRule::MatchRateMinusLoad, ..Policy::default() };
     let busy = || entry(case(1, 5_000), ("active", 2), Micros(100_000));
     assert_eq!(compared(Counterfactual::default(), [busy()]).changed_plans, 0);
-    let got = compared(Counterfactual { policy: Some(policy), ..Counterfactual::default() }, [busy()]);
-    assert_eq!((got.changed_plans, got.what_if.unwrap().computed_tokens), (1, 104));
+    let comparison = compared(Counterfactual { policy: Some(policy), ..Counterfactual::default() }, [busy()]);
+    assert_eq!((comparison.changed_plans, comparison.what_if.unwrap().computed_tokens), (1, 104));
 }
 
 #[test]
@@ -151,11 +159,11 @@ fn observed_ttft_is_compared_with_the_prediction() {
     let predicted = first(1);
     // Twice as slow as predicted, for most.
     let slow = Micros((predicted * 2_000.0) as u64);
-    let got = compared(
+    let comparison = compared(
         Counterfactual::default(),
         (1..=5).map(|n| entry(case(n, 0), ("active", 1), if n == 1 { Micros(1) } else { slow })),
     );
-    let accuracy = got.ttft_prediction[&planner::Action::ColocatedPrefill];
+    let accuracy = comparison.ttft_prediction[&planner::Action::ColocatedPrefill];
     assert_eq!(accuracy.steps, 5);
     assert!((accuracy.bias + 0.5).abs() < 0.01 && (accuracy.error - 0.5).abs() < 0.01, "{accuracy:?}");
 }
@@ -164,9 +172,9 @@ fn observed_ttft_is_compared_with_the_prediction() {
 fn unplanned_steps_are_counted_but_not_compared() {
     let mut bypass = entry(case(1, 0), ("bypass", 1), Micros(1));
     (bypass.receipt.decision, bypass.case) = (None, None);
-    let got = compared(Counterfactual::default(), [bypass]);
-    assert_eq!((got.modes.bypass, got.compared, got.predicted_ttft_saving_ms), (1, 0, None));
-    assert!(comparison_text(&got, 1).contains("Nothing could be compared"));
+    let comparison = compared(Counterfactual::default(), [bypass]);
+    assert_eq!((comparison.modes.bypass, comparison.compared, comparison.predicted_ttft_saving_ms), (1, 0, None));
+    assert!(comparison_text(&comparison, 1).contains("Nothing could be compared"));
 }
 
 #[test]

@@ -65,11 +65,11 @@ impl Journal {
     /// Returns whether there is space now; `None` if somebody else is writing. Blocks on disk IO.
     pub(super) fn has_space(&self) -> Option<bool> {
         let mut file = self.file.try_lock()?;
-        let taken = file.reserve(MAX_RECORD_BYTES).is_ok();
-        if taken {
+        let is_reserved = file.reserve(MAX_RECORD_BYTES).is_ok();
+        if is_reserved {
             file.reserved -= MAX_RECORD_BYTES;
         }
-        Some(taken)
+        Some(is_reserved)
     }
 
     /// Writes a line to disk.
@@ -132,10 +132,10 @@ impl JournalFile {
         self.truncate_torn()?;
         let end = self.size + self.reserved + bytes;
         if end > self.allocated {
-            let wanted = rustix::io::retry_on_intr(|| {
+            let allocated = rustix::io::retry_on_intr(|| {
                 rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.size, end - self.size)
             });
-            match wanted {
+            match allocated {
                 Ok(()) => self.allocated = end,
                 Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.probe_space(end - self.size)?,
                 Err(error) => return Err(error.into()),

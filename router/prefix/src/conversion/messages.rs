@@ -123,9 +123,9 @@ pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<Con
         match &*turn.role {
             "system" if habits.system_placement == SystemPlacement::Head => {}
             "system" => {
-                let said = turn.content.inline_system_texts()?.concat();
-                let message = (!said.is_empty())
-                    .then(|| ConvertedMessage::of("system", Some(ConvertedContent::Text(said.into()))));
+                let system_text = turn.content.inline_system_texts()?.concat();
+                let message = (!system_text.is_empty())
+                    .then(|| ConvertedMessage::of("system", Some(ConvertedContent::Text(system_text.into()))));
                 messages.extend(message);
             }
             "user" | "assistant" => turn.convert(&mut messages)?,
@@ -189,32 +189,32 @@ impl<'a> ContentBlock<'a> {
 
     /// Converts a tool result to a message of its own.
     fn tool_result(&self) -> Result<ConvertedMessage<'_>, PrefixError> {
-        let mut said = Vec::new();
+        let mut texts = Vec::new();
         let content = self.content.map(ContentBlocks::parse).transpose()?;
         if let Some(ContentBlocks(items, plain)) = content {
-            said.extend(plain);
+            texts.extend(plain);
             for item in items {
                 match &*item.r#type {
-                    "text" => said.push(item.text.unwrap_or_default()),
+                    "text" => texts.push(item.text.unwrap_or_default()),
                     "image" => return Err(multimodal()),
                     "tool_reference" => return Err(unsupported("a reference to a tool in a tool's result")),
                     _ => {}
                 }
             }
         }
-        let message = ConvertedMessage::of("tool", Some(ConvertedContent::Text(said.join("\n").into())));
+        let message = ConvertedMessage::of("tool", Some(ConvertedContent::Text(texts.join("\n").into())));
         Ok(ConvertedMessage { tool_call_id: Some(self.tool_use_id.as_deref().unwrap_or_default().into()), ..message })
     }
 
     /// Returns a tool result that appears in an assistant message as text.
     fn assistant_tool_result(&self) -> Result<Cow<'_, str>, PrefixError> {
-        let told = match self.content {
+        let parts = match self.content {
             None => Cow::Borrowed(""),
             Some(raw) if raw.get().starts_with('"') => unescape(raw)?,
             Some(raw) if raw.get() == "[]" => Cow::Borrowed(""),
             Some(_) => return Err(unsupported("blocks in a tool's result that an assistant tells")),
         };
-        Ok(format!("Tool result: {told}").into())
+        Ok(format!("Tool result: {parts}").into())
     }
 }
 

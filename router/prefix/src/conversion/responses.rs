@@ -149,10 +149,10 @@ impl<'a> InputItem<'a> {
                 messages.push(ConvertedMessage { tool_call_id: Some(id), ..message });
             }
             "message" if self.role.as_deref() == Some("assistant") && self.content.is_some() => {
-                let said = Some(ConvertedContent::Text(self.assistant_text()?));
+                let text = Some(ConvertedContent::Text(self.assistant_text()?));
                 match last.as_mut().filter(|last| last.content.is_none()) {
-                    Some(last) => last.content = said,
-                    None => messages.push(ConvertedMessage::of("assistant", said)),
+                    Some(last) => last.content = text,
+                    None => messages.push(ConvertedMessage::of("assistant", text)),
                 }
             }
             "message" => {
@@ -193,8 +193,8 @@ impl<'a> InputItem<'a> {
             Some(content) => serde_json::from_str(content.get())?,
             None => Vec::new(),
         };
-        let said = content.into_iter().next().or_else(|| self.summary.unwrap_or_default().into_iter().next());
-        Ok(said.and_then(|said| said.text).unwrap_or_default())
+        let reasoning = content.into_iter().next().or_else(|| self.summary.unwrap_or_default().into_iter().next());
+        Ok(reasoning.and_then(|reasoning| reasoning.text).unwrap_or_default())
     }
 
     /// Returns an assistant item's text, or the text of its first part.

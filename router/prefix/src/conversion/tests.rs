@@ -50,14 +50,14 @@ fn template_traits(template: &str) -> TemplateTraits {
 #[test]
 fn all_endpoints_convert_to_the_same_prompt() {
     let identifier = identifier(None);
-    let asked = PromptInputs::default();
+    let inputs = PromptInputs::default();
     let chat = br#"{"messages":[{"role":"system","content":"Be."},{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes?"},{"role":"user","content":"More."}]}"#;
     let messages = br#"{"system":"Be.","max_tokens":1,"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":[{"type":"text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
     let responses = br#"{"instructions":"Be.","input":[{"role":"user","content":"Hi"},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
-    let expected = identifier.resolve_chat(chat, asked);
+    let expected = identifier.resolve_chat(chat, inputs);
     assert_eq!(expected.identity, PromptIdentity::Exact);
-    assert_eq!(identifier.resolve_messages(messages, asked), expected);
-    assert_eq!(identifier.resolve_responses(responses, asked), expected);
+    assert_eq!(identifier.resolve_messages(messages, inputs), expected);
+    assert_eq!(identifier.resolve_responses(responses, inputs), expected);
 }
 
 #[test]
@@ -67,16 +67,16 @@ fn unconvertible_requests_fall_back_to_their_own_bytes() {
         PromptIdentity::Fallback(reason) => reason,
         PromptIdentity::Exact => panic!("exact"),
     };
-    let asked = PromptInputs::default();
-    let stored = identifier.resolve_responses(br#"{"input":"a","previous_response_id":"resp_1"}"#, asked);
+    let inputs = PromptInputs::default();
+    let stored = identifier.resolve_responses(br#"{"input":"a","previous_response_id":"resp_1"}"#, inputs);
     assert_eq!(reason(stored), FallbackReason::UnsupportedOption);
-    let surrogate = identifier.resolve_messages(br#"{"messages":[{"role":"user","content":"\ud800"}]}"#, asked);
+    let surrogate = identifier.resolve_messages(br#"{"messages":[{"role":"user","content":"\ud800"}]}"#, inputs);
     assert_eq!(reason(surrogate), FallbackReason::LoneSurrogate);
     let image = br#"{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}"#;
-    assert_eq!(reason(identifier.resolve_messages(image, asked)), FallbackReason::Multimodal);
+    assert_eq!(reason(identifier.resolve_messages(image, inputs)), FallbackReason::Multimodal);
     let image = br#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]}"#;
-    assert_eq!(reason(identifier.resolve_responses(image, asked)), FallbackReason::Multimodal);
-    assert_eq!(reason(identifier.resolve_responses(b"[]", asked)), FallbackReason::Malformed);
+    assert_eq!(reason(identifier.resolve_responses(image, inputs)), FallbackReason::Multimodal);
+    assert_eq!(reason(identifier.resolve_responses(b"[]", inputs)), FallbackReason::Malformed);
 }
 
 #[test]

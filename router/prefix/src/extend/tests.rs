@@ -74,14 +74,14 @@ fn resolve_and_verify_as(
     (body, now): (&str, WallTime),
     memory: ConversationLookup<'_>,
 ) -> LookupTier {
-    let asked = PromptInputs { keys: RootKeys::default(), now };
-    let whole = identifier.resolve_conversation(form, body.as_bytes(), (asked, None)).prompt;
+    let inputs = PromptInputs { keys: RootKeys::default(), now };
+    let whole = identifier.resolve_conversation(form, body.as_bytes(), (inputs, None)).prompt;
     let converted = identifier.convert(form, body.as_bytes());
     let layout = match &converted {
         None => ChatLayout::read(body.as_bytes()),
         Some(converted) => converted.as_ref().ok().map(ConvertedRequest::layout),
     };
-    match layout.and_then(|layout| identifier.extend(layout, asked, memory)) {
+    match layout.and_then(|layout| identifier.extend(layout, inputs, memory)) {
         Some(ExtendedPrompt { prompt, reused_tokens: known, tier: rung }) => {
             assert_eq!((prompt.identity, &prompt.detail), (whole.identity, &whole.detail), "{body}");
             assert_eq!(prompt.chain, whole.chain, "{body}");
@@ -90,7 +90,7 @@ fn resolve_and_verify_as(
             rung
         }
         None => {
-            let begun = layout.map(|layout| identifier.resolve_and_cache(layout, asked, None, memory).prompt);
+            let begun = layout.map(|layout| identifier.resolve_and_cache(layout, inputs, None, memory).prompt);
             assert!(begun.is_none_or(|begun| begun == whole));
             LookupTier::Miss
         }
@@ -403,10 +403,10 @@ fn only_prompt_relevant_settings_invalidate_a_cached_conversation() {
 fn very_long_new_messages_are_computed_in_full() {
     let (trails, tiny) = (trails(), model("tiny"));
     let long = |kilobytes: usize| user(&"hello there ".repeat(kilobytes * 1024 / 12));
-    let said = json!({"role": "assistant", "content": "ho"});
+    let message = json!({"role": "assistant", "content": "ho"});
     assert_eq!(step(tiny, &body(&[user("hi")]), memory(&trails)), LookupTier::Miss);
-    assert_eq!(step(tiny, &body(&[user("hi"), said.clone(), long(100)]), memory(&trails)), LookupTier::Session);
-    assert_eq!(step(tiny, &body(&[user("hi"), said, long(100), long(300)]), memory(&trails)), LookupTier::Miss);
+    assert_eq!(step(tiny, &body(&[user("hi"), message.clone(), long(100)]), memory(&trails)), LookupTier::Session);
+    assert_eq!(step(tiny, &body(&[user("hi"), message, long(100), long(300)]), memory(&trails)), LookupTier::Miss);
 }
 
 #[test]

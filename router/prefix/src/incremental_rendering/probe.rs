@@ -223,8 +223,8 @@ impl IncrementalRendering {
 }
 
 fn steps(text: &ModelText, (head, messages): RenderingProbe, order: CallFieldOrder) -> Vec<ProbeStep> {
-    let asked = |message: &str| message.contains(r#""role":"user""#) || message.contains(r#""role":"tool""#);
-    let ends = (1..=messages.len()).filter(|end| asked(messages[end - 1]));
+    let has_question = |message: &str| message.contains(r#""role":"user""#) || message.contains(r#""role":"tool""#);
+    let ends = (1..=messages.len()).filter(|end| has_question(messages[end - 1]));
     ends.filter_map(|end| step(text, (head, &messages[..end]), order)).collect()
 }
 

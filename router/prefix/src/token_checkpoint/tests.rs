@@ -47,9 +47,9 @@ fn longer_prompt_resumes_at_the_cut_of_the_shorter_one() {
     assert_eq!(next.bytes, first.len());
     let late = format!("{first}{second}<|im_end|>\n<|im_start|>user\nand");
     let late_ids = model.encode(&late, SpecialTokens::Without).unwrap();
-    let got = tokenize_from(model, &late, Some(&next));
-    assert_eq!((got.ids, got.reused_tokens), (late_ids, next.token_count()));
-    assert!(got.next_checkpoint.unwrap().token_count() > next.token_count());
+    let tokenized = tokenize_from(model, &late, Some(&next));
+    assert_eq!((tokenized.ids, tokenized.reused_tokens), (late_ids, next.token_count()));
+    assert!(tokenized.next_checkpoint.unwrap().token_count() > next.token_count());
 }
 
 #[test]
@@ -142,9 +142,9 @@ proptest! {
             // Each step is a longer prompt of the same conversation, tokenized from the previous step's checkpoint.
             for end in ends.into_iter().chain([pieces.len()]) {
                 let text = pieces[..end].concat();
-                let got = tokenize_from(model, &text, known.as_ref());
-                prop_assert_eq!(&got.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
-                known = got.next_checkpoint.or(known);
+                let tokenized = tokenize_from(model, &text, known.as_ref());
+                prop_assert_eq!(&tokenized.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
+                known = tokenized.next_checkpoint.or(known);
             }
         }
     }
@@ -154,8 +154,8 @@ proptest! {
         for model in MODELS.iter() {
             let checkpoint = tokenize_from(model, &mine.concat(), None).next_checkpoint;
             let text = other.concat();
-            let got = tokenize_from(model, &text, checkpoint.as_ref());
-            prop_assert_eq!(&got.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
+            let tokenized = tokenize_from(model, &text, checkpoint.as_ref());
+            prop_assert_eq!(&tokenized.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
         }
     }
 
@@ -189,10 +189,10 @@ fn incremental_ids_match_full_ids_on_committed_conversations() {
                 body["messages"] = messages[..turns].into();
                 let Ok(body) = ChatBody::parse(body.to_string().as_bytes()) else { continue };
                 let Ok(whole) = model.encode_chat(&body, WallTime::default()) else { continue };
-                let got = model.encode_chat_from_checkpoint(&body, WallTime::default(), known.as_ref()).unwrap();
-                assert_eq!(got.ids, whole, "{} with {turns} turns", chat["name"]);
-                steps_from_a_checkpoint += u32::from(got.reused_tokens > Tokens::ZERO);
-                known = got.next_checkpoint.or(known);
+                let tokenized = model.encode_chat_from_checkpoint(&body, WallTime::default(), known.as_ref()).unwrap();
+                assert_eq!(tokenized.ids, whole, "{} with {turns} turns", chat["name"]);
+                steps_from_a_checkpoint += u32::from(tokenized.reused_tokens > Tokens::ZERO);
+                known = tokenized.next_checkpoint.or(known);
             }
         }
     }

@@ -110,11 +110,11 @@ pub(crate) fn check(sessions: &Path, goldens: &Path) -> BTreeMap<String, CheckRe
         let identifier = identifier(model);
         let mut checked = CheckReport::default();
         for (at, steps) in expected {
-            let asked = PromptInputs { now, ..PromptInputs::default() };
+            let inputs = PromptInputs { now, ..PromptInputs::default() };
             let trails = ConversationCache::new(Bytes(64 << 20));
             // Every other client names its sessions.
             let session = (at % 2 == 0).then_some(*at as u128);
-            let mut run = SessionReplay { identifier: &identifier, asked, known: None, trails, session };
+            let mut run = SessionReplay { identifier: &identifier, asked: inputs, known: None, trails, session };
             for (n, (step, expected)) in sessions[*at].steps().iter().zip(steps).enumerate() {
                 let body = sessions[*at].body(step, goldens.tools.as_deref());
                 run.step(&body, expected.as_ref(), &mut checked, || format!("{model}, session {at}, step {n}"));

@@ -195,10 +195,10 @@ fn corruption_before_the_last_line_is_an_error_with_its_position() {
     for tail in ["", "\n", "\0\0"] {
         assert_eq!(read(&format!("{}{tail}", &whole[..whole.len() - 30])), Ok((2, 1)), "{tail:?}");
     }
-    let told = read(&whole.replacen(lines[2], &lines[2][..50], 1)).unwrap_err();
-    assert!(told.contains("decisions.jsonl:3: ") && told.contains("accepted: "), "{told}");
-    let told = read(&whole.replacen(lines[3], "{\"receipt\": {}}", 1)).unwrap_err();
-    assert!(told.contains("decisions.jsonl:4: "), "a last line that is whole is no torn one: {told}");
+    let message = read(&whole.replacen(lines[2], &lines[2][..50], 1)).unwrap_err();
+    assert!(message.contains("decisions.jsonl:3: ") && message.contains("accepted: "), "{message}");
+    let message = read(&whole.replacen(lines[3], "{\"receipt\": {}}", 1)).unwrap_err();
+    assert!(message.contains("decisions.jsonl:4: "), "a last line that is whole is no torn one: {message}");
 }
 
 #[test]

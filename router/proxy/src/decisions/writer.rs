@@ -100,13 +100,13 @@ fn write_all(
     records: &Receiver<DecisionRecord>,
     (metrics, waiting): (&DecisionMetrics, &AtomicUsize),
 ) {
-    let mut told: Option<Instant> = None;
+    let mut last_warned: Option<Instant> = None;
     while let Some(record) = next_record(records, &mut log) {
         let outcome = match log.append(&record) {
             Ok(()) => "written",
             Err(error) => {
-                if told.is_none_or(|at| at.elapsed() >= ERROR_LOG_INTERVAL) {
-                    told = Some(Instant::now());
+                if last_warned.is_none_or(|at| at.elapsed() >= ERROR_LOG_INTERVAL) {
+                    last_warned = Some(Instant::now());
                     let folder = log.folder.display();
                     tracing::warn!(%error, %folder, "the decision log cannot be written; steps are served all the same");
                 }

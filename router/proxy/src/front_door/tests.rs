@@ -40,8 +40,8 @@ async fn bad_input_gets_an_openai_error() {
         assert_eq!((response.status, response.error_code().as_str()), (status, code), "{path} {:?}", response.body);
     }
     let zstd = Request::post(CHAT).header("content-encoding", "zstd");
-    let got = send(front.proxy_address(), zstd, "{}").await;
-    assert_eq!((got.status, got.error_code().as_str()), (415, "unsupported_content_encoding"));
+    let response = send(front.proxy_address(), zstd, "{}").await;
+    assert_eq!((response.status, response.error_code().as_str()), (415, "unsupported_content_encoding"));
     assert_eq!(worker.requests().len(), 0, "none of it reached the worker");
     assert_eq!(
         post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
@@ -198,10 +198,10 @@ async fn small_writes_are_sent_without_nagle_delay() {
 async fn a_worker_that_dies_mid_stream_leaves_an_explicit_error() {
     let worker = worker().await;
     let front = start_router(&[&worker], &[]).await;
-    let got =
+    let response =
         post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"die\"}")
             .await;
-    let text = String::from_utf8(got.body.to_vec()).unwrap();
+    let text = String::from_utf8(response.body.to_vec()).unwrap();
     // No client could parse half an event.
     let told = text.strip_prefix("\n\nevent: error\ndata: ").expect("an error event and nothing before it");
     let error: serde_json::Value = serde_json::from_str(told.trim()).unwrap();
@@ -219,8 +219,8 @@ async fn a_broken_stream_ends_with_the_error_event_of_its_api() {
         let text = String::from_utf8(response.body.to_vec()).unwrap();
         let (before, told) = text.split_once("\n\nevent: error\ndata: ").expect("an error event");
         assert!(!before.contains("cut"), "half an event is with the client: {before}");
-        let told = serde_json::from_str::<Value>(told.trim()).unwrap();
-        (told, response.headers["x-request-id"].to_str().unwrap().to_owned())
+        let parsed = serde_json::from_str::<Value>(told.trim()).unwrap();
+        (parsed, response.headers["x-request-id"].to_str().unwrap().to_owned())
     };
     let (told, id) = broken("/v1/messages", json!({"messages": [], "max_tokens": 1})).await;
     assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!("api_error")));
@@ -247,19 +247,19 @@ async fn refusals_on_anthropic_paths_use_anthropics_format() {
         ("/v1/messages/batches", "{}".into(), 404, "not_found_error"),
     ] {
         let response = post(front.proxy_address(), path, body).await;
-        let told = response.json();
+        let body = response.json();
         assert_eq!(
-            (response.status, &told["type"], &told["error"]["type"]),
+            (response.status, &body["type"], &body["error"]["type"]),
             (status, &json!("error"), &json!(kind)),
             "{path}"
         );
-        assert_eq!(told["request_id"], response.headers["x-request-id"].to_str().unwrap(), "{path}");
-        assert!(told["error"]["message"].as_str().is_some_and(|text| text.len() > 10), "{told}");
+        assert_eq!(body["request_id"], response.headers["x-request-id"].to_str().unwrap(), "{path}");
+        assert!(body["error"]["message"].as_str().is_some_and(|text| text.len() > 10), "{body}");
     }
     let none = start_router_at(&[], &[]).await;
-    let got = post(none.proxy_address(), messages, json!({"model": "tiny", "messages": []}).to_string()).await;
-    assert_eq!((got.status, got.json()["error"]["type"].as_str().unwrap()), (503, "overloaded_error"));
-    assert_eq!(got.headers["retry-after"], "1");
+    let response = post(none.proxy_address(), messages, json!({"model": "tiny", "messages": []}).to_string()).await;
+    assert_eq!((response.status, response.json()["error"]["type"].as_str().unwrap()), (503, "overloaded_error"));
+    assert_eq!(response.headers["retry-after"], "1");
 }
 
 #[tokio::test]
@@ -313,12 +313,12 @@ async fn only_listed_paths_exist_and_admin_paths_never_reach_a_worker() {
         assert_eq!((response.status, response.error_code().as_str()), (404, "unknown_url"), "{path}");
     }
     for path in ["/v1/files", "/v1/batches/b1/cancel", "/v1/assistants", "/v1/threads/t/runs"] {
-        let got = post(front.proxy_address(), path, "{}").await;
-        assert_eq!((got.status, got.error_code().as_str()), (501, "not_implemented"), "{path}");
+        let response = post(front.proxy_address(), path, "{}").await;
+        assert_eq!((response.status, response.error_code().as_str()), (501, "not_implemented"), "{path}");
     }
     for path in ["/v1/responses/resp_x", "/v1/responses/..", "/v1/responses/%2e%2e%2fsleep"] {
-        let got = get(front.proxy_address(), path).await;
-        assert_eq!((got.status, got.error_code().as_str()), (404, "not_found"), "{path}");
+        let response = get(front.proxy_address(), path).await;
+        assert_eq!((response.status, response.error_code().as_str()), (404, "not_found"), "{path}");
     }
     assert_eq!(worker.requests().len(), 0);
 }
@@ -328,11 +328,11 @@ async fn methods_are_checked_and_options_and_head_answered() {
     let worker = worker().await;
     let front = start_router(&[&worker], &[]).await;
     let at = front.proxy_address();
-    let got = get(at, CHAT).await;
-    assert_eq!((got.status, got.headers["allow"].to_str().unwrap()), (405, "POST, OPTIONS"));
-    assert_eq!(got.error_code(), "method_not_allowed");
-    let got = send(at, Request::options(CHAT), "").await;
-    assert_eq!((got.status, got.headers["allow"].to_str().unwrap()), (204, "POST, OPTIONS"));
+    let response = get(at, CHAT).await;
+    assert_eq!((response.status, response.headers["allow"].to_str().unwrap()), (405, "POST, OPTIONS"));
+    assert_eq!(response.error_code(), "method_not_allowed");
+    let response = send(at, Request::options(CHAT), "").await;
+    assert_eq!((response.status, response.headers["allow"].to_str().unwrap()), (204, "POST, OPTIONS"));
     let response = send(at, Request::head("/v1/models"), "").await;
     assert_eq!((response.status, response.body.len()), (200, 0));
     assert_ne!(response.headers["content-length"], "0");
@@ -357,8 +357,8 @@ async fn the_model_list_merges_workers_and_keeps_entries_unchanged() {
     assert_eq!((unknown.status, unknown.error_code().as_str()), (404, "model_not_found"));
     for (model, name) in [("org/m1", "a"), ("m2", "b")] {
         let body = format!("{{\"model\":\"{model}\"}}");
-        let got = post(front.proxy_address(), "/v1/embeddings", body).await.json();
-        assert!(got["served_by"] == name || (model == "m2" && got["served_by"] == "again"), "{got}");
+        let response = post(front.proxy_address(), "/v1/embeddings", body).await.json();
+        assert!(response["served_by"] == name || (model == "m2" && response["served_by"] == "again"), "{response}");
     }
 }
 
@@ -379,8 +379,8 @@ async fn a_stored_response_is_found_at_its_worker_and_only_by_its_tenant() {
     let made = ask(Request::post(path), "k1", "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.json();
     let (id, maker) = (made["id"].as_str().unwrap(), made["served_by"].clone());
     for _ in 0..3 {
-        let got = ask(Request::get(format!("{path}/{id}?stream=false")), "k1", "").await;
-        assert_eq!(got.json()["served_by"], maker);
+        let response = ask(Request::get(format!("{path}/{id}?stream=false")), "k1", "").await;
+        assert_eq!(response.json()["served_by"], maker);
         let next = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"previous_response_id\":\"{id}\"}}");
         let response = send(at, Request::post(path).header("authorization", "Bearer k1"), next).await;
         assert_eq!(response.json()["served_by"], maker);

@@ -63,7 +63,7 @@ impl OutlierTracker {
     /// Whether the incarnation that got the request is still there: results of another one do not count, and an
     /// unreachable worker is excluded by that alone.
     fn is_alive(&self, step: &[WorkerView], worker: WorkerId) -> bool {
-        let asked = step.iter().find(|view| view.id == worker).map(|view| view.incarnation);
-        asked.is_some() && self.fleet.incarnation(worker) == asked
+        let incarnation = step.iter().find(|view| view.id == worker).map(|view| view.incarnation);
+        incarnation.is_some() && self.fleet.incarnation(worker) == incarnation
     }
 }

@@ -38,9 +38,9 @@ struct TableDelivery {
 impl TableDelivery {
     fn is_due(&self, flows: &[InFlightEntry], now: Instant) -> bool {
         let is_free = !self.is_busy.load(Ordering::Relaxed);
-        let said =
+        let is_recent =
             |(said, at): &(Arc<[InFlightEntry]>, Instant)| **said == *flows && now.duration_since(*at) < HEARTBEAT;
-        is_free && !self.last_sent.as_ref().is_some_and(said)
+        is_free && !self.last_sent.as_ref().is_some_and(is_recent)
     }
 }
 
@@ -62,12 +62,12 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
         let flows: Arc<[InFlightEntry]> = exchange.fleet.in_flight().into();
         let mut message = None;
         for node in others {
-            let told = neighbours.entry(node).or_default();
-            if told.is_busy.load(Ordering::Relaxed) {
+            let neighbour = neighbours.entry(node).or_default();
+            if neighbour.is_busy.load(Ordering::Relaxed) {
                 // A busy peer gets the table as soon as it has answered.
                 wait = MIN_INTERVAL;
             }
-            if !told.is_due(&flows, now) {
+            if !neighbour.is_due(&flows, now) {
                 continue;
             }
             let written = message.get_or_insert_with(|| {
@@ -75,8 +75,8 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
                 write_table(&InFlightTable { boot: exchange.boot, sequence, flows: flows.to_vec() })
             });
             let Some(written) = written else { continue };
-            told.last_sent = Some((flows.clone(), now));
-            send(exchange, node, written.clone(), &told.is_busy);
+            neighbour.last_sent = Some((flows.clone(), now));
+            send(exchange, node, written.clone(), &neighbour.is_busy);
         }
     }
 }

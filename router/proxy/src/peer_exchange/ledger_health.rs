@@ -59,8 +59,8 @@ enum MembershipState {
 
 impl LedgerFault {
     /// Returns the fault of a node's quorum. For a removed node that is the removal, whatever the quorum.
-    fn of_quorum(standing: MembershipState, view: &QuorumStatus) -> Option<Self> {
-        match standing {
+    fn of_quorum(state: MembershipState, view: &QuorumStatus) -> Option<Self> {
+        match state {
             MembershipState::Removed => Some(Self::RemovedFromCluster),
             MembershipState::Member => view.stale.then_some(Self::NoQuorum),
         }
@@ -74,8 +74,8 @@ pub struct LedgerHealth(OnceLock<LedgerFault>);
 impl LedgerHealth {
     /// Returns the current faults.
     pub fn active_faults(&self, directory: &Directory) -> impl Iterator<Item = LedgerFault> {
-        let standing = if directory.is_removed() { MembershipState::Removed } else { MembershipState::Member };
-        let quorum = LedgerFault::of_quorum(standing, &directory.view().quorum());
+        let membership = if directory.is_removed() { MembershipState::Removed } else { MembershipState::Member };
+        let quorum = LedgerFault::of_quorum(membership, &directory.view().quorum());
         // A log whose directory is gone may have failed first; then restarting this node is no remedy.
         let gone = directory.is_folder_gone().then_some(LedgerFault::DataDirMissing);
         [quorum, gone.or(self.0.get().copied())].into_iter().flatten()

@@ -188,7 +188,7 @@ impl PendingCommits {
 
     /// Adds a step that has ended.
     pub fn add(&mut self, step: UncommittedStep, reach: QuorumReachability, now: Instant) -> CommitActions {
-        let mut taken = CommitActions::default();
+        let mut actions = CommitActions::default();
         let mut entry = self.remove(step.session).unwrap_or(PendingSession {
             send_state: SendState::NotSent,
             waiting: None,
@@ -200,9 +200,9 @@ impl PendingCommits {
             // The ledger may not have the session yet, and then only the older step says where it comes from.
             step.parent = step.parent.or(older.parent);
             if step.extends(&older) || reach == QuorumReachability::NoQuorum {
-                taken.replaced = Some(older);
+                actions.replaced = Some(older);
             } else {
-                taken.branch = Some(older);
+                actions.branch = Some(older);
             }
         }
         let step = Arc::new(step);
@@ -210,29 +210,29 @@ impl PendingCommits {
             entry.waiting = Some(step.clone());
         } else {
             entry.send_state = SendState::InFlight(step.clone());
-            taken.send = Some(step.clone());
+            actions.send = Some(step.clone());
         }
         (entry.sequence, entry.updated_at) = (self.next_sequence(), now);
         self.insert(step.session, entry);
         self.enforce_limits();
-        taken
+        actions
     }
 
     /// Records the result of a submitted step; returns the step to submit next.
     pub fn complete(
         &mut self,
         step: &Arc<UncommittedStep>,
-        told: CommitOutcome,
+        outcome: CommitOutcome,
         reach: QuorumReachability,
     ) -> Option<Arc<UncommittedStep>> {
         let mut entry = self.remove(step.session)?;
         let mut next = None;
         if matches!(&entry.send_state, SendState::InFlight(sent) if Arc::ptr_eq(sent, step)) {
-            entry.send_state = match told {
+            entry.send_state = match outcome {
                 CommitOutcome::Answered => SendState::Done(step.clone()),
                 CommitOutcome::Unknown => SendState::NotSent,
             };
-            match (told, entry.waiting.take()) {
+            match (outcome, entry.waiting.take()) {
                 (CommitOutcome::Unknown, None) => entry.waiting = Some(step.clone()),
                 (CommitOutcome::Answered, Some(waiting)) if reach == QuorumReachability::Quorum => {
                     entry.send_state = SendState::InFlight(waiting.clone());

@@ -57,23 +57,23 @@ struct PromptReply {
 
 impl PromptReply {
     /// Builds the answer; `None`, before anything is encoded, where there are too many tokens for one.
-    fn of(kept: &StoredPrompt, point: PrefixPoint) -> Option<Self> {
-        let can_be_lent = point.blocks.tokens(kept.chain.block).0 <= MAX_TOKENS as u64;
-        let tokens = can_be_lent.then(|| kept.first_token_ids(point.blocks))??;
-        let PrefixChain { root, block, .. } = kept.chain;
-        Some(Self { model: kept.model.clone(), root, block, tokens, salt: kept.salt.clone() })
+    fn of(prompt: &StoredPrompt, point: PrefixPoint) -> Option<Self> {
+        let can_be_lent = point.blocks.tokens(prompt.chain.block).0 <= MAX_TOKENS as u64;
+        let tokens = can_be_lent.then(|| prompt.first_token_ids(point.blocks))??;
+        let PrefixChain { root, block, .. } = prompt.chain;
+        Some(Self { model: prompt.model.clone(), root, block, tokens, salt: prompt.salt.clone() })
     }
 
     /// Converts the answer into a stored prompt; `None` where it does not lead to the point.
-    fn into_stored_prompt(self, wanted: &PromptKey, seed: HashSeed) -> Option<StoredPrompt> {
+    fn into_stored_prompt(self, key: &PromptKey, seed: HashSeed) -> Option<StoredPrompt> {
         let Self { model, root, block, tokens, salt } = self;
         if block == Tokens::ZERO {
             return None;
         }
         let chain = PrefixChain::over_tokens(root, seed, block, &tokens);
         let tokens = PromptTokenIds::Known(tokens);
-        let kept = StoredPrompt { tenant: wanted.tenant.clone(), model, chain, tokens, salt };
-        wanted.point.is_on_chain(&kept.chain).then_some(kept)
+        let prompt = StoredPrompt { tenant: key.tenant.clone(), model, chain, tokens, salt };
+        key.point.is_on_chain(&prompt.chain).then_some(prompt)
     }
 }
 
@@ -117,12 +117,11 @@ pub fn serve_prompts(directory: &Directory, prompts: Arc<PromptStore>, metrics: 
 /// Asks all peers for a prompt, a few at a time; returns the first valid answer.
 pub async fn fetch_prompt(
     neighbours: &dyn RouterPeers,
-    wanted: &PromptKey,
+    key: &PromptKey,
     seed_of: impl Fn(&ModelId) -> HashSeed,
     metrics: &ExchangeMetrics,
 ) -> Option<StoredPrompt> {
-    let question =
-        PromptRequest { tenant: wanted.tenant.clone(), blocks: wanted.point.blocks, prefix: wanted.point.id };
+    let question = PromptRequest { tenant: key.tenant.clone(), blocks: key.point.blocks, prefix: key.point.id };
     let question = encode(&question)?;
     let ask = |node| {
         let call = neighbours.call(node, Topic::Prompts, question.clone());
@@ -130,7 +129,7 @@ pub async fn fetch_prompt(
     };
     let mut answers = stream::iter(neighbours.peers()).map(ask).buffer_unordered(MAX_CONCURRENT_REQUESTS);
     while let Some((node, answer)) = answers.next().await {
-        let kept = match answer {
+        let prompt = match answer {
             Err(_) => Err("timed_out"),
             Ok(Err(error)) => Err(error.cause()),
             Ok(Ok(answer)) => match decode::<Option<PromptReply>>(&answer) {
@@ -138,14 +137,14 @@ pub async fn fetch_prompt(
                 Some(None) => Err("not_found"),
                 Some(Some(lent)) => {
                     let seed = seed_of(&lent.model);
-                    lent.into_stored_prompt(wanted, seed).ok_or("mismatch")
+                    lent.into_stored_prompt(key, seed).ok_or("mismatch")
                 }
             },
         };
-        let outcome = kept.as_ref().err().copied().unwrap_or("received");
+        let outcome = prompt.as_ref().err().copied().unwrap_or("received");
         metrics.prompts.with_label_values(&[outcome]).inc();
-        match kept {
-            Ok(kept) => return Some(kept),
+        match prompt {
+            Ok(prompt) => return Some(prompt),
             Err("not_found") => {}
             Err(cause) => tracing::warn!(%node, reason = cause, "another router could not be asked for a prompt"),
         }
@@ -221,9 +220,9 @@ mod tests {
         StubPeers((1..).map(NodeId).zip(services).collect())
     }
 
-    async fn borrowed(street: &StubPeers, wanted: &PromptKey) -> (Option<StoredPrompt>, u64) {
+    async fn borrowed(street: &StubPeers, key: &PromptKey) -> (Option<StoredPrompt>, u64) {
         let metrics = Metrics::default().exchange;
-        let found = fetch_prompt(street, wanted, |_| SEED, &metrics).await;
+        let found = fetch_prompt(street, key, |_| SEED, &metrics).await;
         (found, metrics.prompts.with_label_values(&["mismatch"]).get())
     }
 

@@ -49,23 +49,23 @@ impl SnapshotClient {
     }
 
     /// Asks the peers one after the other, starting at a different one for each worker.
-    async fn fetch_from_peers(self, wanted: SnapshotRequest) -> Option<ResidencySnapshot> {
+    async fn fetch_from_peers(self, request: SnapshotRequest) -> Option<ResidencySnapshot> {
         let mut others = self.peers.peers();
         if others.is_empty() {
             return None;
         }
-        let begin = wanted.worker.0 as usize % others.len();
+        let begin = request.worker.0 as usize % others.len();
         others.rotate_left(begin);
         let _turn = self.fetch_permits.acquire().await.ok()?;
         for node in others {
-            let outcome = match self.fetch_from(node, &wanted).await {
+            let outcome = match self.fetch_from(node, &request).await {
                 Ok(imprint) => {
                     self.metrics.residency_snapshots.with_label_values(&["received"]).inc();
                     return Some(imprint);
                 }
                 Err(SnapshotRejection::NotKnown) => "not_found",
                 Err(SnapshotRejection::Failed(cause)) => {
-                    tracing::warn!(%node, worker = %wanted.worker, reason = cause, "a snapshot of another router is of no use");
+                    tracing::warn!(%node, worker = %request.worker, reason = cause, "a snapshot of another router is of no use");
                     cause
                 }
             };
@@ -74,15 +74,19 @@ impl SnapshotClient {
         None
     }
 
-    async fn fetch_from(&self, node: NodeId, wanted: &SnapshotRequest) -> Result<ResidencySnapshot, SnapshotRejection> {
-        let open = ResidencyRequest::Open { worker: wanted.worker, rank: wanted.rank, process: wanted.process };
+    async fn fetch_from(
+        &self,
+        node: NodeId,
+        request: &SnapshotRequest,
+    ) -> Result<ResidencySnapshot, SnapshotRejection> {
+        let open = ResidencyRequest::Open { worker: request.worker, rank: request.rank, process: request.process };
         let (loan, chunks, first) = match self.ask_with_retry(node, open).await? {
             ResidencyReply::Opened { transfer: loan, chunks, first } => (loan, chunks, first),
             ResidencyReply::NotKnown => return Err(SnapshotRejection::NotKnown),
             ResidencyReply::Busy => return Err(SnapshotRejection::Failed("busy")),
             ResidencyReply::Chunk(_) | ResidencyReply::Expired => return Err(SnapshotRejection::Failed("malformed")),
         };
-        let mut reader = wanted.reader();
+        let mut reader = request.reader();
         let mut chunk: Bytes = first;
         for place in 1.. {
             match reader.take(&chunk).map_err(|error| SnapshotRejection::Failed(error.label()))? {
@@ -122,10 +126,10 @@ impl SnapshotClient {
 }
 
 impl SnapshotProvider for SnapshotClient {
-    fn fetch(&self, wanted: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>> {
+    fn fetch(&self, request: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>> {
         let (borrower, imprints) = (self.clone(), self.metrics.residency_snapshots.clone());
         async move {
-            let borrowed = timeout(FETCH_TIMEOUT, borrower.fetch_from_peers(wanted)).await;
+            let borrowed = timeout(FETCH_TIMEOUT, borrower.fetch_from_peers(request)).await;
             borrowed.unwrap_or_else(|_| {
                 imprints.with_label_values(&["timed_out"]).inc();
                 None

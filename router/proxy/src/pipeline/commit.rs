@@ -82,11 +82,11 @@ fn finished_step(located: &LocatedRequest, plan: &Plan, server: Owner) -> Uncomm
 
 /// Stores the step until the ledger shows it, and submits it now if no other commit of its session is in flight.
 fn enqueue_commit(ledger: &LedgerAccess, step: UncommittedStep) {
-    let taken = ledger.pending_commits().add(step, ledger.ledger_reach(), Instant::now());
-    if let Some(replaced) = taken.replaced {
+    let actions = ledger.pending_commits().add(step, ledger.ledger_reach(), Instant::now());
+    if let Some(replaced) = actions.replaced {
         withdraw_intent(ledger, &replaced);
     }
-    for step in taken.branch.into_iter().chain(taken.send) {
+    for step in actions.branch.into_iter().chain(actions.send) {
         submit_commits(ledger, step);
     }
 }
@@ -94,15 +94,15 @@ fn enqueue_commit(ledger: &LedgerAccess, step: UncommittedStep) {
 /// Submits a step to the ledger, then the ones queued behind it. The first is submitted before this returns, so that
 /// commands stay in order.
 pub fn submit_commits(ledger: &LedgerAccess, step: Arc<UncommittedStep>) {
-    let mut told = submit_commit(ledger, &step);
+    let mut submission = submit_commit(ledger, &step);
     let (ledger, mut step) = (ledger.clone(), step);
     tokio::spawn(async move {
         loop {
-            let answer = told.await;
+            let answer = submission.await;
             let next = ledger.pending_commits().complete(&step, answer, ledger.ledger_reach());
             let Some(next) = next else { return };
             step = next;
-            told = submit_commit(&ledger, &step);
+            submission = submit_commit(&ledger, &step);
         }
     });
 }

@@ -276,8 +276,8 @@ fn decide(
         // In shadow mode a planning error must not affect the answer.
         RoutingMode::Shadow => (bypass()?, own().ok()),
     };
-    let told = decision.map(|(decision, memory, asking)| (Some(decision), memory, asking));
-    Ok(PlannedStep::of(plan, told.unwrap_or_default(), (shortened.into_inner(), excluded)))
+    let planned = decision.map(|(decision, memory, asking)| (Some(decision), memory, asking));
+    Ok(PlannedStep::of(plan, planned.unwrap_or_default(), (shortened.into_inner(), excluded)))
 }
 
 fn no_plan_error(why: PlanningError, step: &ClassifiedStep) -> ApiError {

@@ -150,7 +150,7 @@ impl Planning {
         let is_first = self.last_failure().is_none();
         let tenant = &self.step.located.identified.request.incoming.tenant;
         // Checked before planning, because a plan makes a KV reservation.
-        let made = if is_first || stage.retries.spend(tenant, Instant::now()) {
+        let prepared = if is_first || stage.retries.spend(tenant, Instant::now()) {
             plan(&self.step, &self.history.excluded)
         } else {
             stage.requests.retries_refused.inc();
@@ -158,8 +158,8 @@ impl Planning {
             self.blame = BlameRecord::default();
             Err(ApiError::Overloaded { what: "too many requests are tried again" })
         };
-        let (planned, guards) = match made {
-            Ok(made) => made,
+        let (planned, guards) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => return Err(self.give_up(error)),
         };
         if let Some(failure) = self.last_failure() {

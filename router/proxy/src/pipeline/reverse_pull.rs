@@ -84,24 +84,24 @@ pub struct ReversePullSource {
 pub async fn check_usable(
     stage: &ExecuteStage,
     (step, pair): (&ClassifiedStep, &LegPair),
-    kept: Option<ReversePullEntry>,
+    entry: Option<ReversePullEntry>,
 ) -> Option<ReversePullSource> {
-    let kept = kept?;
+    let entry = entry?;
     let fates = stage.pull_outcomes.clone();
-    let fate = match kept.is_retained(Instant::now()) && fits(stage, (step, pair), kept.holder) {
+    let fate = match entry.is_retained(Instant::now()) && fits(stage, (step, pair), entry.holder) {
         false => ReversePullOutcome::Unusable,
-        true if !starts_with_returned(stage, &step.located.identified, &kept).await => {
+        true if !starts_with_returned(stage, &step.located.identified, &entry).await => {
             ReversePullOutcome::PromptMismatch
         }
-        true => return Some(ReversePullSource { params: kept.params, holder: kept.holder.worker, outcomes: fates }),
+        true => return Some(ReversePullSource { params: entry.params, holder: entry.holder.worker, outcomes: fates }),
     };
     fates.with_label_values(&[fate.as_ref()]).inc();
     None
 }
 
 /// Counts an entry that its step cannot use.
-pub fn count_unused(stage: &ExecuteStage, kept: Option<ReversePullEntry>) {
-    if kept.is_some() {
+pub fn count_unused(stage: &ExecuteStage, entry: Option<ReversePullEntry>) {
+    if entry.is_some() {
         let outcomes = &stage.pull_outcomes;
         outcomes.with_label_values(&[ReversePullOutcome::Unusable.as_ref()]).inc();
     }
@@ -138,12 +138,12 @@ fn has_full_attention(attention: &AttentionSpec) -> bool {
 }
 
 /// Whether a prompt begins with the tokens whose KV was handed back: for any other prompt that KV would be wrong.
-async fn starts_with_returned(stage: &ExecuteStage, prefixed: &IdentifiedRequest, kept: &ReversePullEntry) -> bool {
-    let (chain, begins) = (prefixed.prompt.chain.clone(), kept.content_id);
-    let Ok(length) = usize::try_from(kept.params.tokens().0) else { return false };
+async fn starts_with_returned(stage: &ExecuteStage, prefixed: &IdentifiedRequest, entry: &ReversePullEntry) -> bool {
+    let (chain, begins) = (prefixed.prompt.chain.clone(), entry.content_id);
+    let Ok(length) = usize::try_from(entry.params.tokens().0) else { return false };
     let is_known = prefixed.fallback_reason().is_none() && !prefixed.model.is_disabled_by_spot_check();
     let is_one = prefixed.other_chains.is_empty() && prefixed.request.has_single_prefill();
-    if !is_known || !is_one || chain.tokens < kept.params.tokens() {
+    if !is_known || !is_one || chain.tokens < entry.params.tokens() {
         return false;
     }
     let Some(ids) = PromptTokenIds::of(prefixed) else { return false };

@@ -104,9 +104,9 @@ impl Streaming {
 
     /// Records a failure of the answering worker. Whether it is at fault is decided at the end of the request.
     pub fn record_failure(&mut self) {
-        if let Some(asked) = self.attempt().map(|attempt| attempt.asked) {
+        if let Some(sent_at) = self.attempt().map(|attempt| attempt.asked) {
             let (worker, trials) = (self.target(), self.guards.trials.take());
-            self.failures.push((worker, asked, trials));
+            self.failures.push((worker, sent_at, trials));
         }
     }
 

@@ -12,8 +12,8 @@ const SUMMARY_HEADER: HeaderName = HeaderName::from_static("x-ownerserve-decisio
 /// Returns the decision in the receipt's words; `None` for a client that did not ask. The receipt has the rest.
 pub fn summary(streaming: &Streaming) -> Option<HeaderValue> {
     let located = &streaming.step.located;
-    let asked = located.identified.request.incoming.headers.get(EXPLAIN_HEADER)?;
-    if !matches!(asked.as_bytes(), b"1" | b"true") {
+    let explain_header = located.identified.request.incoming.headers.get(EXPLAIN_HEADER)?;
+    if !matches!(explain_header.as_bytes(), b"1" | b"true") {
         return None;
     }
     let (plan, attempt) = (&streaming.planned.plan, streaming.attempt()?);

@@ -69,8 +69,8 @@ impl SpotCheckQueue {
         // The task ends when the last sender, this one, is dropped.
         drop(tasks.supervise("looks", move || {
             let (next, looking) = (next.clone(), looking.clone());
-            let kept = (trails.clone(), checkpoints.clone());
-            async move { run_all(&mut *next.lock().await, &looking, (&kept.0, &kept.1)).await }
+            let caches = (trails.clone(), checkpoints.clone());
+            async move { run_all(&mut *next.lock().await, &looking, (&caches.0, &caches.1)).await }
         }));
         Self { queue, metrics }
     }
@@ -89,8 +89,8 @@ async fn run_all(
     (trails, checkpoints): (&Arc<ConversationCache>, &TokenCheckpointStore),
 ) {
     while let Some(look) = next.recv().await {
-        let taken = tokio::task::spawn_blocking(move || (look.run(), look)).await;
-        let Ok(((difference, whole), look)) = taken else { continue };
+        let checked = tokio::task::spawn_blocking(move || (look.run(), look)).await;
+        let Ok(((difference, whole), look)) = checked else { continue };
         report(looking, &look, (difference, trails));
         if difference.is_none() {
             let body_bytes = look.encodable.bytes();

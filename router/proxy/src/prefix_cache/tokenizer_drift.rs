@@ -85,12 +85,12 @@ struct MismatchWindow {
 }
 
 impl MismatchWindow {
-    fn record(&mut self, said: DriftObservation) {
-        let agrees = said.agrees();
+    fn record(&mut self, observation: DriftObservation) {
+        let agrees = observation.agrees();
         self.disagreements = self.disagreements << 1 | u8::from(!agrees);
         self.agreements = if agrees { self.agreements.saturating_add(1) } else { 0 };
         self.suspected = match self.suspected {
-            false => self.disagreements.count_ones() >= said.signal().mismatch_threshold(),
+            false => self.disagreements.count_ones() >= observation.signal().mismatch_threshold(),
             true => self.agreements < AGREEMENTS_TO_CLEAR,
         };
     }
@@ -211,28 +211,28 @@ impl TokenizerDrift {
             DriftSignal::CacheHit => &self.metrics.cache_hit_checks,
         };
         counter.with_label_values(&[outcome]).inc();
-        let Some(said) = said else { return false };
-        if let Some(news) = self.record(at, said, now) {
-            news.log(at, said);
+        let Some(observation) = said else { return false };
+        if let Some(news) = self.record(at, observation, now) {
+            news.log(at, observation);
         }
-        !said.agrees()
+        !observation.agrees()
     }
 
     fn record(
         &self,
         (model, worker): (&ModelId, WorkerId),
-        said: DriftObservation,
+        observation: DriftObservation,
         now: Instant,
     ) -> Option<DriftTransition> {
         let mut models = self.models.lock();
-        let answered = models.entry(model.clone()).or_default().of(said.signal());
+        let answered = models.entry(model.clone()).or_default().of(observation.signal());
         let window = answered.0.entry(worker).or_default();
         let was_doubted = window.suspected;
-        window.record(said);
+        window.record(observation);
         let news = match (was_doubted, window.suspected) {
             (true, false) => Some(DriftTransition::Cleared),
             (false, true) => Some(DriftTransition::Suspected),
-            _ if said.agrees() => None,
+            _ if observation.agrees() => None,
             _ => window.should_warn(now).then_some(DriftTransition::Disagrees),
         };
         if was_doubted != window.suspected {
@@ -333,9 +333,9 @@ impl DriftObservation {
 }
 
 impl DriftTransition {
-    fn log(self, (model, worker): (&ModelId, WorkerId), said: DriftObservation) {
+    fn log(self, (model, worker): (&ModelId, WorkerId), observation: DriftObservation) {
         let advice = advice(model);
-        match (self, said) {
+        match (self, observation) {
             (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCount { router, engine })) => {
                 tracing::warn!(
                     %model, %worker, router_tokens = router.0, engine_tokens = engine.0,

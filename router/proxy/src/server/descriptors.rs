@@ -19,12 +19,12 @@ const MAX_DESCRIPTORS: u64 = 1 << 20;
 pub fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let soft = limit.current.unwrap_or(MAX_DESCRIPTORS);
-    let wanted = limit.maximum.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS);
-    if soft >= wanted {
+    let target = limit.maximum.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS);
+    if soft >= target {
         return soft;
     }
-    match setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
-        Ok(()) => wanted,
+    match setrlimit(Resource::Nofile, Rlimit { current: Some(target), maximum: limit.maximum }) {
+        Ok(()) => target,
         Err(error) => {
             tracing::warn!(%error, limit = soft, "the limit of open files could not be raised");
             soft
@@ -48,10 +48,10 @@ impl DescriptorDemand {
     fn descriptors(&self) -> u64 {
         let nodes = if self.is_in_cluster { NODES } else { 0 };
         let events = (self.workers as u64).saturating_mul(PER_WORKER);
-        let kept = FILES + OPERATORS + nodes + events;
+        let reserved = FILES + OPERATORS + nodes + events;
         (self.clients as u64)
             .saturating_mul(DESCRIPTORS_PER_CLIENT)
-            .saturating_add(kept)
+            .saturating_add(reserved)
             .max(8 * nodes.max(events).max(FILES))
     }
 }
@@ -73,9 +73,9 @@ impl ConnectionLimits {
         let operators = OPERATORS.min(eighth / 2).max(2);
         let nodes = if needs.is_in_cluster { NODES.min(eighth) } else { 0 };
         let events = (needs.workers as u64).saturating_mul(PER_WORKER).min(eighth);
-        let kept = FILES.min(eighth) + operators + nodes + events;
+        let reserved = FILES.min(eighth) + operators + nodes + events;
         let possible =
-            usize::try_from(limit.saturating_sub(kept) / DESCRIPTORS_PER_CLIENT).unwrap_or(usize::MAX).max(1);
+            usize::try_from(limit.saturating_sub(reserved) / DESCRIPTORS_PER_CLIENT).unwrap_or(usize::MAX).max(1);
         if possible < needs.clients {
             tracing::warn!(
                 configured = needs.clients,

@@ -57,8 +57,8 @@ impl CircuitBreaker {
     }
 
     /// Records a successful request or probe. Returns the new health if it changed.
-    pub(super) fn record_success(&mut self, asked: CallPurpose) -> Option<SharedCacheHealth> {
-        match (self.health, asked) {
+    pub(super) fn record_success(&mut self, purpose: CallPurpose) -> Option<SharedCacheHealth> {
+        match (self.health, purpose) {
             (SharedCacheHealth::Up, _) => self.streak = 0,
             // A late answer to an earlier request says nothing about now.
             (_, CallPurpose::Request) => {}
@@ -69,8 +69,8 @@ impl CircuitBreaker {
     }
 
     /// Records a failed request or probe. Returns the new health if it changed.
-    pub(super) fn record_failure(&mut self, failure: RedisFailure, asked: CallPurpose) -> Option<SharedCacheHealth> {
-        match (self.health, asked) {
+    pub(super) fn record_failure(&mut self, failure: RedisFailure, purpose: CallPurpose) -> Option<SharedCacheHealth> {
+        match (self.health, purpose) {
             (SharedCacheHealth::Up, _) => {
                 self.streak += 1;
                 (self.streak >= FAILURES_TO_OPEN).then(|| self.transition(failure.health()))
@@ -83,10 +83,10 @@ impl CircuitBreaker {
         }
     }
 
-    fn transition(&mut self, standing: SharedCacheHealth) -> SharedCacheHealth {
-        self.health = standing;
+    fn transition(&mut self, health: SharedCacheHealth) -> SharedCacheHealth {
+        self.health = health;
         self.streak = 0;
-        standing
+        health
     }
 }
 

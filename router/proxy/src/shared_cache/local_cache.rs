@@ -82,19 +82,19 @@ impl LocalCache {
         let is_kept = |key: &CacheKey| {
             matches!(key.kind, CacheEntryKind::ResponseWorker | CacheEntryKind::Transcript | CacheEntryKind::Checkpoint)
         };
-        let kept = self.entries.iter_owner(tenant).filter(|(key, _)| is_kept(key));
-        kept.map(|(key, entry)| (key.clone(), entry.cached.value.clone())).collect()
+        let entries = self.entries.iter_owner(tenant).filter(|(key, _)| is_kept(key));
+        entries.map(|(key, entry)| (key.clone(), entry.cached.value.clone())).collect()
     }
 
     /// Returns the unexpired values that this router created, newest first per tenant, with their remaining time to
     /// live.
     pub(super) fn local_values(&self, now: Instant) -> Vec<(CacheKey, CachedValue)> {
-        let held = self.entries.iter().filter_map(|(key, entry)| {
+        let entries = self.entries.iter().filter_map(|(key, entry)| {
             let ttl = entry.expires.checked_duration_since(now)?;
             (entry.cached.origin == ValueOrigin::Local)
                 .then(|| (key.clone(), CachedValue { ttl, ..entry.cached.clone() }))
         });
-        held.collect()
+        entries.collect()
     }
 }
 

@@ -211,9 +211,9 @@ impl RedisBackend {
 
     async fn mark(&self, keys: &[CacheKey], ttl: Duration) -> Result<(), PurgeError> {
         for page in keys.chunks(SCAN_COUNT) {
-            let held = CachedValue { value: Bytes::new(), ttl, origin: ValueOrigin::Shared };
+            let tombstone = CachedValue { value: Bytes::new(), ttl, origin: ValueOrigin::Shared };
             let writes: Vec<RedisWrite> =
-                page.iter().map(|key| RedisWrite { key: key.clone(), value: held.clone() }).collect();
+                page.iter().map(|key| RedisWrite { key: key.clone(), value: tombstone.clone() }).collect();
             if self.save(&writes, WriteCondition::Always).await != "stored" {
                 return Err(PurgeError);
             }

@@ -157,31 +157,33 @@ impl RedisClient {
         Ok(lanes)
     }
 
-    fn record_outcome<T>(&self, answer: Result<T, RedisCallError>, asked: CallPurpose) -> Result<T, RedisCallError> {
+    fn record_outcome<T>(&self, answer: Result<T, RedisCallError>, purpose: CallPurpose) -> Result<T, RedisCallError> {
         let change = match &answer {
-            Ok(_) | Err(RedisCallError::Foreign | RedisCallError::Skipped) => self.breaker.lock().record_success(asked),
-            Err(RedisCallError::Failed(failure)) => self.breaker.lock().record_failure(*failure, asked),
+            Ok(_) | Err(RedisCallError::Foreign | RedisCallError::Skipped) => {
+                self.breaker.lock().record_success(purpose)
+            }
+            Err(RedisCallError::Failed(failure)) => self.breaker.lock().record_failure(*failure, purpose),
         };
         if answer.is_err() && self.health() != SharedCacheHealth::Up {
             // Old answers may still arrive on these connections.
             *self.connections.lock() = None;
         }
-        if let Some(standing) = change {
-            self.report_health(standing);
+        if let Some(health) = change {
+            self.report_health(health);
             self.breaker_opened.notify_one();
         }
         answer
     }
 
     /// Logs the health of Redis and sets its metric.
-    pub(super) fn report_health(&self, standing: SharedCacheHealth) {
-        self.metrics.set_health(Some(standing));
-        let (redis, standing) = (&self.address, standing.as_ref());
-        match standing {
-            "up" => tracing::info!(redis, state = standing, "Redis answers: the cache is shared between routers"),
+    pub(super) fn report_health(&self, health: SharedCacheHealth) {
+        self.metrics.set_health(Some(health));
+        let (redis, health) = (&self.address, health.as_ref());
+        match health {
+            "up" => tracing::info!(redis, state = health, "Redis answers: the cache is shared between routers"),
             _ => tracing::warn!(
                 redis,
-                state = standing,
+                state = health,
                 "Redis does not answer as it should: every request is served without it. Until it does, responses that \
                  other routers made are not known here, and quotas are enforced by this router's share"
             ),

@@ -70,11 +70,11 @@ impl RedisWriteQueue {
         if self.bytes.load(Ordering::Relaxed) + bytes > MAX_QUEUED_BYTES {
             return false;
         }
-        let taken = self.queue.try_send(write).is_ok();
-        if taken {
+        let is_queued = self.queue.try_send(write).is_ok();
+        if is_queued {
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        taken
+        is_queued
     }
 
     fn release_bytes(&self, bytes: usize) {

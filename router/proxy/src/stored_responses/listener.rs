@@ -84,8 +84,8 @@ impl ResponseListener {
         let mut collector = self.collector.take();
         let load = self.load.on(collector.bytes() + addition.bytes());
         let read = move || {
-            let told = collector.final_response()?;
-            Some((addition.transcript_with(told.output)?, told.id))
+            let response = collector.final_response()?;
+            Some((addition.transcript_with(response.output)?, response.id))
         };
         let (resources, tenant) = (self.resources.clone(), self.tenant.clone());
         let store = move |read: Option<Option<(Bytes, String)>>| {

@@ -75,8 +75,8 @@ pub(crate) struct ResponseObject<'a> {
 impl<'a> ResponseObject<'a> {
     /// Reads a response that has ended with an output; `None` if it is not finished, or failed.
     pub(crate) fn read(text: &'a [u8]) -> Option<Self> {
-        let told: Self = serde_json::from_slice(text).ok()?;
-        matches!(told.status.as_deref(), None | Some("completed" | "incomplete")).then_some(told)
+        let origin: Self = serde_json::from_slice(text).ok()?;
+        matches!(origin.status.as_deref(), None | Some("completed" | "incomplete")).then_some(origin)
     }
 
     /// Reads the response in a stream's last event.
@@ -150,14 +150,14 @@ impl ConversationHistory {
 
     /// Adds the step before the ones it holds; `None` when the transcript is malformed, or a limit is exceeded.
     pub(crate) fn add(&mut self, transcript: &Bytes) -> Option<PreviousStep> {
-        let kept: StoredTranscript<'_> = serde_json::from_slice(transcript).ok()?;
-        let items = items::list_content(kept.items.get())?;
+        let stored: StoredTranscript<'_> = serde_json::from_slice(transcript).ok()?;
+        let items = items::list_content(stored.items.get())?;
         self.bytes += items.len() + 1;
         if self.bytes > self.max_bytes || self.steps.len() == MAX_STEPS {
             return None;
         }
         self.steps.push(transcript.slice_ref(items.as_bytes()));
-        Some(kept.previous.map_or(PreviousStep::Start, PreviousStep::Response))
+        Some(stored.previous.map_or(PreviousStep::Start, PreviousStep::Response))
     }
 
     /// Returns `body` with the whole history as its input, and without a previous response.

@@ -51,8 +51,8 @@ impl BenchClient {
         let timing =
             exchanged.map_err(late).and_then(|result| result).map_err(ProxyBenchError::system(self.name.clone()))?;
         if !self.buffer.starts_with(b"HTTP/1.1 200") || !self.buffer.windows(6).any(|window| window == b"[DONE]") {
-            let got = String::from_utf8_lossy(&self.buffer[..self.buffer.len().min(400)]).into_owned();
-            return Err(ProxyBenchError::Answer { target: self.name.clone(), got });
+            let text = String::from_utf8_lossy(&self.buffer[..self.buffer.len().min(400)]).into_owned();
+            return Err(ProxyBenchError::Answer { target: self.name.clone(), got: text });
         }
         Ok(timing)
     }

@@ -204,8 +204,8 @@ impl ApiClient {
         match self.request(seat, (subject, OwnershipRequest::Read), REQUEST_TIMEOUT).await.0 {
             OwnershipReply::Found(holding) => Ok(holding),
             other => {
-                let got = format!("{other:?} to a linearizable read of {subject}");
-                Err(NemesisError::Answer { who: format!("node {}", seat.0), got })
+                let detail = format!("{other:?} to a linearizable read of {subject}");
+                Err(NemesisError::Answer { who: format!("node {}", seat.0), got: detail })
             }
         }
     }
@@ -234,9 +234,9 @@ impl ApiClient {
 }
 
 /// Maps an HTTP response to the reply as the client understands it.
-fn read_reply(asked: OwnershipRequest, reply: &HttpReply) -> OwnershipReply {
+fn read_reply(request: OwnershipRequest, reply: &HttpReply) -> OwnershipReply {
     match reply.status {
-        StatusCode::OK => parse_reply(asked, &reply.body).unwrap_or(OwnershipReply::Unknown),
+        StatusCode::OK => parse_reply(request, &reply.body).unwrap_or(OwnershipReply::Unknown),
         // Nothing was proposed to the ledger.
         StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => OwnershipReply::Unavailable,
         StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND => OwnershipReply::Refused,
@@ -244,8 +244,8 @@ fn read_reply(asked: OwnershipRequest, reply: &HttpReply) -> OwnershipReply {
     }
 }
 
-fn parse_reply(asked: OwnershipRequest, body: &[u8]) -> Option<OwnershipReply> {
-    match asked {
+fn parse_reply(request: OwnershipRequest, body: &[u8]) -> Option<OwnershipReply> {
+    match request {
         OwnershipRequest::Read => {
             let SessionReplyJson { session } = serde_json::from_slice(body).ok()?;
             Some(OwnershipReply::Found(session.session_holder()))

@@ -37,16 +37,16 @@ pub(crate) struct HistoryVerdict {
 }
 
 /// Checks all replies that clients got.
-pub(crate) fn check_history(kept: &HistoryRecords, finals: &FinalOwners) -> HistoryVerdict {
+pub(crate) fn check_history(history: &HistoryRecords, finals: &FinalOwners) -> HistoryVerdict {
     let (mut broken, mut undecided) = (Vec::new(), 0);
-    for (subject, operations) in by_subject(&kept.operations) {
-        match linearizability::check_linearizable(subject, &operations, &kept.sightings) {
+    for (subject, operations) in by_subject(&history.operations) {
+        match linearizability::check_linearizable(subject, &operations, &history.sightings) {
             linearizability::LinearizabilityVerdict::Linearizable => {}
             linearizability::LinearizabilityVerdict::Broken(found) => broken.push(found),
             linearizability::LinearizabilityVerdict::Undecided => undecided += 1,
         }
         broken.extend(order::check_order(subject, &operations));
-        broken.extend(grants::check_grants(subject, &operations, &kept.sightings));
+        broken.extend(grants::check_grants(subject, &operations, &history.sightings));
         if let Some(last) = finals.get(&subject) {
             broken.extend(grants::check_nothing_lost(subject, &operations, *last));
         }

@@ -188,24 +188,24 @@ impl LoadClient {
         }
     }
 
-    async fn attempt(&mut self, subject: SessionId, asked: OwnershipRequest) {
+    async fn attempt(&mut self, subject: SessionId, request: OwnershipRequest) {
         let seat = self.seat;
         let invoked = self.shared.history.now();
-        let (answer, revision) = self.api.request(seat, (subject, asked), REPLY_TIMEOUT).await;
+        let (answer, revision) = self.api.request(seat, (subject, request), REPLY_TIMEOUT).await;
         let completed = self.shared.history.now();
-        self.record_reply(subject, asked, answer);
+        self.record_reply(subject, request, answer);
         if matches!(answer, OwnershipReply::Unavailable | OwnershipReply::Unknown) {
             self.switch_node();
         }
         let client = self.number;
-        let operation = ClientOperation { client, seat, subject, asked, invoked, completed, answer, revision };
+        let operation = ClientOperation { client, seat, subject, asked: request, invoked, completed, answer, revision };
         if !self.shared.history.record(operation) {
             self.shared.is_history_full.store(true, Relaxed);
         }
     }
 
-    fn record_reply(&mut self, subject: SessionId, asked: OwnershipRequest, answer: OwnershipReply) {
-        let known = match (answer, asked) {
+    fn record_reply(&mut self, subject: SessionId, request: OwnershipRequest, answer: OwnershipReply) {
+        let known = match (answer, request) {
             (
                 OwnershipReply::Granted(epoch),
                 OwnershipRequest::Claim(owner) | OwnershipRequest::Migrate { to: owner, .. },

@@ -146,8 +146,8 @@ pub(crate) async fn wait_until_listening(
             return Ok(());
         }
         if let Some(status) = running.exit_status() {
-            let got = format!("it ended ({status}): {}", running.log_tail());
-            return Err(NemesisError::Answer { who: running.name.clone(), got });
+            let detail = format!("it ended ({status}): {}", running.log_tail());
+            return Err(NemesisError::Answer { who: running.name.clone(), got: detail });
         }
         if Instant::now() > deadline {
             return Err(NemesisError::Late { what: format!("{} to listen on {address}", running.name) });

@@ -97,12 +97,12 @@ impl TrialEnvironment {
         self.members_with_role(MemberRoleJson::Learner).await
     }
 
-    async fn members_with_role(&self, standing: MemberRoleJson) -> Result<Vec<MemberSlot>, NemesisError> {
+    async fn members_with_role(&self, role: MemberRoleJson) -> Result<Vec<MemberSlot>, NemesisError> {
         let members = self.cluster.addresses().members(self.leader().await?).await?;
         let seats = self.cluster.seats();
         let is = |seat: &MemberSlot| {
             let address = self.network.relay_address(*seat).to_string();
-            members.iter().any(|member| member.address == address && member.role == standing)
+            members.iter().any(|member| member.address == address && member.role == role)
         };
         Ok(seats.into_iter().filter(is).collect())
     }
@@ -146,8 +146,8 @@ impl TrialEnvironment {
         loop {
             let crashed = self.cluster.crashed_slots();
             if let Some(seat) = crashed.first() {
-                let got = format!("it ended by itself: {}", self.cluster.log_tail(*seat));
-                return Err(NemesisError::Answer { who: format!("node {}", seat.0), got });
+                let detail = format!("it ended by itself: {}", self.cluster.log_tail(*seat));
+                return Err(NemesisError::Answer { who: format!("node {}", seat.0), got: detail });
             }
             if self.is_converged().await && self.all_have_written(mark) {
                 return Ok(self.history.now());
@@ -221,8 +221,8 @@ impl TrialEnvironment {
         self.cluster.start(seat, NodeBoot::new(BootOrigin::JoinsThrough(leader))).await?;
         let new = self.await_admission(seat, old).await?;
         if new <= old {
-            let got = format!("node id {new} after {old}");
-            return Err(NemesisError::Answer { who: "a wiped node that joined again".into(), got });
+            let detail = format!("node id {new} after {old}");
+            return Err(NemesisError::Answer { who: "a wiped node that joined again".into(), got: detail });
         }
         self.change(MembershipChange::Replace { old, new }).await?;
         self.change(MembershipChange::Remove(old)).await

@@ -147,7 +147,7 @@ fn check_recovery_time(
 
 /// Checks everything that needs paused clients: final states, state hashes, watches, streams.
 async fn check_settled(arena: &mut TrialEnvironment) -> Result<HistoryVerdict, NemesisError> {
-    let held = arena.load.pause().await;
+    let pause = arena.load.pause().await;
     record_leases(arena).await?;
     let finals = arena.final_owners().await?;
     let mut broken = arena.equal_states().await?;
@@ -157,7 +157,7 @@ async fn check_settled(arena: &mut TrialEnvironment) -> Result<HistoryVerdict, N
     broken.extend(arena.watchers.check(&arena.history, MAX_WATCH_LAG).await?);
     broken.extend(arena.streams.check());
     broken.extend(check_invariants(arena).await?);
-    drop(held);
+    drop(pause);
     Ok(HistoryVerdict { broken, undecided: judged.undecided })
 }
 

@@ -84,8 +84,9 @@ fn lock(watched: &Mutex<WatchRecord>) -> MutexGuard<'_, WatchRecord> {
 
 fn check_watches(seen: &[WatchRecord], history: &OperationHistory, due: u64) -> Vec<GuaranteeViolation> {
     let mut broken: Vec<GuaranteeViolation> = seen.iter().flat_map(WatchRecord::check_order).collect();
-    let gaps =
-        |kept: &HistoryRecords| seen.iter().flat_map(|one| one.check_no_gap(&kept.operations, due)).collect::<Vec<_>>();
+    let gaps = |history: &HistoryRecords| {
+        seen.iter().flat_map(|one| one.check_no_gap(&history.operations, due)).collect::<Vec<_>>()
+    };
     broken.extend(history.read(gaps));
     broken.extend(seen.windows(2).flat_map(|pair| pair[0].check_equal(&pair[1])));
     broken

@@ -53,9 +53,9 @@ impl RunTree {
     /// `windows` in addition.
     pub fn with_kv_sizes(mut self, windows: Tokens, room: impl Fn(Tokens, Tokens) -> KvSize) -> Self {
         let all = (0..self.len() as u32).map(RunId);
-        let rooms = all.map(|run| room(self.depth(run) - self.tokens(run), self.depth(run)));
+        let sizes = all.map(|run| room(self.depth(run) - self.tokens(run), self.depth(run)));
         let short = |tokens: Tokens| u32::try_from(tokens.0).unwrap_or(u32::MAX);
-        let (device, lower) = rooms.map(|room| (short(room.device), short(room.lower))).unzip();
+        let (device, lower) = sizes.map(|room| (short(room.device), short(room.lower))).unzip();
         self.kv_sizes = Some(RunKvSizes { device, lower, windows });
         self
     }

@@ -98,28 +98,28 @@ fn siblings_are_counted_and_slots_reused() {
 
 #[test]
 fn compaction_keeps_remaining_blocks_and_their_links() {
-    let mut kept = BlockTreeFixture::chain(10_000);
+    let mut tree = BlockTreeFixture::chain(10_000);
     // Many children on a block that stays, and a stump in the middle.
-    (0..400).for_each(|n| kept.hold(20_000 + n, Some(50), u128::from(20_000 + n)));
-    (100..=10_000).rev().for_each(|name| kept.drop(name));
-    kept.drop(30);
-    (0..300).for_each(|n| kept.drop(20_000 + n));
-    let BlockTree { nodes, free, engine_hashes: names, .. } = &kept.blocks;
+    (0..400).for_each(|n| tree.hold(20_000 + n, Some(50), u128::from(20_000 + n)));
+    (100..=10_000).rev().for_each(|name| tree.drop(name));
+    tree.drop(30);
+    (0..300).for_each(|n| tree.drop(20_000 + n));
+    let BlockTree { nodes, free, engine_hashes: names, .. } = &tree.blocks;
     assert_eq!(names.len(), 98 + 100);
     assert!(nodes.capacity() < 2000 && free.capacity() < 2000, "{} {}", nodes.capacity(), free.capacity());
-    assert_eq!(kept.blocks.closure_state(), PrefixClosure::Holed);
-    kept.hold(30, Some(29), 30);
-    assert_eq!(kept.blocks.closure_state(), PrefixClosure::Whole, "31 hangs on 30 again");
-    assert!((1..100).all(|name| kept.blocks.find(EngineHash(name)).map(|at| kept.blocks.end_prefix(at))
+    assert_eq!(tree.blocks.closure_state(), PrefixClosure::Holed);
+    tree.hold(30, Some(29), 30);
+    assert_eq!(tree.blocks.closure_state(), PrefixClosure::Whole, "31 hangs on 30 again");
+    assert!((1..100).all(|name| tree.blocks.find(EngineHash(name)).map(|at| tree.blocks.end_prefix(at))
         == Some(PrefixId(u128::from(name)))));
-    let befores: Vec<_> = kept.blocks.placed().map(|(name, placed)| (name.0, placed.parent)).collect();
+    let befores: Vec<_> = tree.blocks.placed().map(|(name, placed)| (name.0, placed.parent)).collect();
     let before = |name: u64| if name < 20_000 { name - 1 } else { 50 };
     assert!(befores.iter().all(|(name, end)| *end == Some(before(*name)).filter(|end| *end > 0).map(BlockHash)));
-    kept.changes.clear();
+    tree.changes.clear();
     let rest: Vec<u64> = befores.iter().map(|(name, _)| *name).collect();
-    rest.iter().for_each(|name| kept.drop(*name));
-    assert_eq!((kept.changes.len(), rest.len()), (199, 199));
-    assert!(kept.blocks.is_fully_cleared());
+    rest.iter().for_each(|name| tree.drop(*name));
+    assert_eq!((tree.changes.len(), rest.len()), (199, 199));
+    assert!(tree.blocks.is_fully_cleared());
 }
 
 #[test]

@@ -61,14 +61,14 @@ impl ConnectorProtocol for SglangConnector {
     }
 
     fn parse_endpoint(&self, asked: &str, answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
-        let told: SglangServerState = serde_json::from_str(answer).map_err(|_| ConnectorUnavailable::NoServerInfo)?;
-        let mode = told.disaggregation_mode.unwrap_or_default();
+        let state: SglangServerState = serde_json::from_str(answer).map_err(|_| ConnectorUnavailable::NoServerInfo)?;
+        let mode = state.disaggregation_mode.unwrap_or_default();
         let role = [WorkerRole::Prefill, WorkerRole::Decode].into_iter().find(|role| role.as_str() == mode);
         if role.is_none() {
             return Err(ConnectorUnavailable::Mode(mode));
         }
         let host = crate::events::host_of(asked).trim_matches(['[', ']']).to_owned();
-        let port = told.disaggregation_bootstrap_port.ok_or(ConnectorUnavailable::NoPort)?;
+        let port = state.disaggregation_bootstrap_port.ok_or(ConnectorUnavailable::NoPort)?;
         Ok(TransferEndpoint { address: host, port, role, ..TransferEndpoint::default() })
     }
 }

@@ -14,9 +14,9 @@ fn answer(parameters: &str) -> Bytes {
 
 #[test]
 fn returned_params_are_read_verbatim_and_are_no_handoff() {
-    let told = EngineResponse::read(&answer(SEEN)).unwrap();
-    let readback = told.reverse_pull.unwrap();
-    assert_eq!((told.handoff, readback.tokens()), (None, Tokens(441)));
+    let response = EngineResponse::read(&answer(SEEN)).unwrap();
+    let readback = response.reverse_pull.unwrap();
+    assert_eq!((response.handoff, readback.tokens()), (None, Tokens(441)));
     assert!(!format!("{readback:?}").contains("127.0.0.1"), "nothing of it is logged");
     assert_eq!(readback.into_parameters(), SEEN);
 }

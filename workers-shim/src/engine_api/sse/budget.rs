@@ -44,19 +44,19 @@ impl BudgetShare {
     /// is released.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
         let Some(shared) = &self.budget.0 else { return true };
-        let wanted = bytes.saturating_sub(FREE_BYTES);
-        if wanted <= self.bytes {
-            shared.reserved.fetch_sub(self.bytes - wanted, Ordering::Relaxed);
-            self.bytes = wanted;
+        let reserved = bytes.saturating_sub(FREE_BYTES);
+        if reserved <= self.bytes {
+            shared.reserved.fetch_sub(self.bytes - reserved, Ordering::Relaxed);
+            self.bytes = reserved;
             return true;
         }
-        let more = wanted - self.bytes;
+        let more = reserved - self.bytes;
         if shared.reserved.fetch_add(more, Ordering::Relaxed) + more > shared.max {
             shared.reserved.fetch_sub(more + self.bytes, Ordering::Relaxed);
             self.bytes = 0;
             return false;
         }
-        self.bytes = wanted;
+        self.bytes = reserved;
         true
     }
 }

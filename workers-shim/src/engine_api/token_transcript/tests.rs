@@ -104,8 +104,8 @@ fn chat_resumes_after_the_ids_whose_text_was_delivered() {
         [0_u32; 0],
         "seven at once: the last may be half a character"
     );
-    let told = text(&out);
-    scanner.settle_text(|ids| (ids.len() == 7).then(|| told.clone()));
+    let delivered = text(&out);
+    scanner.settle_text(|ids| (ids.len() == 7).then(|| delivered.clone()));
     assert_eq!(scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1.len(), 7);
     scanner.switch_engine();
     out += &forward(&mut scanner, &[&rest]);
@@ -118,8 +118,8 @@ fn chat_resumes_after_the_ids_whose_text_was_delivered() {
 
 #[test]
 fn resuming_within_a_character_echoes_the_prompt() {
-    let told = text(&recorded("chat goes on within a character"));
-    assert!(told.starts_with("user\nitem 0 is about caches"), "why only whole characters are gone on after: {told}");
+    let text = text(&recorded("chat goes on within a character"));
+    assert!(text.starts_with("user\nitem 0 is about caches"), "why only whole characters are gone on after: {text}");
 }
 
 #[test]
@@ -213,16 +213,16 @@ fn engine_errors_are_withheld_and_client_errors_forwarded() {
 #[test]
 fn answer_that_lacks_only_its_end_is_closed_locally() {
     let stream = recorded("completion");
-    let said = events(&stream);
+    let events = events(&stream);
     let mut scanner = resumable_scanner(Api::Completions, TokenIdVisibility::None, TextDelivery::WithIds);
-    forward(&mut scanner, &said[..11]);
+    forward(&mut scanner, &events[..11]);
     assert_eq!(scanner.closing_events(), None, "the last word is missing");
-    forward(&mut scanner, &said[11..12]);
+    forward(&mut scanner, &events[11..12]);
     let end = String::from_utf8(scanner.closing_events().unwrap().to_vec()).unwrap();
     assert_eq!(payloads(&end)[0]["usage"]["completion_tokens"], 12);
     assert!(end.ends_with("data: [DONE]\n\n"));
-    forward(&mut scanner, &said[12..13]);
+    forward(&mut scanner, &events[12..13]);
     assert_eq!(scanner.closing_events().unwrap(), "data: [DONE]\n\n");
-    forward(&mut scanner, &said[13..]);
+    forward(&mut scanner, &events[13..]);
     assert_eq!(scanner.closing_events(), None, "it was told");
 }

@@ -8,19 +8,19 @@ use crate::events::snapshots::{EncodedSnapshot, SnapshotReply, SnapshotRequest};
 
 impl RankFollower {
     /// Writes a snapshot, if the blocks are known exactly. Events wait in the socket meanwhile.
-    pub(super) async fn export_snapshot(&self, asked: SnapshotReply) {
+    pub(super) async fn export_snapshot(&self, reply: SnapshotReply) {
         let exact = self.stream.knowledge() == KvIndexState::Exact && self.worker.incarnation != Incarnation(0);
         let mut chunks = Vec::new();
         let mut writer = self.feed.snapshot(self.worker.incarnation, self.stream.next());
         let head = writer.head();
-        while exact && !asked.is_closed() {
+        while exact && !reply.is_closed() {
             let Some(chunk) = writer.next() else { break };
             chunks.push(Bytes::from(chunk));
             // Lets other tasks run between chunks.
             tokio::task::yield_now().await;
         }
         // The requester may be gone.
-        let _ = asked.send(exact.then_some(EncodedSnapshot { head, chunks }));
+        let _ = reply.send(exact.then_some(EncodedSnapshot { head, chunks }));
     }
 
     /// Adopts a snapshot of another router, unless the blocks are known exactly here.
@@ -31,8 +31,8 @@ impl RankFollower {
         }
         let Some(imprints) = &self.worker.environment.snapshots else { return };
         let (worker, rank) = (self.worker.member.id, self.source.rank);
-        let wanted = SnapshotRequest { worker, rank, process, rules: self.feed.rules().clone() };
-        let Some(imprint) = imprints.fetch(wanted).await else { return };
+        let request = SnapshotRequest { worker, rank, process, rules: self.feed.rules().clone() };
+        let Some(imprint) = imprints.fetch(request).await else { return };
         // Messages received since the snapshot have to be applied again, from a replay.
         if imprint.head.next < self.stream.next() && self.source.replay.is_none() {
             return;

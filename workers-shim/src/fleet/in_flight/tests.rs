@@ -18,90 +18,95 @@ fn seen(load: WorkerLoad) -> (u32, u32, u64) {
 
 #[test]
 fn request_waits_then_runs_then_disappears() {
-    let desk = desk();
-    let load = || seen(desk.counters.load(&scrape(0, 0), CounterSnapshot::default(), USUAL));
-    let mut flight = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(300));
+    let tracker = desk();
+    let load = || seen(tracker.counters.load(&scrape(0, 0), CounterSnapshot::default(), USUAL));
+    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(300));
     assert_eq!(load(), (0, 1, 300));
     flight.record_first_token();
     flight.record_first_token();
     assert_eq!(load(), (1, 0, 0));
     drop(flight);
     assert_eq!(load(), (0, 0, 0));
-    drop(InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(300)));
+    drop(InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(300)));
     assert_eq!(load(), (0, 0, 0), "also without a first token");
 }
 
 #[test]
 fn own_requests_in_a_scrape_are_not_counted_twice() {
-    let desk = desk();
+    let tracker = desk();
     let (mut a, b) = (
-        InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(10)),
-        InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(20)),
+        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(10)),
+        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(20)),
     );
     a.record_first_token();
-    let mark = desk.counters.snapshot();
+    let mark = tracker.counters.snapshot();
     let at = scrape(2, 0);
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (1, 1, 20));
-    let c = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(40));
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (1, 2, 60));
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 1, 20));
+    let c = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(40));
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 2, 60));
     drop(a);
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (0, 2, 60));
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (0, 2, 60));
     drop((b, c));
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (0, 0, 0));
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (0, 0, 0));
 }
 
 #[test]
 fn foreign_requests_count_with_the_mean_prompt() {
-    let desk = desk();
+    let tracker = desk();
     let at = scrape(5, 3);
-    assert_eq!(seen(desk.counters.load(&at, CounterSnapshot::default(), USUAL)), (5, 3, 3000));
+    assert_eq!(seen(tracker.counters.load(&at, CounterSnapshot::default(), USUAL)), (5, 3, 3000));
     let measured = Scrape { mean_prompt: Some(Tokens(7)), ..at };
-    assert_eq!(seen(desk.counters.load(&measured, CounterSnapshot::default(), USUAL)), (5, 3, 21));
-    let _ours = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(100));
-    assert_eq!(seen(desk.counters.load(&measured, CounterSnapshot::default(), USUAL)), (5, 4, 121));
-    let mark = desk.counters.snapshot();
-    assert_eq!(seen(desk.counters.load(&measured, mark, USUAL)), (5, 3, 114), "one of the three that wait is ours");
+    assert_eq!(seen(tracker.counters.load(&measured, CounterSnapshot::default(), USUAL)), (5, 3, 21));
+    let _ours = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(100));
+    assert_eq!(seen(tracker.counters.load(&measured, CounterSnapshot::default(), USUAL)), (5, 4, 121));
+    let mark = tracker.counters.snapshot();
+    assert_eq!(seen(tracker.counters.load(&measured, mark, USUAL)), (5, 3, 114), "one of the three that wait is ours");
 }
 
 #[test]
 fn dispatch_during_a_scrape_is_not_foreign_load() {
-    let desk = desk();
-    let sent = desk.counters.snapshot();
-    let _ours = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(100));
-    let at = sent.with_response(desk.counters.snapshot());
-    assert_eq!(seen(desk.counters.load(&scrape(0, 1), at, USUAL)), (0, 1, 100), "the engine had it already");
-    assert_eq!(seen(desk.counters.load(&scrape(0, 0), at, USUAL)), (0, 1, 100), "or had not yet");
-    assert_eq!(seen(desk.counters.load(&scrape(2, 2), at, USUAL)), (2, 2, 1100), "one that waits is somebody else's");
+    let tracker = desk();
+    let sent = tracker.counters.snapshot();
+    let _ours = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(100));
+    let at = sent.with_response(tracker.counters.snapshot());
+    assert_eq!(seen(tracker.counters.load(&scrape(0, 1), at, USUAL)), (0, 1, 100), "the engine had it already");
+    assert_eq!(seen(tracker.counters.load(&scrape(0, 0), at, USUAL)), (0, 1, 100), "or had not yet");
+    assert_eq!(
+        seen(tracker.counters.load(&scrape(2, 2), at, USUAL)),
+        (2, 2, 1100),
+        "one that waits is somebody else's"
+    );
 }
 
 #[test]
 fn request_that_ends_during_a_scrape_is_subtracted_once() {
-    let desk = desk();
-    let _old: Vec<_> = (0..3).map(|_| InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(10))).collect();
-    let mark = desk.counters.snapshot();
-    drop(InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(10)));
-    let mark = mark.with_response(desk.counters.snapshot());
+    let tracker = desk();
+    let _old: Vec<_> = (0..3).map(|_| InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(10))).collect();
+    let mark = tracker.counters.snapshot();
+    drop(InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(10)));
+    let mark = mark.with_response(tracker.counters.snapshot());
     // The router's own three, and two of somebody else.
     assert_eq!(
-        desk.counters.load(&scrape(5, 0), mark, USUAL).running + desk.counters.load(&scrape(5, 0), mark, USUAL).waiting,
+        tracker.counters.load(&scrape(5, 0), mark, USUAL).running
+            + tracker.counters.load(&scrape(5, 0), mark, USUAL).waiting,
         5
     );
 }
 
 #[test]
 fn stale_scrape_never_hides_own_requests() {
-    let desk = desk();
-    let mark = desk.counters.snapshot();
+    let tracker = desk();
+    let mark = tracker.counters.snapshot();
     let flights: Vec<InFlightRequest> =
-        (0..4).map(|_| InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(1))).collect();
+        (0..4).map(|_| InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(1))).collect();
     // The engine answered the scrape late, when two of the four had arrived.
-    let load = desk.counters.load(&scrape(2, 0), mark, USUAL);
+    let load = tracker.counters.load(&scrape(2, 0), mark, USUAL);
     assert_eq!(load.running + load.waiting, 6, "at most counted twice until the next scrape");
-    let marked = desk.counters.snapshot();
-    let load = desk.counters.load(&scrape(0, 0), marked, USUAL);
+    let marked = tracker.counters.snapshot();
+    let load = tracker.counters.load(&scrape(0, 0), marked, USUAL);
     assert_eq!(load.running + load.waiting, 4, "never fewer than ours");
     drop(flights);
-    assert_eq!(seen(desk.counters.load(&scrape(0, 0), marked, USUAL)), (0, 0, 0));
+    assert_eq!(seen(tracker.counters.load(&scrape(0, 0), marked, USUAL)), (0, 0, 0));
 }
 
 /// Counters that another router reports: requests dispatched, begun and finished, and pending tokens.
@@ -111,56 +116,56 @@ fn peer_in_flight(dispatched: u64, begun: u64, finished: u64, pending: u64) -> P
 
 #[test]
 fn peer_router_requests_count_like_own_ones_and_once() {
-    let desk = desk();
-    assert!(desk.counters.set_peer_in_flight(peer_in_flight(5, 4, 3, 200)));
-    assert!(!desk.counters.set_peer_in_flight(peer_in_flight(5, 4, 3, 200)), "nothing new");
-    let mark = desk.counters.snapshot();
+    let tracker = desk();
+    assert!(tracker.counters.set_peer_in_flight(peer_in_flight(5, 4, 3, 200)));
+    assert!(!tracker.counters.set_peer_in_flight(peer_in_flight(5, 4, 3, 200)), "nothing new");
+    let mark = tracker.counters.snapshot();
     let at = scrape(1, 1);
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (1, 1, 200), "the engine has both of theirs");
-    let ours = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(30));
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (1, 2, 230));
-    desk.counters.set_peer_in_flight(peer_in_flight(7, 6, 4, 100));
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (2, 2, 130), "two came and one went since");
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 1, 200), "the engine has both of theirs");
+    let ours = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(30));
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 2, 230));
+    tracker.counters.set_peer_in_flight(peer_in_flight(7, 6, 4, 100));
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (2, 2, 130), "two came and one went since");
     drop(ours);
     let stranger = scrape(3, 2);
-    let mark = desk.counters.snapshot();
-    assert_eq!(seen(desk.counters.load(&stranger, mark, USUAL)), (3, 2, 1100), "one that waits is nobody's");
+    let mark = tracker.counters.snapshot();
+    assert_eq!(seen(tracker.counters.load(&stranger, mark, USUAL)), (3, 2, 1100), "one that waits is nobody's");
 }
 
 #[test]
 fn joining_or_leaving_routers_do_not_change_the_load() {
-    let desk = desk();
-    desk.counters.set_peer_in_flight(peer_in_flight(1000, 1000, 990, 0));
-    let mark = desk.counters.snapshot();
+    let tracker = desk();
+    tracker.counters.set_peer_in_flight(peer_in_flight(1000, 1000, 990, 0));
+    let mark = tracker.counters.snapshot();
     let at = scrape(12, 0);
-    desk.counters.set_peer_in_flight(PeerInFlight { generation: 2, ..peer_in_flight(50, 50, 45, 0) });
+    tracker.counters.set_peer_in_flight(PeerInFlight { generation: 2, ..peer_in_flight(50, 50, 45, 0) });
     assert_eq!(
-        seen(desk.counters.load(&at, mark, USUAL)),
+        seen(tracker.counters.load(&at, mark, USUAL)),
         (12, 0, 0),
         "what the engine said stands until it speaks again"
     );
-    desk.counters.set_peer_in_flight(PeerInFlight { generation: 3, ..peer_in_flight(2000, 2000, 1970, 0) });
-    assert_eq!(seen(desk.counters.load(&at, mark, USUAL)), (30, 0, 0), "never fewer than they have in flight");
+    tracker.counters.set_peer_in_flight(PeerInFlight { generation: 3, ..peer_in_flight(2000, 2000, 1970, 0) });
+    assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (30, 0, 0), "never fewer than they have in flight");
 }
 
 #[test]
 fn prefill_beside_peer_router_prefills_yields_no_speed_sample() {
-    let desk = desk();
-    let profile = desk.speeds();
-    desk.counters.set_peer_in_flight(peer_in_flight(1, 0, 0, 900));
-    let mut flight = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(4000));
+    let tracker = desk();
+    let profile = tracker.speeds();
+    tracker.counters.set_peer_in_flight(peer_in_flight(1, 0, 0, 900));
+    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(4000));
     std::thread::sleep(Duration::from_millis(2));
     flight.record_first_token();
     flight.complete(&TokenUsage { prompt: Tokens(4000), completion: Tokens(1), cached: None });
-    assert_eq!(desk.speeds(), profile);
+    assert_eq!(tracker.speeds(), profile);
 }
 
 #[test]
 fn in_flight_requests_are_listed_by_rank() {
-    let desk = desk();
-    let mut first = InFlightRequest::new(Some(desk.clone()), DpRank(2), Tokens(10));
-    let second = InFlightRequest::new(Some(desk.clone()), DpRank(2), Tokens(5));
-    let third = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(7));
+    let tracker = desk();
+    let mut first = InFlightRequest::new(Some(tracker.clone()), DpRank(2), Tokens(10));
+    let second = InFlightRequest::new(Some(tracker.clone()), DpRank(2), Tokens(5));
+    let third = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(7));
     first.record_first_token();
     drop(third);
     let flow = |rank, dispatched, begun, finished, pending| InFlightEntry {
@@ -171,36 +176,36 @@ fn in_flight_requests_are_listed_by_rank() {
         finished,
         pending: Tokens(pending),
     };
-    assert_eq!(desk.entries(), [flow(2, 2, 1, 0, 5), flow(0, 1, 1, 1, 0)]);
+    assert_eq!(tracker.entries(), [flow(2, 2, 1, 0, 5), flow(0, 1, 1, 1, 0)]);
     drop((first, second));
-    assert_eq!(desk.entries(), [flow(2, 2, 2, 2, 0), flow(0, 1, 1, 1, 0)]);
+    assert_eq!(tracker.entries(), [flow(2, 2, 2, 2, 0), flow(0, 1, 1, 1, 0)]);
 }
 
 #[test]
 fn only_undisturbed_prefills_yield_speed_samples() {
-    let desk = desk();
-    let profile = desk.speeds();
+    let tracker = desk();
+    let profile = tracker.speeds();
     let usage = TokenUsage { prompt: Tokens(4000), completion: Tokens(1), cached: None };
     let (mut first, mut second) = (
-        InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(4000)),
-        InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(4000)),
+        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(4000)),
+        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(4000)),
     );
     std::thread::sleep(Duration::from_millis(2));
     first.record_first_token();
     second.record_first_token();
     second.complete(&usage);
-    assert_eq!(desk.speeds(), profile, "it stood behind the first");
+    assert_eq!(tracker.speeds(), profile, "it stood behind the first");
     first.complete(&usage);
-    assert_ne!(desk.speeds().prefill_tokens_per_second, profile.prefill_tokens_per_second);
+    assert_ne!(tracker.speeds().prefill_tokens_per_second, profile.prefill_tokens_per_second);
 }
 
 #[test]
 fn every_change_invalidates_views() {
-    let desk = desk();
-    let revision = || desk.revision.load(Relaxed);
+    let tracker = desk();
+    let revision = || tracker.revision.load(Relaxed);
     let mut last = revision();
     let mut changed = || std::mem::replace(&mut last, revision()) != revision();
-    let mut flight = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(1));
+    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(1));
     assert!(changed());
     flight.record_first_token();
     assert!(changed());
@@ -217,12 +222,12 @@ fn requests_of_a_departed_worker_leave_no_trace() {
 
 /// Returns the prefill rate after one prompt that was planned to compute `planned` tokens and reported `usage`.
 fn taught(planned: u64, usage: TokenUsage) -> f64 {
-    let desk = desk();
-    let mut flight = InFlightRequest::new(Some(desk.clone()), DpRank(0), Tokens(planned));
+    let tracker = desk();
+    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(planned));
     std::thread::sleep(Duration::from_millis(2));
     flight.record_first_token();
     flight.complete(&usage);
-    desk.speeds().prefill_tokens_per_second
+    tracker.speeds().prefill_tokens_per_second
 }
 
 #[test]

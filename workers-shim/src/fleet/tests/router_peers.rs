@@ -13,10 +13,10 @@ use crate::sim::EventOptions;
 pub(super) struct PeerRouter(pub(super) Arc<Fleet>);
 
 impl SnapshotProvider for PeerRouter {
-    fn fetch(&self, wanted: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>> {
-        let written = self.0.residency_snapshot(wanted.worker, wanted.rank);
+    fn fetch(&self, request: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>> {
+        let written = self.0.residency_snapshot(request.worker, request.rank);
         async move {
-            let mut reader = wanted.reader();
+            let mut reader = request.reader();
             for chunk in written.await?.chunks {
                 match reader.take(&chunk).ok()? {
                     ReadProgress::More(next) => reader = next,

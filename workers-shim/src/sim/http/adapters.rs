@@ -24,12 +24,12 @@ impl AdapterNames {
     pub(crate) fn of(model: &str, names: Vec<String>) -> Result<Self, SimError> {
         let mut adapters = Self { model: model.to_owned(), names: BTreeSet::new() };
         let must = "at most 64 different names, each of 1 to 128 bytes and none of them the model's";
-        let taken = |UnservableAdapter| SimError::Option { option: "lora_adapter", must };
+        let invalid = |UnservableAdapter| SimError::Option { option: "lora_adapter", must };
         for name in names {
             if adapters.serves(&name) {
-                return Err(taken(UnservableAdapter));
+                return Err(invalid(UnservableAdapter));
             }
-            adapters.add(name).map_err(taken)?;
+            adapters.add(name).map_err(invalid)?;
         }
         Ok(adapters)
     }

@@ -83,8 +83,8 @@ impl ChoiceStream {
             return;
         }
         part.ids.push(id);
-        let said = self.text.push(id);
-        self.push_text(&said, part);
+        let text = self.text.push(id);
+        self.push_text(&text, part);
     }
 
     fn push_text(&mut self, said: &str, part: &mut AnswerPart) {

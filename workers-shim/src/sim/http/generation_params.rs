@@ -117,10 +117,10 @@ impl GenerationParams {
     ) -> Result<EngineRequest, ErrorResponse> {
         let (length, context) = (prompt.len() as u32, app.profile.max_model_len);
         let room = context.saturating_sub(length);
-        if let Some(asked) = self.max_tokens.filter(|asked| *asked > room && room > 0) {
+        if let Some(max_tokens) = self.max_tokens.filter(|asked| *asked > room && room > 0) {
             let message = format!(
-                "'max_tokens' or 'max_completion_tokens' is too large: {asked}. This model's maximum context length \
-                 is {context} tokens and your request has {length} input tokens ({asked} > {context} - {length})."
+                "'max_tokens' or 'max_completion_tokens' is too large: {max_tokens}. This model's maximum context length \
+                 is {context} tokens and your request has {length} input tokens ({max_tokens} > {context} - {length})."
             );
             return Err(ErrorResponse::bad_request(message, Some("max_tokens")));
         }
@@ -143,8 +143,8 @@ impl GenerationParams {
 
 fn answer_id(app: &SimState, headers: &HeaderMap, prefix: &str) -> String {
     const MAX_ID_BYTES: usize = 128;
-    let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
-    match given.filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES) {
+    let request_id = headers.get("x-request-id").and_then(|value| value.to_str().ok());
+    match request_id.filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES) {
         Some(id) => format!("{prefix}{id}"),
         None => format!("{prefix}{:016x}", app.next_number()),
     }

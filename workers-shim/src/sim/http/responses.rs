@@ -55,8 +55,8 @@ pub(crate) async fn responses(
     let mut body = complete(draft, (&ask.id, &part.text, end.reason), answer.usage.responses());
     body["kv_transfer_params"] = answer.params;
     if fields.get("store").and_then(Value::as_bool).unwrap_or(true) {
-        let said = output_item(&ask.id, &part.text).to_string();
-        let items = items::joined([&step.items[..], said.as_bytes()]).into();
+        let item = output_item(&ask.id, &part.text).to_string();
+        let items = items::joined([&step.items[..], item.as_bytes()]).into();
         store_response(&app, StoredResponse { id: ask.id, history: items, body: body.clone() });
     }
     Ok(Json(body).into_response())
@@ -69,12 +69,12 @@ pub(crate) async fn retrieve_response(
     Ok(Json(find_response(&app, &id)?.body).into_response())
 }
 
-fn store_response(app: &SimState, kept: StoredResponse) {
+fn store_response(app: &SimState, response: StoredResponse) {
     let mut store = app.state.responses.lock();
     if store.len() == MAX_STORED_RESPONSES {
         store.pop_front();
     }
-    store.push_back(kept);
+    store.push_back(response);
 }
 
 fn find_response(app: &SimState, id: &str) -> Result<StoredResponse, ErrorResponse> {

@@ -32,12 +32,12 @@ pub(crate) fn transfer_of(params: Option<&Map<String, Value>>) -> TransferRole {
 
 /// Converts the parameters in bidirectional mode: a prefill leg may pull the KV that the last turn's decode leg keeps.
 pub(crate) fn bidirectional_transfer_of(params: Option<&Map<String, Value>>) -> TransferRole {
-    let Some(given) = params else { return TransferRole::None };
-    let is = |name: &str| given.get(name).and_then(Value::as_bool).unwrap_or(false);
-    let tokens = given.get("remote_num_tokens").and_then(Value::as_u64).unwrap_or_default();
+    let Some(fields) = params else { return TransferRole::None };
+    let is = |name: &str| fields.get(name).and_then(Value::as_bool).unwrap_or(false);
+    let tokens = fields.get("remote_num_tokens").and_then(Value::as_u64).unwrap_or_default();
     match (is("do_remote_decode"), transfer_of(params)) {
         (true, _) => {
-            source_of(given).map_or(TransferRole::Produce, |source| TransferRole::ReversePull(source, Tokens(tokens)))
+            source_of(fields).map_or(TransferRole::Produce, |source| TransferRole::ReversePull(source, Tokens(tokens)))
         }
         (false, TransferRole::Consume(source)) => TransferRole::Exchange(source),
         (false, transfer) => transfer,

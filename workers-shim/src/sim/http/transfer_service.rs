@@ -89,10 +89,10 @@ impl TransferService {
             TransferSide::Standalone(transfer) => Ok(transfer.clone()),
             TransferSide::Source { .. } => Ok(TransferRole::Produce),
             TransferSide::Target { url } => {
-                let asked = self.client.get(url).timeout(self.timeout).send().await;
-                let told =
-                    asked.and_then(reqwest::Response::error_for_status).map_err(|_| ErrorResponse::internal())?;
-                let params: Value = told.json().await.map_err(|_| ErrorResponse::internal())?;
+                let sent = self.client.get(url).timeout(self.timeout).send().await;
+                let response =
+                    sent.and_then(reqwest::Response::error_for_status).map_err(|_| ErrorResponse::internal())?;
+                let params: Value = response.json().await.map_err(|_| ErrorResponse::internal())?;
                 Ok(transfer_of(params.as_object()))
             }
         }

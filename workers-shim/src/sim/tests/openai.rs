@@ -37,8 +37,8 @@ async fn streamed_chat_equals_the_unstreamed_one() {
     assert!(stream.ends_with("data: [DONE]\n\n"));
     let chunks = payloads(&stream);
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
-    let told: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(told, text(&whole));
+    let streamed: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, text(&whole));
     let last = chunks.last().unwrap();
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
@@ -113,8 +113,8 @@ async fn token_ids_are_returned_on_request() {
     assert_eq!(choice["prompt_token_ids"], json!(ids));
     let said = choice["token_ids"].as_array().unwrap();
     assert_eq!(said.len(), 5);
-    let told = bench.ask("/detokenize", json!({"model": "tiny", "tokens": said})).await;
-    assert_eq!(told["prompt"], choice["text"]);
+    let response = bench.ask("/detokenize", json!({"model": "tiny", "tokens": said})).await;
+    assert_eq!(response["prompt"], choice["text"]);
     ask["stream"] = json!(true);
     let stream = bench.send("/v1/completions", &ask).await.text().await.unwrap();
     let chunks = payloads(&stream);
@@ -139,9 +139,9 @@ async fn choices_differ_and_the_first_equals_the_single_one() {
     let stream = bench.send("/v1/completions", &ask).await.text().await.unwrap();
     for (index, expected) in texts.iter().enumerate() {
         let of = |c: &&Value| c["choices"][0]["index"] == index;
-        let told: String =
+        let text: String =
             payloads(&stream).iter().filter(of).filter_map(|c| c["choices"][0]["text"].as_str()).collect();
-        assert_eq!(told, *expected);
+        assert_eq!(text, *expected);
     }
 }
 
@@ -161,9 +161,9 @@ async fn stop_string_ends_the_answer_and_is_excluded() {
             true => payloads(&response),
             false => vec![serde_json::from_str(&response).unwrap()],
         };
-        let told: String = choices.iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
+        let text: String = choices.iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
         let last = &choices.last().unwrap()["choices"][0];
-        assert_eq!(told, whole[..cut]);
+        assert_eq!(text, whole[..cut]);
         assert_eq!((&last["finish_reason"], &last["stop_reason"]), (&json!("stop"), &json!(stop)));
     }
     bench.until("vllm:num_requests_running", 0.0).await;

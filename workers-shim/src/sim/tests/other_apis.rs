@@ -25,8 +25,8 @@ async fn messages_are_answered_in_anthropics_format() {
     let events = payloads(&stream);
     let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!((kinds[0], kinds[kinds.len() - 1]), ("message_start", "message_stop"));
-    let said: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
-    assert_eq!(said, told);
+    let text: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(text, told);
     let (status, error) = bench.post("/v1/messages", json!({"model": "no", "max_tokens": 1, "messages": []})).await;
     assert_eq!((status, &error["type"], &error["error"]["type"]), (404, &json!("error"), &json!("not_found_error")));
 }
@@ -44,10 +44,10 @@ async fn responses_can_be_continued_and_retrieved() {
     let next = json!({"model": "tiny", "input": "more", "previous_response_id": id});
     let second = bench.ask("/v1/responses", next).await;
     assert!(second["usage"]["input_tokens"].as_u64() > first["usage"]["total_tokens"].as_u64());
-    let told = json!({"model": "tiny", "instructions": "be brief", "input": [
+    let body = json!({"model": "tiny", "instructions": "be brief", "input": [
         {"role": "user", "content": "hello"}, first["output"][0], {"role": "user", "content": "more"}]});
     let following = json!({"model": "tiny", "instructions": "be brief", "input": "more", "previous_response_id": id});
-    let prompts = [bench.ask("/v1/responses", told).await, bench.ask("/v1/responses", following).await];
+    let prompts = [bench.ask("/v1/responses", body).await, bench.ask("/v1/responses", following).await];
     assert_eq!(prompts[0]["usage"]["input_tokens"], prompts[1]["usage"]["input_tokens"], "its own instructions count");
     let lost = json!({"model": "tiny", "input": "more", "previous_response_id": "resp_x"});
     assert_eq!(bench.post("/v1/responses", lost).await.0, 404);

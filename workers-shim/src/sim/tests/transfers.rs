@@ -48,8 +48,9 @@ async fn streamed_chat_handoff_works() {
     serve["stream"] = json!(true);
     serve["kv_transfer_params"] = params;
     let stream = d.send("/v1/chat/completions", &serve).await.text().await.unwrap();
-    let told: String = payloads(&stream).iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(told, text(&single.ask("/v1/chat/completions", ask).await));
+    let streamed: String =
+        payloads(&stream).iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, text(&single.ask("/v1/chat/completions", ask).await));
     assert!(d.metric(EXTERNAL).await > 0.0);
     leg["stream"] = json!(true);
     let stream = p.send("/v1/chat/completions", &leg).await.text().await.unwrap();

@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 fn replay_all(options: &Options) -> Result<bool> {
     let started = Instant::now();
     let (binary, bugs) = copy::plant()?;
-    let wanted = selected_bugs(options, &bugs)?;
+    let selected = selected_bugs(options, &bugs)?;
     say(&format!("the copy is built, {:.1} s", started.elapsed().as_secs_f64()));
     let started = Instant::now();
     let control = trial::hunt(&binary, None, options.control)?;
@@ -78,15 +78,15 @@ fn replay_all(options: &Options) -> Result<bool> {
         }
         TrialEnd::Crashed(why) => say(&format!("without any bug: the simulation ended: {why}")),
     }
-    let found = if options.hunt { hunt(options, &binary, &wanted)? } else { replay(&binary, &wanted)? };
+    let found = if options.hunt { hunt(options, &binary, &selected)? } else { replay(&binary, &selected)? };
     say(&format!(
         "{found} of {} planted bugs found; without any, {} of {} seeds; {:.1} s",
-        wanted.len(),
+        selected.len(),
         if control == TrialEnd::Passed { "all" } else { "not all" },
         options.control,
         started.elapsed().as_secs_f64()
     ));
-    Ok(found == wanted.len() && control == TrialEnd::Passed)
+    Ok(found == selected.len() && control == TrialEnd::Passed)
 }
 
 fn selected_bugs<'a>(options: &Options, bugs: &'a BugList) -> Result<Vec<KnownBug<'a>>> {

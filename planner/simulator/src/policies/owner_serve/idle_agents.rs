@@ -50,12 +50,12 @@ impl OwnerServe {
         let bounds = ReplicationLimits::default();
         let mut moves = Vec::new();
         for waiting in waiting {
-            let held = held(&waiting.expected, fleet);
+            let resident = held(&waiting.expected, fleet);
             let ask = PlacementRequest {
                 at: waiting.after,
                 step: &waiting.expected,
                 is_independent: false,
-                memory_by_worker: &held,
+                memory_by_worker: &resident,
             };
             let (chosen, located) =
                 self.with_inputs(&ask, fleet, |inputs| planner::plan_prefix_replication(inputs, &bounds));

@@ -37,11 +37,11 @@ impl BarChart<'_> {
         let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">");
         for mark in self.scale.ticks() {
             let (at, low) = (x_position(self.scale.position(mark)), height - 20.0);
-            let said = number(mark);
+            let label = number(mark);
             let _ = write!(svg, "<line class=\"grid-line\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"0\" y2=\"{low}\"/>");
             let _ = write!(
                 svg,
-                "<text class=\"soft\" x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{said}</text>",
+                "<text class=\"soft\" x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
                 low + 15.0
             );
         }
@@ -66,12 +66,12 @@ impl BarChart<'_> {
             };
             let place =
                 format!("x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{BAR_HEIGHT}\"", (to - from).max(0.0));
-            let said = format!("{who}: {name} {}{}", number(*part), self.unit);
-            let _ = write!(svg, "<rect class=\"{look}\" {place}><title>{}</title></rect>", escaped(&said));
+            let label = format!("{who}: {name} {}{}", number(*part), self.unit);
+            let _ = write!(svg, "<rect class=\"{look}\" {place}><title>{}</title></rect>", escaped(&label));
         }
         let at = x_position(self.scale.position(sum)) + 5.0;
-        let said = if bar.parts.is_empty() { "-".to_owned() } else { format!("{}{}", number(sum), self.unit) };
-        let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{line:.1}\">{}</text>", escaped(&said));
+        let label = if bar.parts.is_empty() { "-".to_owned() } else { format!("{}{}", number(sum), self.unit) };
+        let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{line:.1}\">{}</text>", escaped(&label));
     }
 
     /// Returns the legend: the parts with their colours.

@@ -77,15 +77,15 @@ fn frame(svg: &mut String, x: &Axis, y: &Axis) {
     let (left, right, top, bottom) = (x_position(0.0), x_position(1.0), y_position(1.0), y_position(0.0));
     for mark in &x.ticks {
         let at = x_position(x.scale.position(*mark));
-        let said = number(*mark);
+        let label = number(*mark);
         let _ = write!(svg, "<line class=\"grid-line\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>");
-        let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{said}</text>", bottom + 16.0);
+        let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", bottom + 16.0);
     }
     for mark in &y.ticks {
         let at = y_position(y.scale.position(*mark));
-        let said = number(*mark);
+        let label = number(*mark);
         let _ = write!(svg, "<line class=\"grid-line\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>");
-        let _ = write!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{said}</text>", left - 6.0, at + 4.0);
+        let _ = write!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", left - 6.0, at + 4.0);
     }
     let _ = write!(svg, "<path class=\"axis\" fill=\"none\" d=\"M{left} {top}V{bottom}H{right}\"/>");
     let (middle, low) = (f64::midpoint(left, right), HEIGHT - 8.0);

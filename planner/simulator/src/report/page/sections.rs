@@ -175,9 +175,9 @@ pub(super) fn ablations(report: &SimulationReport) -> String {
     }
     let what: BTreeSet<(&str, &str)> = report.ablations.iter().map(|worth| (worth.policy, worth.what)).collect();
     let items: String = what.iter().map(|(name, what)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(what))).collect();
-    let said = "By OwnerServe whole at the same load: above 1, the part is worth that much.";
+    let caption = "By OwnerServe whole at the same load: above 1, the part is worth that much.";
     let table = super::table("Figures without a part, by the whole's", &ablation_table(&report.ablations));
-    format!("<p class=\"soft\">{said}</p><dl>{items}</dl>{table}")
+    format!("<p class=\"soft\">{caption}</p><dl>{items}</dl>{table}")
 }
 
 /// Returns the prediction quality of the time to first token, by action.
@@ -199,9 +199,9 @@ pub(super) fn predictions(report: &SimulationReport) -> String {
         return "<p>No policy that ran foretells first tokens; <code>ownerserve</code> does.</p>".to_owned();
     }
     let rows: Vec<Vec<String>> = std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect();
-    let said =
+    let caption =
         "From being placed to the first token, as it was priced and as it came. A bias below zero flatters an action.";
-    format!("<p class=\"soft\">{said}</p>{}", super::table("TTFT prediction, by action", &rows))
+    format!("<p class=\"soft\">{caption}</p>{}", super::table("TTFT prediction, by action", &rows))
 }
 
 /// Returns the wall-clock time of decisions.
@@ -216,8 +216,8 @@ pub(super) fn planning(report: &SimulationReport) -> String {
         [one.policy.to_owned(), one.micros.count.to_string()].into_iter().chain(times).collect()
     });
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
-    let said = "To place a step, by the clock of the machine that ran this; another run has other values.";
-    format!("<p class=\"soft\">{said}</p>{}", super::table("Planning overhead", &rows))
+    let caption = "To place a step, by the clock of the machine that ran this; another run has other values.";
+    format!("<p class=\"soft\">{caption}</p>{}", super::table("Planning overhead", &rows))
 }
 
 /// Returns one bar chart per load, all with the same scale.

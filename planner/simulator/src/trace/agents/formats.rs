@@ -209,9 +209,9 @@ pub(in crate::trace) fn read_delta_lines(builder: &mut TraceBuilder, file: &str,
         for raw in session.reqs {
             let delta: RequestDelta = json(place, raw.get(), DELTA)?;
             let agent = resolve_agent(place, &mut woven, &delta)?;
-            let told = apply_delta(place, &prompts, &delta, &mut builder.budget)?;
-            prompts.push(told.ids.clone());
-            woven.add(agent, told);
+            let delta_result = apply_delta(place, &prompts, &delta, &mut builder.budget)?;
+            prompts.push(delta_result.ids.clone());
+            woven.add(agent, delta_result);
         }
         let session = woven.build(place, session.id.into(), builder)?;
         builder.sessions.push(session);

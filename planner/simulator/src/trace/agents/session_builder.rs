@@ -76,30 +76,30 @@ impl SessionBuilder {
     }
 
     /// Adds the next request of an agent.
-    pub(super) fn add(&mut self, agent: usize, told: RecordedRequest) {
+    pub(super) fn add(&mut self, agent: usize, request: RecordedRequest) {
         let number = self.steps.len();
         let own = &self.agents[agent];
         let children: Vec<&RecordedAgent> = own.children.iter().map(|child| &self.agents[*child]).collect();
         let waited: Vec<usize> = children.iter().filter_map(|child| child.last).collect();
         let before = own.last.or_else(|| own.parent.and_then(|parent| self.agents[parent].last));
         let after = if waited.is_empty() { before.into_iter().collect() } else { waited };
-        let since = |last: usize| told.at - (self.steps[last].at + self.durations[last]);
-        let pause = told.pause.unwrap_or_else(|| match own.parent {
+        let since = |last: usize| request.at - (self.steps[last].at + self.durations[last]);
+        let pause = request.pause.unwrap_or_else(|| match own.parent {
             None => own.last.map_or(Micros::ZERO, since),
             Some(_) => Micros::ZERO,
         });
         // The recorded pause includes the time of the sub-agents.
         let ran = children.iter().filter(|child| child.last.is_some()).map(|child| child.duration).max();
         let think = pause - ran.unwrap_or_default();
-        let list = self.radix.insert(told.ids);
+        let list = self.radix.insert(request.ids);
         if own.last.is_none() {
             self.first_requests.push((list, (own.tools / u64::from(BLOCK)) as u32, own.tools));
         }
         let own = &mut self.agents[agent];
         own.last = Some(number);
         own.children.clear();
-        self.durations.push(told.duration);
-        let RecordedRequest { at, prompt, answer, .. } = told;
+        self.durations.push(request.duration);
+        let RecordedRequest { at, prompt, answer, .. } = request;
         let path: Arc<[RunId]> = [].into();
         self.steps.push(TraceStep {
             agent: agent as u32,

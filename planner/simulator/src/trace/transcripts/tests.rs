@@ -87,8 +87,8 @@ fn equal_system_prompts_are_shared_between_sessions() {
 #[test]
 fn malformed_transcript_line_is_reported_with_its_number() {
     let no_time = dialogue().replace("09:00:09.500Z", "noon");
-    let said = trace(&no_time).unwrap_err().to_string();
-    assert!(said.contains("a.jsonl:5") && said.contains("`2026-02-05Tnoon` is not a time"), "{said}");
+    let message = trace(&no_time).unwrap_err().to_string();
+    assert!(message.contains("a.jsonl:5") && message.contains("`2026-02-05Tnoon` is not a time"), "{message}");
     let cut = dialogue();
     let message = trace(&cut[..cut.len() - 20]).unwrap_err().to_string();
     assert!(message.contains("a.jsonl:6") && message.contains("cut off"), "{message}");

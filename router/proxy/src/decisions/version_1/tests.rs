@@ -37,9 +37,9 @@ fn every_recorded_decision_replays_to_the_same_plan() {
 
 #[test]
 fn searches_return_receipts_of_the_current_version() {
-    let found = |wanted: DecisionFilter| {
+    let found = |filter: DecisionFilter| {
         let mut found = DecisionSearch::default();
-        assert!(reader::search(Path::new(LOG), (&wanted, 100), &mut found));
+        assert!(reader::search(Path::new(LOG), (&filter, 100), &mut found));
         found.receipts.iter().map(|raw| serde_json::from_str::<Value>(raw.get()).unwrap()).collect::<Vec<_>>()
     };
     let all = found(DecisionFilter::default());

@@ -132,14 +132,14 @@ impl ServiceSlices {
     }
 
     /// Returns the endpoints that are ready and not terminating, each once, in order.
-    pub(super) fn ready_endpoints(&self, wanted: Option<&PortSelector>) -> Result<BTreeSet<WorkerUrl>, SlicesError> {
+    pub(super) fn ready_endpoints(&self, selector: Option<&PortSelector>) -> Result<BTreeSet<WorkerUrl>, SlicesError> {
         let mut found = BTreeSet::new();
         for slice in self.0.values() {
             let mut ready = slice.ready_addresses().peekable();
             if ready.peek().is_none() {
                 continue;
             }
-            let port = slice.selected_port(wanted)?;
+            let port = slice.selected_port(selector)?;
             // Invalid addresses are skipped.
             found.extend(ready.filter_map(|address| url(address, port)));
         }
@@ -160,21 +160,21 @@ impl EndpointSlice {
             .filter_map(|endpoint| endpoint.addresses.first().map(String::as_str))
     }
 
-    fn selected_port(&self, wanted: Option<&PortSelector>) -> Result<u16, SlicesError> {
+    fn selected_port(&self, selector: Option<&PortSelector>) -> Result<u16, SlicesError> {
         let ports: Vec<_> =
             self.ports.iter().flatten().filter_map(|port| Some((port.name.as_deref(), port.port?))).collect();
-        match (wanted, ports.as_slice()) {
+        match (selector, ports.as_slice()) {
             (Some(PortSelector::Number(number)), _) => return Ok(*number),
-            (Some(PortSelector::Name(wanted)), _) => {
-                if let Some((_, port)) = ports.iter().find(|(name, _)| *name == Some(wanted)) {
+            (Some(PortSelector::Name(selector)), _) => {
+                if let Some((_, port)) = ports.iter().find(|(name, _)| *name == Some(selector)) {
                     return Ok(*port);
                 }
             }
             (None, [(_, port)]) => return Ok(*port),
             (None, _) => {}
         }
-        let told = |(name, port): &(Option<&str>, u16)| format!("{} ({port})", name.unwrap_or("without a name"));
-        Err(SlicesError::Port(ports.iter().map(told).collect()))
+        let describe = |(name, port): &(Option<&str>, u16)| format!("{} ({port})", name.unwrap_or("without a name"));
+        Err(SlicesError::Port(ports.iter().map(describe).collect()))
     }
 }
 

@@ -23,8 +23,8 @@ pub(crate) fn slow_down_action(gateway: &AppState, action: Action) {
 }
 
 async fn guardrail_line(front: &TestRouter, action: Action) -> Value {
-    let got = get(front.operator_address(), "/ownerserve/v1/guardrail").await.json();
-    let lines = got["actions"].as_array().unwrap();
+    let response = get(front.operator_address(), "/ownerserve/v1/guardrail").await.json();
+    let lines = response["actions"].as_array().unwrap();
     assert_eq!(lines.len(), Action::ALL.len());
     lines.iter().find(|line| line["action"] == action.as_str()).unwrap().clone()
 }

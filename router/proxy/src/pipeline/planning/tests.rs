@@ -58,10 +58,10 @@ async fn an_attempt_is_timed_from_its_dispatch() {
 
 #[tokio::test]
 async fn a_step_that_fails_everywhere_leaves_a_receipt_with_every_attempt() {
-    let said = "a long history ".repeat(40);
-    let user = json!([{"role": "user", "content": said}]);
+    let expected = "a long history ".repeat(40);
+    let user = json!([{"role": "user", "content": expected}]);
     for (path, body) in [
-        (PATH, json!({"model": "tiny", "prompt": said, "behave": "fail"})),
+        (PATH, json!({"model": "tiny", "prompt": expected, "behave": "fail"})),
         ("/v1/messages", json!({"model": "tiny", "max_tokens": 2, "messages": user, "behave": "fail"})),
         ("/v1/responses", json!({"model": "tiny", "input": user, "behave": "fail"})),
     ] {

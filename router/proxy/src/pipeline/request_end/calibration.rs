@@ -133,8 +133,8 @@ impl CalibrationSink {
         let (model, chain) = (prefixed.request.model.clone(), prefixed.prompt.chain.clone());
         tokio::spawn(async move {
             tokio::time::sleep(EVENT_GRACE_PERIOD).await;
-            let told = reported_overlap(server, chain.block, &index.read().overlaps_of_chain(&chain));
-            let finds = CacheHitCheck { reported: finds.reported.max(told), ..finds };
+            let reported = reported_overlap(server, chain.block, &index.read().overlaps_of_chain(&chain));
+            let finds = CacheHitCheck { reported: finds.reported.max(reported), ..finds };
             drift.record_cache_hit((&model, server), Some(finds), Instant::now());
             drop(place);
         });
@@ -153,14 +153,14 @@ impl CalibrationSink {
         let is_it = |worker: &&WorkerView| worker.id == end.target() && worker.knowledge == KvIndexState::Exact;
         let capacity = fleet.iter().find(is_it)?.capacity;
         let chain = &prefixed.prompt.chain;
-        let told = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);
+        let reported = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);
         let before = CacheHitCheck {
-            reported: told(&located.overlaps),
+            reported: reported(&located.overlaps),
             cached_tokens: usage.cached?,
             block_size: capacity.block.max(chain.block),
         };
         // Blocks that other requests had computed there meanwhile have been reported by now.
-        let now = || told(&self.index.read().overlaps_of_chain(chain));
+        let now = || reported(&self.index.read().overlaps_of_chain(chain));
         let finds =
             if before.agree() { before } else { CacheHitCheck { reported: before.reported.max(now()), ..before } };
         finds.conclusive()

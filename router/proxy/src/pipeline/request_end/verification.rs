@@ -29,14 +29,14 @@ impl VerificationSink {
             return;
         }
         let session = end.step.located.session.id;
-        let Some(kept) = StoredPrompt::of(&mut end.step).map(Arc::new) else { return };
+        let Some(prompt) = StoredPrompt::of(&mut end.step).map(Arc::new) else { return };
         if let Some(transfer) =
             CompletedTransfer::of(&end.planned.plan).filter(|_| seen.transferred_bytes > Bytes::ZERO)
         {
-            self.checker.check_if_due(transfer, &kept);
+            self.checker.check_if_due(transfer, &prompt);
         }
         let served = (end.target(), end.answer.usage);
-        self.replicator.record_step_end(&self.metrics, (&end.step, &kept), served);
-        self.prompts.insert(session, kept);
+        self.replicator.record_step_end(&self.metrics, (&end.step, &prompt), served);
+        self.prompts.insert(session, prompt);
     }
 }

@@ -117,13 +117,13 @@ async fn unstored_or_truncated_responses_do_not_continue_elsewhere() {
         RequestOutcome::Interrupted
     );
     for id in [id.as_str().unwrap(), "resp_cut"] {
-        let got = ask(&front, step_after_forgotten(id)).await;
-        assert_eq!((got.status, got.headers.contains_key(RESOLVED_HEADER)), (404, false), "{id}");
+        let response = ask(&front, step_after_forgotten(id)).await;
+        assert_eq!((response.status, response.headers.contains_key(RESOLVED_HEADER)), (404, false), "{id}");
         assert_eq!(last_sent_body(&worker)["previous_response_id"], id, "its maker was asked");
     }
     let id = ask(&front, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
-    let got = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
-    assert_eq!((got.status, got.headers.contains_key(RESOLVED_HEADER)), (200, true));
+    let response = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
+    assert_eq!((response.status, response.headers.contains_key(RESOLVED_HEADER)), (200, true));
 }
 
 #[tokio::test]
@@ -206,18 +206,18 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     let id = ask(&front, json!({"model": "tiny", "input": "x", "store": true})).await.json()["id"].clone();
     let first = newest_receipt(&front, 1).await;
     // If the worker has forgotten the previous response, the step is planned like any other.
-    let got = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
+    let response = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
     let receipt = newest_receipt(&front, 2).await;
-    assert_eq!(receipt["request_id"], got.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(receipt["request_id"], response.headers["x-request-id"].to_str().unwrap());
     assert!(receipt["decision"].is_object(), "{receipt}");
 
     let next = |behave: &str| {
         json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": behave, "counted": 400,
             "prompt_cache_key": "mine"})
     };
-    let got = ask(&front, next("count")).await;
+    let response = ask(&front, next("count")).await;
     let receipt = newest_receipt(&front, 3).await;
-    assert_eq!(receipt["request_id"], got.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(receipt["request_id"], response.headers["x-request-id"].to_str().unwrap());
     let lookup = &receipt["lookup"];
     assert_eq!(
         (&lookup["token_ids_unavailable"], &lookup["session_key_source"]),
@@ -260,8 +260,8 @@ async fn long_answers_are_read_on_the_offload_pool_after_their_end() {
     let worker = StubWorker::start("one", "tiny").await;
     let front = start_router(&[&worker], &[]).await;
     let release = occupy_offload_pool(&front.gateway).await;
-    let made = json!({"model": "tiny", "input": "x", "background": true, "behave": "long answer"});
-    let id = ask(&front, made).await.json()["id"].as_str().unwrap().to_owned();
+    let body = json!({"model": "tiny", "input": "x", "background": true, "behave": "long answer"});
+    let id = ask(&front, body).await.json()["id"].as_str().unwrap().to_owned();
     let step = json!({"model": "tiny", "input": "y", "previous_response_id": id, "behave": "long answer"});
     assert_eq!(ask(&front, step).await.status, 200);
     wait_until("both have ended", || front.gateway.metrics.requests.in_flight.get() == 0).await;

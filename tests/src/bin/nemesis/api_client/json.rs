@@ -151,13 +151,13 @@ impl LeasesJson {
     }
 
     pub(super) fn live_owners(&self) -> Vec<Owner> {
-        let held = self.leases.iter().filter(|lease| lease.state == "held");
+        let expected = self.leases.iter().filter(|lease| lease.state == "held");
         let ranks = |lease: &LeaseJson| {
             let Owner { worker, incarnation, .. } =
                 Owner { worker: lease.worker, incarnation: lease.incarnation, rank: DpRank(0) };
             (0..lease.ranks).map(move |rank| Owner { worker, incarnation, rank: DpRank(rank) })
         };
-        held.flat_map(ranks).collect()
+        expected.flat_map(ranks).collect()
     }
 }
 

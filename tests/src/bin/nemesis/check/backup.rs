@@ -14,9 +14,9 @@ pub(crate) fn newest_acknowledged(operations: &[ClientOperation]) -> u64 {
 }
 
 /// Checks the contents of a backup up to entry `applied`. All sessions are older than that.
-pub(crate) fn check_backup(kept: &HistoryRecords, saved: &FinalOwners, applied: u64) -> Vec<GuaranteeViolation> {
+pub(crate) fn check_backup(history: &HistoryRecords, saved: &FinalOwners, applied: u64) -> Vec<GuaranteeViolation> {
     let mut broken = Vec::new();
-    for (subject, operations) in by_subject(&kept.operations) {
+    for (subject, operations) in by_subject(&history.operations) {
         let Some(last) = saved.get(&subject).copied() else {
             broken.push(GuaranteeViolation {
                 guarantee: "a backup holds every session",

@@ -28,7 +28,7 @@ pub(super) fn check_grants(
     sightings: &[LeaseSighting],
 ) -> Vec<GuaranteeViolation> {
     let (grants, mut broken) = collect_grants(subject, operations);
-    let given = EarliestTakeovers::of(operations);
+    let takeovers = EarliestTakeovers::of(operations);
     let ordered: Vec<(&Epoch, &Grant<'_>)> = grants.iter().collect();
     for pair in ordered.windows(2) {
         let ((before, old), (after, new)) = (pair[0], pair[1]);
@@ -36,7 +36,7 @@ pub(super) fn check_grants(
         let Some(by) = new.writes().next().filter(|_| old.owner != new.owner) else { continue };
         let mut changes =
             new.writes().map(|by| OwnerChange { from: *before, owner: old.owner, to: *after, operation: by });
-        if !changes.any(|change| change.is_explained(&given, sightings)) {
+        if !changes.any(|change| change.is_explained(&takeovers, sightings)) {
             let detail =
                 format!("{subject}: {before} of {:?} and {after} of {:?}, by {}", old.owner, new.owner, describe(by));
             broken.push(GuaranteeViolation { guarantee: "no owner is replaced while it owns", detail });
@@ -101,8 +101,8 @@ impl EarliestTakeovers {
 }
 
 impl OwnerChange<'_> {
-    fn is_explained(&self, given: &EarliestTakeovers, sightings: &[LeaseSighting]) -> bool {
-        let mut seen_since = given.0.range(self.from..self.to);
+    fn is_explained(&self, takeovers: &EarliestTakeovers, sightings: &[LeaseSighting]) -> bool {
+        let mut seen_since = takeovers.0.range(self.from..self.to);
         self.is_fenced_migration()
             || seen_since.any(|(_, asked)| *asked < self.operation.completed)
             || self.lease_may_have_ended(sightings)

@@ -317,13 +317,13 @@ mod tests {
         Epoch { generation: 0, index, position: 0 }
     }
 
-    fn op((invoked, completed): (u64, u64), asked: OwnershipRequest, answer: OwnershipReply) -> ClientOperation {
+    fn op((invoked, completed): (u64, u64), request: OwnershipRequest, answer: OwnershipReply) -> ClientOperation {
         let (invoked, completed) = (RunInstant(invoked), RunInstant(completed));
         ClientOperation {
             client: 1,
             seat: MemberSlot(1),
             subject: SUBJECT,
-            asked,
+            asked: request,
             invoked,
             completed,
             answer,

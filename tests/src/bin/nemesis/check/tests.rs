@@ -15,10 +15,19 @@ fn at(index: u64) -> Epoch {
 }
 
 /// An operation of a separate client, from `when` to `when + 10`.
-fn op(when: u64, asked: OwnershipRequest, answer: OwnershipReply) -> ClientOperation {
+fn op(when: u64, request: OwnershipRequest, answer: OwnershipReply) -> ClientOperation {
     let (invoked, completed) = (RunInstant(when), RunInstant(when + 10));
     let client = u32::try_from(when).unwrap();
-    ClientOperation { client, seat: MemberSlot(1), subject: SUBJECT, asked, invoked, completed, answer, revision: None }
+    ClientOperation {
+        client,
+        seat: MemberSlot(1),
+        subject: SUBJECT,
+        asked: request,
+        invoked,
+        completed,
+        answer,
+        revision: None,
+    }
 }
 
 fn found(owner: Option<Owner>, index: u64) -> OwnershipReply {
@@ -35,10 +44,10 @@ fn violations_with(
     sightings: &[LeaseSighting],
     last: Option<SessionHolder>,
 ) -> Vec<&'static str> {
-    let kept = HistoryRecords { operations: operations.to_vec(), sightings: sightings.to_vec() };
+    let history = HistoryRecords { operations: operations.to_vec(), sightings: sightings.to_vec() };
     let finals = last.map(|last| (SUBJECT, last)).into_iter().collect();
     // Linearizability is tested separately.
-    let judged = check_history(&kept, &finals).broken.into_iter().map(|broken| broken.guarantee);
+    let judged = check_history(&history, &finals).broken.into_iter().map(|broken| broken.guarantee);
     judged.filter(|promise| *promise != "all operations on a session have one order").collect()
 }
 
@@ -254,8 +263,11 @@ fn a_stream_that_ends_silently_is_a_violation() {
 
 /// Returns the violations of a backup up to entry `applied` in which the session has this holder.
 fn backup(operations: &[ClientOperation], last: SessionHolder, applied: u64) -> Vec<&'static str> {
-    let kept = HistoryRecords { operations: operations.to_vec(), sightings: Vec::new() };
-    check_backup(&kept, &FinalOwners::from([(SUBJECT, last)]), applied).iter().map(|broken| broken.guarantee).collect()
+    let history = HistoryRecords { operations: operations.to_vec(), sightings: Vec::new() };
+    check_backup(&history, &FinalOwners::from([(SUBJECT, last)]), applied)
+        .iter()
+        .map(|broken| broken.guarantee)
+        .collect()
 }
 
 #[test]
@@ -267,8 +279,8 @@ fn a_backup_holds_exactly_the_decisions_before_its_last_entry() {
     assert!(backup(&[claimed, moved], of_b, 9).is_empty());
     assert_eq!(backup(&[claimed, moved], of_a, 9), ["nothing acknowledged is lost"]);
     assert_eq!(backup(&[claimed, moved], of_b, 8)[0], "a backup ends where it says");
-    let kept = HistoryRecords { operations: vec![claimed], sightings: Vec::new() };
-    assert_eq!(check_backup(&kept, &FinalOwners::new(), 9)[0].guarantee, "a backup holds every session");
+    let history = HistoryRecords { operations: vec![claimed], sightings: Vec::new() };
+    assert_eq!(check_backup(&history, &FinalOwners::new(), 9)[0].guarantee, "a backup holds every session");
     assert_eq!(newest_acknowledged(&[moved, claimed]), 9);
 }
 

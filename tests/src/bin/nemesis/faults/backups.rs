@@ -83,11 +83,11 @@ pub(super) async fn backup(arena: &mut TrialEnvironment) -> Result<FaultRecord, 
 async fn save(arena: &TrialEnvironment, seat: MemberSlot, file: &Path) -> Result<SavedBackup, NemesisError> {
     let endpoint = format!("http://{}", arena.cluster.addresses().operator(seat));
     let file = file.display().to_string();
-    let said = run_ctl(arena, &["--endpoint", &endpoint, "-o", "json", "snapshot", "save", &file]).await?;
-    let said = said.success("ctl snapshot save")?;
+    let output = run_ctl(arena, &["--endpoint", &endpoint, "-o", "json", "snapshot", "save", &file]).await?;
+    let output = output.success("ctl snapshot save")?;
     let odd =
         |error: serde_json::Error| NemesisError::Answer { who: "ctl snapshot save".into(), got: error.to_string() };
-    serde_json::from_str(&said).map_err(odd)
+    serde_json::from_str(&output).map_err(odd)
 }
 
 /// Result of a `ctl` call.

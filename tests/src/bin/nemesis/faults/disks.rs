@@ -48,14 +48,14 @@ pub(super) async fn torn(arena: &mut TrialEnvironment) -> Result<FaultRecord, Ne
 /// before it stops.
 pub(super) async fn tail(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let bytes = 1 + arena.rng.below(48);
-    let held = arena.load.pause().await;
+    let pause = arena.load.pause().await;
     // Makes sure that everything proposed is replicated and known to be committed.
     arena.equal_states().await?;
     let struck = check_damage(arena, newest_chunk, move |chunk| {
         cut_tail(chunk, bytes).map(|_| format!("{bytes} bytes cut off"))
     });
     let strike = struck.await;
-    drop(held);
+    drop(pause);
     strike
 }
 

@@ -82,9 +82,9 @@ async fn fail_disk(
         Some(status) => format!("ended ({status})"),
         None => format!("served on, ended when asked ({})", running.terminate().await?),
     };
-    let said = arena.cluster.log_text(seat).split_off(before);
-    if !(said.contains("os error 5") && said.contains("start the node again")) {
-        let detail = format!("node {} {end}, and said neither the cause nor what to do: {said}", seat.0);
+    let log = arena.cluster.log_text(seat).split_off(before);
+    if !(log.contains("os error 5") && log.contains("start the node again")) {
+        let detail = format!("node {} {end}, and said neither the cause nor what to do: {log}", seat.0);
         strike.broken.push(GuaranteeViolation {
             guarantee: "a failed disk stops the ledger of its node, which says so",
             detail,

@@ -106,8 +106,8 @@ pub(super) async fn rolling_restart(arena: &mut TrialEnvironment) -> Result<Faul
         }
         let status = arena.cluster.take(seat)?.terminate().await?;
         if !status.success() {
-            let got = format!("SIGTERM ended it with {status}");
-            return Err(NemesisError::Answer { who: format!("node {}", seat.0), got });
+            let detail = format!("SIGTERM ended it with {status}");
+            return Err(NemesisError::Answer { who: format!("node {}", seat.0), got: detail });
         }
         arena.cluster.restart(seat).await?;
         let now = arena.history.now();

@@ -66,6 +66,6 @@ pub(super) async fn run(command: &[&str]) -> Result<(), NemesisError> {
     if output.status.success() {
         return Ok(());
     }
-    let got = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(NemesisError::Answer { who: line, got })
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(NemesisError::Answer { who: line, got: text })
 }

@@ -170,15 +170,15 @@ impl RunEngine {
     pub(super) fn cache_path(&mut self, runs: &RunTree, path: &[RunId]) -> bool {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
         self.pool.pin(runs, &present);
-        let kept = self.pool.reserve(runs, missing.iter().map(|run| runs.device_size(*run)).sum());
-        if kept {
+        let reserved = self.pool.reserve(runs, missing.iter().map(|run| runs.device_size(*run)).sum());
+        if reserved {
             missing.iter().for_each(|run| _ = self.pool.fill(runs, *run));
         }
         self.pool.unpin(runs, &present);
-        if kept {
+        if reserved {
             self.pool.touch(path);
         }
-        kept
+        reserved
     }
 }
 

@@ -63,8 +63,8 @@ fn every_request_finishes_once_in_order_and_frees_its_memory() {
     }
 }
 
-fn started_id(said: &RunEngineEvent) -> Option<u32> {
-    match said {
+fn started_id(event: &RunEngineEvent) -> Option<u32> {
+    match event {
         RunEngineEvent::Started(started) => Some(started.ticket.0),
         _ => None,
     }

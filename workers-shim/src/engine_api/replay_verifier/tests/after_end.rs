@@ -71,18 +71,18 @@ fn replay_buffer_is_bounded_and_the_rest_is_forwarded() {
             .to_string()
     };
     let long = "Q".repeat(MAX_BUFFERED_BYTES / 2);
-    let mut retold = ReplayVerifier::new(Api::Chat, TokenIdVisibility::All, AnswerDeterminism::Always);
-    retold.rewrite_event(said("QQ").as_bytes());
-    retold.switch_engine();
+    let mut verifier = ReplayVerifier::new(Api::Chat, TokenIdVisibility::All, AnswerDeterminism::Always);
+    verifier.rewrite_event(said("QQ").as_bytes());
+    verifier.switch_engine();
     let mut passed = 0;
     for text in ["QQQ"].into_iter().chain([long.as_str(); 6]) {
-        let EventRewrite::Replaced(event) = retold.rewrite_event(said(text).as_bytes()) else {
+        let EventRewrite::Replaced(event) = verifier.rewrite_event(said(text).as_bytes()) else {
             panic!("{} of it is not passed", text.len())
         };
         passed += event.iter().filter(|byte| **byte == b'Q').count();
     }
     assert_eq!(passed, 1 + 6 * long.len());
-    assert_eq!(retold.check_replayable(), Err(NotResumable::TooLong));
-    assert!(retold.buffer.size() <= MAX_BUFFERED_BYTES + long.len() + 1024, "{}", retold.buffer.size());
-    assert_eq!(retold.finish_stream(), Ok(()));
+    assert_eq!(verifier.check_replayable(), Err(NotResumable::TooLong));
+    assert!(verifier.buffer.size() <= MAX_BUFFERED_BYTES + long.len() + 1024, "{}", verifier.buffer.size());
+    assert_eq!(verifier.finish_stream(), Ok(()));
 }

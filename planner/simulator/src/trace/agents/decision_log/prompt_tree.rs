@@ -52,8 +52,8 @@ fn blocks(tokens: Tokens) -> u32 {
 impl PromptTree {
     /// Builds the tree of sessions whose steps are in chronological order.
     pub(super) fn of(sessions: &[(String, Vec<LoggedStep>)]) -> Self {
-        let told = sessions.iter().map(|_| SessionPrompts::default()).collect();
-        let mut shared = Self { sessions: told, ..Self::default() };
+        let prompts = sessions.iter().map(|_| SessionPrompts::default()).collect();
+        let mut shared = Self { sessions: prompts, ..Self::default() };
         let places = |(session, (_, steps)): (usize, &(String, Vec<LoggedStep>))| {
             steps.iter().enumerate().map(move |(step, served)| (served.at, (session, step))).collect::<Vec<_>>()
         };
@@ -84,10 +84,10 @@ impl PromptTree {
         if self.longest.last().is_none_or(|(blocks, _)| *blocks < ids.len()) {
             self.longest.push((ids.len(), (session, step)));
         }
-        let told = &mut self.sessions[session];
-        told.lists.push(list);
-        told.histories_by_step.push(ids);
-        told.resent_answers.push(None);
+        let prompts = &mut self.sessions[session];
+        prompts.lists.push(list);
+        prompts.histories_by_step.push(ids);
+        prompts.resent_answers.push(None);
         self.prompts += served.prompt;
         self.known += Tokens(served.reused);
         self.not_in_log += Tokens(u64::from(missed) * u64::from(BLOCK));
@@ -160,19 +160,20 @@ impl PromptTree {
         let mut all = Vec::with_capacity(sessions.len());
         for ((id, served), told) in sessions.into_iter().zip(&self.sessions) {
             let steps = self.steps(&served, told);
-            let taken = |step: &TraceStep| step.path.len() + step.resent_path.as_ref().map_or(0, |path| path.len());
-            budget.take(TraceLocation { file: &id, line: 1 }, steps.iter().map(taken).sum())?;
+            let path_length =
+                |step: &TraceStep| step.path.len() + step.resent_path.as_ref().map_or(0, |path| path.len());
+            budget.take(TraceLocation { file: &id, line: 1 }, steps.iter().map(path_length).sum())?;
             all.push(TraceSession { id: id.into(), steps });
         }
         Ok(all)
     }
 
-    fn steps(&self, served: &[LoggedStep], told: &SessionPrompts) -> Vec<TraceStep> {
+    fn steps(&self, served: &[LoggedStep], prompts: &SessionPrompts) -> Vec<TraceStep> {
         let begin = served.first().map_or(Micros::ZERO, |first| first.at);
         let step = |(index, one): (usize, &LoggedStep)| {
             let before = index.checked_sub(1);
             let pause = before.map_or(Micros::ZERO, |before| one.at - (served[before].at + served[before].duration));
-            let resent = told.resent_answers[index].map(|(list, end)| self.radix.path(list, end).into());
+            let resent = prompts.resent_answers[index].map(|(list, end)| self.radix.path(list, end).into());
             TraceStep {
                 agent: 0,
                 after: before.into_iter().collect(),
@@ -180,7 +181,7 @@ impl PromptTree {
                 at: one.at - begin,
                 prompt: one.prompt,
                 answer: one.answer,
-                path: self.radix.path(told.lists[index], u32::MAX).into(),
+                path: self.radix.path(prompts.lists[index], u32::MAX).into(),
                 resent_path: resent,
             }
         };
