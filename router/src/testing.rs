@@ -425,7 +425,7 @@ pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> TcpStream {
 /// Reads everything up to the end of the connection.
 pub(crate) async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
-    let read = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut bytes)).await;
+    let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut bytes)).await;
     read.expect("the connection ends").unwrap();
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -435,7 +435,7 @@ pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut text = String::new();
     let mut piece = [0; 4096];
     while !text.contains(wanted) {
-        let read = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut piece)).await;
+        let read = tokio::time::timeout(Duration::from_secs(30), stream.read(&mut piece)).await;
         let count = read.unwrap_or_else(|_| panic!("never came: {wanted:?}; so far {text:?}")).unwrap();
         assert!(count > 0, "ended before {wanted:?}: {text:?}");
         text.push_str(&String::from_utf8_lossy(&piece[..count]));
