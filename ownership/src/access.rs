@@ -39,7 +39,7 @@ pub(crate) async fn authorize(
 ) -> Result<NodeId, PeerError> {
     let node = match (method, caller.hello.node) {
         (PeerMethod::Admit, node) => return Ok(node.unwrap_or(NodeId(0))),
-        (_, Some(node)) if caller.hello.cluster == Some(core.registry.own.cluster) => node,
+        (_, Some(node)) if caller.hello.cluster == Some(core.registry.welcome.cluster) => node,
         _ => return Err(PeerError::Failed("only members may ask this".into())),
     };
     let listed = core.registry.address(node);

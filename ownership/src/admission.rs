@@ -63,7 +63,7 @@ pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<J
     match ticket.await.map_err(|error| not_now(&error))? {
         Outcome::Admitted { node } => {
             tracing::info!(%node, address, "a node was given its id");
-            Ok(JoinReply { cluster: core.registry.own.cluster, node })
+            Ok(JoinReply { cluster: core.registry.welcome.cluster, node })
         }
         // A cluster that is being founded gets its level raised shortly.
         Outcome::Refused(LedgerRefusal::FeatureLevelTooLow { needed, current }) => {
@@ -169,7 +169,7 @@ pub(crate) async fn request_admission(
     loop {
         for seed in seeds {
             let dialer =
-                LaneDialer { whom: DialTarget::Address(seed.clone()), lane: Lane::Call, policy: directions.clone() };
+                LaneDialer { target: DialTarget::Address(seed.clone()), lane: Lane::Call, policy: directions.clone() };
             let answer = PeerLink::new(dialer).call(PeerMethod::Admit, question.clone(), ANSWER_TIMEOUT).await;
             match answer.and_then(|answer| peers::decode(&answer)) {
                 Ok(Ok(JoinReply { cluster, node })) => return Ok(NodeIdentity { cluster, node }),
@@ -196,7 +196,7 @@ pub(crate) async fn request_admission(
 
 /// Asks until the cluster lists this node under `address`, then returns.
 pub(crate) async fn enrol_self(core: Arc<NodeCore>, address: String, seeds: Vec<String>) {
-    let enrolment = Enrolment { node: core.node(), address, levels: core.registry.own.levels };
+    let enrolment = Enrolment { node: core.node(), address, levels: core.registry.welcome.levels };
     let question = Bytes::from(rmp_serde::to_vec(&enrolment).expect("plain values encode"));
     let mut ways: Vec<DialTarget> = seeds.into_iter().map(DialTarget::Address).collect();
     while !is_enrolled(&core, &enrolment) && !core.registry.is_retired() {
@@ -247,7 +247,7 @@ pub(crate) async fn warn_of_foreign_seeds(core: Arc<NodeCore>, seeds: Vec<String
                 Err(PeerError::Refused { refusal: HandshakeRefusal::OtherCluster { cluster }, .. }) => {
                     let data_dir = core.folder.display();
                     tracing::warn!(
-                        member = seed, %cluster, local_cluster = %core.registry.own.cluster, %data_dir,
+                        member = seed, %cluster, local_cluster = %core.registry.welcome.cluster, %data_dir,
                         "this node is NOT in the cluster that it was to join: its data directory belongs to another \
                          one. To join, stop it, move the directory aside, and start it with an empty one"
                     );

@@ -67,7 +67,7 @@ pub(crate) struct DataDirGuard {
 #[derive(Debug)]
 struct NewestLogFile {
     start: u64,
-    held: OpenPath,
+    open_path: OpenPath,
 }
 
 impl DataDirGuard {
@@ -97,11 +97,11 @@ impl DataDirGuard {
         let Some((start, path)) = newest_log_file(&self.log)? else { return Ok(Some(self.log.clone())) };
         let newest = match self.newest.take() {
             // The log never removes its newest file.
-            Some(before) if before.start > start => return Ok(Some(before.held.path)),
+            Some(before) if before.start > start => return Ok(Some(before.open_path.path)),
             Some(before) if before.start == start => before,
-            _ => NewestLogFile { start, held: OpenPath::open(path)? },
+            _ => NewestLogFile { start, open_path: OpenPath::open(path)? },
         };
-        let lock_file = &self.newest.insert(newest).held;
+        let lock_file = &self.newest.insert(newest).open_path;
         let reaches = start + lock_file.file.metadata()?.len();
         let is_whole = lock_file.is_in_place()? && reaches >= durable;
         Ok((!is_whole).then(|| lock_file.path.clone()))

@@ -158,7 +158,7 @@ impl Directory {
 
     /// Returns the cluster that this node belongs to.
     pub fn cluster(&self) -> ClusterId {
-        self.core.registry.own.cluster
+        self.core.registry.welcome.cluster
     }
 
     /// Returns this node's id.

@@ -133,7 +133,7 @@ impl NodeCore {
     fn read_append(&self, from: NodeId, request: &[u8]) -> Result<AppendEntriesRequest<TokioTypeConfig>, PeerError> {
         let request: AppendEntriesRequest<TokioTypeConfig> = peers::decode(request)?;
         let request = self.check_plausible(from, request.vote, request)?;
-        let levels = self.registry.own.levels;
+        let levels = self.registry.welcome.levels;
         for entry in &request.entries {
             let EntryPayload::Normal(proposal) = &entry.payload else { continue };
             levels.check(&proposal.0).map_err(failed_error)?;

@@ -50,7 +50,7 @@ impl NodeCore {
         }
         let last = self.raft.metrics().borrow_watched().last_log_index.unwrap_or(0);
         let reverted = LogLoss { last, acknowledged };
-        if self.observer.log_loss.found.set(reverted).is_ok() {
+        if self.observer.log_loss.loss.set(reverted).is_ok() {
             tracing::error!(last, acknowledged, "this node lacks entries that it has acknowledged, and ends");
             let bytes = serde_json::to_vec(&reverted).expect("two numbers encode");
             let (raft, path, shortages) = (self.raft.clone(), self.folder.join(LOG_LOSS_FILE), self.log.shortages());
@@ -85,7 +85,7 @@ impl NodeCore {
     }
 
     fn log_loss(&self) -> Option<OwnershipError> {
-        self.observer.log_loss.found.get().map(|reverted| log_loss_error(&self.folder, *reverted))
+        self.observer.log_loss.loss.get().map(|reverted| log_loss_error(&self.folder, *reverted))
     }
 
     /// Returns why this node's ledger has failed for good, if it has.

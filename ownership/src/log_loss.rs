@@ -18,7 +18,7 @@ const LOG_LOSS_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 pub(crate) struct LogLossDetector {
     contradicted_since: Mutex<Option<Instant>>,
-    pub(crate) found: OnceLock<LogLoss>,
+    pub(crate) loss: OnceLock<LogLoss>,
 }
 
 /// The missing entries of a log. Persisted, because such a node must not vote again: it may have lost votes, too.

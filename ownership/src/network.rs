@@ -127,7 +127,7 @@ impl RaftClient {
         }
         match error {
             PeerError::TimedOut { millis } => {
-                let (id, target) = (self.registry.own.node.0, self.target.0);
+                let (id, target) = (self.registry.welcome.node.0, self.target.0);
                 RPCError::Timeout(Timeout { action, id, target, timeout: Duration::from_millis(millis) })
             }
             error => RPCError::Unreachable(Unreachable::new(&error)),
@@ -167,7 +167,7 @@ impl RaftNetworkV2<TokioTypeConfig> for RaftClient {
             return stream_append_sequential(self, input, option);
         }
         Box::pin(async move {
-            let appending = EntryStream { way: self, input: Some(input), exchange: None, unanswered: 0 };
+            let appending = EntryStream { client: self, input: Some(input), exchange: None, unanswered: 0 };
             let answers = futures::stream::unfold(Some(appending), |appending| async {
                 let mut appending = appending?;
                 let answer = appending.next().await?;
@@ -272,7 +272,7 @@ impl RaftClient {
 
 /// A stream of entries to a follower: sends requests while it awaits answers, in order and within the window.
 struct EntryStream<'s, S> {
-    way: &'s RaftClient,
+    client: &'s RaftClient,
     /// `None` once the input has ended.
     input: Option<S>,
     exchange: Option<(ExchangeSender, ReplyReceiver)>,
@@ -293,7 +293,7 @@ impl<S: Stream<Item = AppendRequest> + Unpin> EntryStream<'_, S> {
                 answer = next_answer(&mut self.exchange), if awaits => {
                     self.unanswered -= 1;
                     let answer = answer.and_then(|answer| peers::decode(&answer));
-                    let answer = answer.and_then(|answer: StreamAppendResult<TokioTypeConfig>| self.way.check_plausible(answer));
+                    let answer = answer.and_then(|answer: StreamAppendResult<TokioTypeConfig>| self.client.check_plausible(answer));
                     return Some(answer.map_err(|error| self.failed(error)));
                 }
                 request = next_input(&mut self.input), if has_room && self.input.is_some() => match request {
@@ -309,7 +309,7 @@ impl<S: Stream<Item = AppendRequest> + Unpin> EntryStream<'_, S> {
     }
 
     fn failed(&self, error: PeerError) -> RpcError {
-        self.way.rpc_error(error, RPCTypes::AppendEntries)
+        self.client.rpc_error(error, RPCTypes::AppendEntries)
     }
 
     /// Sends a request, split into several if it is long; each part is a complete request.
@@ -334,7 +334,7 @@ impl<S: Stream<Item = AppendRequest> + Unpin> EntryStream<'_, S> {
             None => {
                 // A long request is sent as several, each with its own answer.
                 let expected = MAX_IN_FLIGHT + 1_024;
-                let link = self.way.link(Lane::Raft);
+                let link = self.client.link(Lane::Raft);
                 self.exchange = Some(link.open_exchange(PeerMethod::AppendStream, request, expected).await?);
                 Ok(())
             }

@@ -62,7 +62,7 @@ pub(crate) struct NodeCore {
 
 impl fmt::Debug for NodeCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeCore").field("node", &self.registry.own.node).finish_non_exhaustive()
+        f.debug_struct("NodeCore").field("node", &self.registry.welcome.node).finish_non_exhaustive()
     }
 }
 
@@ -181,7 +181,7 @@ impl NodeCore {
     }
 
     pub(crate) fn node(&self) -> NodeId {
-        self.registry.own.node
+        self.registry.welcome.node
     }
 
     pub(crate) fn counters(&self) -> &DirectoryCounters {

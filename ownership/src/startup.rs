@@ -117,7 +117,7 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     ));
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
     if let Some(AdvertisedListener { listener, address, .. }) = reachable {
-        tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
+        tracing::info!(node = %core.node(), cluster = %registry.welcome.cluster, listen = %listener.address, address, "this node listens for others");
         let (listener, own) = (Arc::new(listener), core.clone());
         tasks.push(AbortingTask(
             core.supervision.keep_forever("node_listener", move || listener.clone().run(registry.clone(), own.clone())),

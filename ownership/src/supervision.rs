@@ -27,7 +27,7 @@ const ALARM_WINDOW: Duration = Duration::from_secs(300);
 /// Tasks that ended unexpectedly.
 #[derive(Debug, Default)]
 pub struct Supervision {
-    ended: Mutex<BTreeMap<&'static str, TaskEnds>>,
+    task_ends: Mutex<BTreeMap<&'static str, TaskEnds>>,
     /// Fail points by which tests end a task.
     fail_points: Mutex<BTreeMap<&'static str, Arc<Notify>>>,
 }
@@ -42,12 +42,12 @@ struct TaskEnds {
 impl Supervision {
     /// Returns how often each task ended unexpectedly.
     pub fn unexpected_ends(&self) -> BTreeMap<&'static str, u64> {
-        self.ended.lock().iter().map(|(name, ends)| (*name, ends.times)).collect()
+        self.task_ends.lock().iter().map(|(name, ends)| (*name, ends.times)).collect()
     }
 
     /// Returns the tasks that ended unexpectedly in the last five minutes.
     pub fn recently_ended(&self) -> Vec<&'static str> {
-        let ended = self.ended.lock();
+        let ended = self.task_ends.lock();
         ended.iter().filter(|(_, ends)| ends.last.elapsed() < ALARM_WINDOW).map(|(name, _)| *name).collect()
     }
 
@@ -64,7 +64,7 @@ impl Supervision {
     }
 
     fn record_end(&self, name: &'static str) {
-        let (mut ended, last) = (self.ended.lock(), Instant::now());
+        let (mut ended, last) = (self.task_ends.lock(), Instant::now());
         let times = ended.get(name).map_or(0, |ends| ends.times);
         ended.insert(name, TaskEnds { times: times + 1, last });
     }

@@ -41,11 +41,11 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
     let ask = RequestProfile {
         model: "m".into(),
         adapter: None,
-        prompt: Tokens(120_000),
-        longest: None,
-        answer: Tokens(300),
-        growth: Tokens(20_000),
-        block: Tokens(16),
+        prompt_tokens: Tokens(120_000),
+        longest_prompt_tokens: None,
+        expected_output_tokens: Tokens(300),
+        expected_growth_tokens: Tokens(20_000),
+        block_size: Tokens(16),
         transfers: TransferPermission::Allowed,
     };
     let mut session = SessionView::new(SessionId(1));
@@ -99,7 +99,7 @@ fn full(fleet: &[WorkerView]) -> OccupancyModel {
     for (view, session) in fleet.iter().cycle().zip(0..SESSIONS) {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) };
         let (id, now) = (SessionId(1_000_000 + u128::from(session)), Micros(session * 1_000));
-        tenancy.step_started(at, id, KvFootprint { tokens, found: Tokens::ZERO, capacity: view.capacity.kv }, now);
+        tenancy.step_started(at, id, KvFootprint { tokens, cached: Tokens::ZERO, capacity: view.capacity.kv }, now);
         tenancy.prefill_started(at, Micros(1_000), now);
         tenancy.step_ended(at, id, tokens, now);
     }

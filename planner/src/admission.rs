@@ -67,7 +67,8 @@ pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Mi
     let cached = alone.unwrap_or(leg).cached_tokens;
     let at =
         WorkerCandidate::new((inputs, visit), view, CachedPrefix { rank: leg.rank, cached, ..CachedPrefix::default() });
-    let stored = inputs.request.prompt + inputs.request.answer + at.expected_growth(inputs) - cached;
+    let stored =
+        inputs.request.prompt_tokens + inputs.request.expected_output_tokens + at.expected_growth(inputs) - cached;
     match stored - at.headroom.free {
         Tokens::ZERO => Micros::ZERO,
         missing => micros(cascading_recompute_cost(visit, &at, missing)),
@@ -77,7 +78,7 @@ pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Mi
 fn cascading_recompute_cost<'a>(visit: SessionLookup<'a>, at: &WorkerCandidate<'a>, missing: Tokens) -> f64 {
     let evicted = missing.min(at.headroom.evictable());
     let (mut left, mut again) = (evicted, 0.0);
-    for EvictionVictim { tokens, chance } in visit.short_term_victims(&at.headroom) {
+    for EvictionVictim { tokens, return_probability: chance } in visit.short_term_victims(&at.headroom) {
         let part = tokens.min(left);
         again += at.eviction_cost.span(tokens - part, tokens) * expected_recomputes(chance);
         left -= part;

@@ -124,7 +124,7 @@ fn add_believed_blocks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, ra
             note(place, *rank, inputs.session.sealed);
         }
     }
-    for promise in &inputs.session.promises {
+    for promise in &inputs.session.peer_intents {
         if let Some(place) = places.find(promise.worker) {
             note(place, promise.rank, promise.blocks);
         }
@@ -133,13 +133,13 @@ fn add_believed_blocks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, ra
 
 fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) -> CachedPrefix {
     let view = &inputs.workers[place];
-    let block = inputs.request.block;
-    let [hbm, host, disk] = raw.depth_by_tier.map(|blocks| blocks.tokens(block).min(inputs.request.prompt));
+    let block = inputs.request.block_size;
+    let [hbm, host, disk] = raw.depth_by_tier.map(|blocks| blocks.tokens(block).min(inputs.request.prompt_tokens));
     let seen = hbm.max(host).max(disk);
     let trust = &inputs.policy.kv_index_confidence;
     let expected = share(seen, trust.share(view.knowledge));
     let belief = raw.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
-        let cached_tokens = blocks.tokens(block).min(inputs.request.prompt);
+        let cached_tokens = blocks.tokens(block).min(inputs.request.prompt_tokens);
         (rank, cached_tokens, share(cached_tokens, trust.share(KvIndexState::Approximate)))
     });
     match belief {
@@ -161,10 +161,10 @@ fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) 
 /// Returns the tokens that an engine reuses: whole blocks of its own, and never the whole prompt.
 fn usable_tokens(inputs: &PlanningInputs<'_>, place: usize, expected: Tokens) -> Tokens {
     let unit = match inputs.workers[place].capacity.block {
-        Tokens::ZERO => inputs.request.block,
+        Tokens::ZERO => inputs.request.block_size,
         own => own,
     };
-    expected.min(inputs.request.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
+    expected.min(inputs.request.prompt_tokens - Tokens(1)).whole_blocks(unit).tokens(unit)
 }
 
 /// Returns `part` (0 to 1) of the tokens, rounded down.

@@ -74,7 +74,7 @@ struct CandidateDraft {
 impl CandidateDraft {
     fn labelled(self, action: Action, rejection: Option<CandidateRefusal>) -> PlanCandidate {
         let Self { sequence, ownership, terms } = self;
-        PlanCandidate { action, sequence, ownership, terms, total: terms.total(), rejection }
+        PlanCandidate { action, sequence, ownership, cost_terms: terms, total_cost: terms.total(), rejection }
     }
 }
 
@@ -234,7 +234,7 @@ impl CandidateBuilder<'_> {
     /// The prompt is computed at `prefiller`, and the target pulls its KV.
     fn remote_prefill_candidate(&self, target: usize, prefiller: usize) -> PlanCandidate {
         let (source, at) = (self.at(prefiller), self.at(target));
-        let prompt = self.layout.inputs.request.prompt;
+        let prompt = self.layout.inputs.request.prompt_tokens;
         let bytes = self.cost_model.bytes(at, at.prefix.cached, prompt);
         let ownership = self.ownership(target, Some(HandoffKind::RemotePrefill));
         let serving = TargetWork {
@@ -298,7 +298,7 @@ impl CandidateBuilder<'_> {
         let device_tokens = at.prefix.on_device();
         match self.layout.inputs.attention {
             Some(spec) => {
-                PrefixRestore { spec, held: device_tokens, until, unit: self.unit(from, target) }.load_splits()
+                PrefixRestore { spec, cached: device_tokens, until, unit: self.unit(from, target) }.load_splits()
             }
             None => {
                 let bytes = self.cost_model.bytes(at, device_tokens, until);
@@ -312,19 +312,19 @@ impl CandidateBuilder<'_> {
     fn unit(&self, from: usize, target: usize) -> Tokens {
         let blocks = [from, target].map(|place| self.at(place).view.capacity.block.0);
         let model = self.layout.inputs.attention.map_or(1, |spec| spec.block().0);
-        Tokens(blocks.into_iter().fold(lcm(self.layout.inputs.request.block.0, model), lcm))
+        Tokens(blocks.into_iter().fold(lcm(self.layout.inputs.request.block_size.0, model), lcm))
     }
 
     fn align_down(&self, from: usize, target: usize, tokens: Tokens) -> Tokens {
         let unit = self.unit(from, target);
-        tokens.min(self.layout.inputs.request.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
+        tokens.min(self.layout.inputs.request.prompt_tokens - Tokens(1)).whole_blocks(unit).tokens(unit)
     }
 
     /// Copy of a prefix from `from` to the worker of `leg`.
     fn replicate_handoff(&self, from: usize, way: &RestoreSplit, leg: &Leg) -> Handoff {
         let WorkerCandidate { view, prefix: holding, .. } = self.at(from);
         let source = WorkerRank { worker: view.id, rank: holding.rank };
-        let blocks = Some(way.loaded.whole_blocks(self.layout.inputs.request.block));
+        let blocks = Some(way.loaded.whole_blocks(self.layout.inputs.request.block_size));
         Handoff { kind: HandoffKind::Replicate, source, target: leg.at(), blocks, bytes: way.bytes }
     }
 
@@ -349,7 +349,7 @@ impl CandidateBuilder<'_> {
 
     fn leg(&self, place: usize, role: LegRole, cached: Tokens) -> Leg {
         let at = self.at(place);
-        let computed_tokens = self.layout.inputs.request.prompt - cached;
+        let computed_tokens = self.layout.inputs.request.prompt_tokens - cached;
         Leg { role, worker: at.view.id, rank: at.prefix.rank, cached_tokens: cached, computed_tokens }
     }
 

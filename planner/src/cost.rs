@@ -111,11 +111,11 @@ impl<'a> CostModel<'a> {
     /// - `T_eviction`: see `eviction_cost`.
     pub(crate) fn target_terms(&self, at: &WorkerCandidate<'_>, serving: TargetWork) -> CostTerms {
         let compute = match serving.compute_site {
-            ComputeSite::Here => at.speed.rate.span(serving.start, self.request.prompt),
+            ComputeSite::Here => at.speed.rate.span(serving.start, self.request.prompt_tokens),
             ComputeSite::Pulled => Micros::ZERO,
         };
         let fixed = at.base_cost.get_or_init(|| self.fixed(at));
-        let double = self.bytes(at, at.prefix.believed, serving.duplicated_until.min(self.request.prompt));
+        let double = self.bytes(at, at.prefix.believed, serving.duplicated_until.min(self.request.prompt_tokens));
         CostTerms {
             queue: at.speed.queue,
             compute,
@@ -128,11 +128,13 @@ impl<'a> CostModel<'a> {
     }
 
     fn fixed(&self, at: &WorkerCandidate<'_>) -> TargetBaseCost {
-        let end = self.request.prompt + self.request.answer;
+        let end = self.request.prompt_tokens + self.request.expected_output_tokens;
         TargetBaseCost {
             displaced: self.bytes(at, at.prefix.on_device(), end).0 as f64 * at.speed.usage,
             restore: self.restore_time(at) + at.speed.step,
-            slowdown: CONCURRENT_DECODE_SHARE * at.view.speeds.decode_slowdown.0 as f64 * self.request.answer.0 as f64,
+            slowdown: CONCURRENT_DECODE_SHARE
+                * at.view.speeds.decode_slowdown.0 as f64
+                * self.request.expected_output_tokens.0 as f64,
             stall: self.stall_time(at),
             eviction: self.eviction_cost(at, end - at.prefix.on_device(), CopyKind::Stays),
         }
@@ -203,14 +205,14 @@ impl<'a> CostModel<'a> {
         let (compute, queue) = (compute.0 as f64, at.speed.queue.0 as f64);
         compute
             * (at.speed.running_answers
-                + QUEUED_PROMPT_DELAY_FACTOR * at.headroom.inflow.rate * 1e-6 * (queue + compute))
+                + QUEUED_PROMPT_DELAY_FACTOR * at.headroom.inflow.prompts_per_second * 1e-6 * (queue + compute))
     }
 
     /// Returns the microseconds that this answer loses to prompts that arrive later, at the recent arrival rate:
     /// `answer x step x h / (1 - h)`, where `h` is `DECODE_LOSS_DURING_PREFILL` x the share of time spent on prefill.
     fn stall_time(&self, at: &WorkerCandidate<'_>) -> f64 {
-        let held_up = DECODE_LOSS_DURING_PREFILL * at.headroom.inflow.share.clamp(0.0, 1.0);
-        self.request.answer.0 as f64 * at.speed.step.0 as f64 * held_up / (1.0 - held_up)
+        let held_up = DECODE_LOSS_DURING_PREFILL * at.headroom.inflow.utilization.clamp(0.0, 1.0);
+        self.request.expected_output_tokens.0 as f64 * at.speed.step.0 as f64 * held_up / (1.0 - held_up)
     }
 }
 

@@ -15,11 +15,10 @@ pub struct PlanCandidate {
     /// Change of ownership after the step.
     pub ownership: OwnershipEffect,
     /// Cost by term; zero if the candidate was refused before it was priced.
-    #[serde(rename = "cost_terms")]
-    pub terms: CostTerms,
+    pub cost_terms: CostTerms,
     /// Sum of the terms.
-    #[serde(rename = "total_cost", with = "vocabulary::micros_with_unit")]
-    pub total: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub total_cost: Micros,
     /// Why the candidate may not be chosen; none if it may.
     pub rejection: Option<CandidateRefusal>,
 }
@@ -68,8 +67,7 @@ impl CandidateRefusal {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Decision {
     /// What kind of step it is.
-    #[serde(rename = "step_kind")]
-    pub step: StepKind,
+    pub step_kind: StepKind,
     /// The chosen plan.
     pub plan: Plan,
     /// Every candidate, including the chosen one, in the order of the workers.

@@ -83,13 +83,18 @@ impl<'a> FleetLayout<'a> {
 
     /// Returns the tokens of the prompt that may be replicated: sealed, and at most all but one.
     pub(crate) fn replicable_tokens(&self) -> Tokens {
-        self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt - Tokens(1))
+        self.inputs
+            .session
+            .sealed
+            .tokens(self.inputs.request.block_size)
+            .min(self.inputs.request.prompt_tokens - Tokens(1))
     }
 
     fn move_reason(&self) -> Option<MoveReason> {
         self.inputs.session.owner?;
         let Some(owner) = self.owner.map(|at| &self.candidates[at]) else { return Some(MoveReason::OwnerGone) };
-        let sealed = self.inputs.session.sealed.tokens(self.inputs.request.block).min(self.inputs.request.prompt);
+        let sealed =
+            self.inputs.session.sealed.tokens(self.inputs.request.block_size).min(self.inputs.request.prompt_tokens);
         let evicted = owner.view.knowledge == KvIndexState::Exact && owner.prefix.believed * 2 < sealed;
         match owner.refusal {
             Some(CandidateRefusal::FailedEarlierAttempt) => Some(MoveReason::OwnerFailedAttempt),
@@ -218,7 +223,7 @@ impl<'a> Fabrics<'a> {
                 offer(&mut helpers.sources, movable);
             }
             if standing.view.role != WorkerRole::Decode && standing.view.health == WorkerHealth::Ready {
-                offer(&mut helpers.prefillers, table.inputs.request.prompt);
+                offer(&mut helpers.prefillers, table.inputs.request.prompt_tokens);
             }
         }
         all

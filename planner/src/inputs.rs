@@ -42,21 +42,18 @@ pub struct RequestProfile {
     /// LoRA adapter on top of the model; the worker must serve it too.
     pub adapter: Option<ModelId>,
     /// Tokens of the whole prompt; for a batch, of all its prompts.
-    #[serde(rename = "prompt_tokens")]
-    pub prompt: Tokens,
+    pub prompt_tokens: Tokens,
     /// Tokens of the longest prompt of a batch, which is what has to fit; none when there is a single prompt.
-    #[serde(rename = "longest_prompt_tokens", default, skip_serializing_if = "Option::is_none")]
-    pub longest: Option<Tokens>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_prompt_tokens: Option<Tokens>,
     /// Expected tokens of the answer.
-    #[serde(rename = "expected_output_tokens")]
-    pub answer: Tokens,
+    pub expected_output_tokens: Tokens,
     /// Expected growth of the session at a worker where it is new, beyond the step itself; capped by the policy's
     /// `growth`.
-    #[serde(rename = "expected_growth_tokens", default = "any_growth")]
-    pub growth: Tokens,
+    #[serde(default = "any_growth")]
+    pub expected_growth_tokens: Tokens,
     /// Tokens per block of the model's hash chain: the unit of every `Blocks` here.
-    #[serde(rename = "block_size")]
-    pub block: Tokens,
+    pub block_size: Tokens,
     /// Whether KV may be transferred for this request.
     pub transfers: TransferPermission,
 }
@@ -92,15 +89,14 @@ pub struct SessionView {
     /// session's.
     pub replicas: Vec<Owner>,
     /// Live intents of other routers.
-    #[serde(rename = "peer_intents")]
-    pub promises: Vec<LiveIntent>,
+    pub peer_intents: Vec<LiveIntent>,
 }
 
 impl SessionView {
     /// Creates the view of an unknown session.
     pub fn new(id: SessionId) -> Self {
         let (owner, epoch, sealed) = (None, Epoch::default(), Blocks::ZERO);
-        Self { id, owner, epoch, sealed, replicas: Vec::new(), promises: Vec::new() }
+        Self { id, owner, epoch, sealed, replicas: Vec::new(), peer_intents: Vec::new() }
     }
 }
 

@@ -72,7 +72,7 @@ pub struct KvFootprint {
     /// Tokens of the prompt and the expected answer.
     pub tokens: Tokens,
     /// Leading tokens of these that are already cached there.
-    pub found: Tokens,
+    pub cached: Tokens,
     /// KV capacity of the rank for all sessions; 0 when unknown, and then nothing is recorded.
     pub capacity: Tokens,
 }
@@ -198,7 +198,7 @@ impl OccupancyModel {
 
     /// Returns the model as a step of one session sees it.
     pub(crate) fn session_lookup(&self, session: SessionId, now: Micros) -> SessionLookup<'_> {
-        SessionLookup { occupancy: self, session, now, own: self.residents.of(session) }
+        SessionLookup { occupancy: self, session, now, sessions: self.residents.of(session) }
     }
 
     fn place(&mut self, at: Owner) -> RankUpdate<'_> {

@@ -311,14 +311,12 @@ impl Plan {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PlanRationale {
     /// Selection rule that chose the plan.
-    #[serde(rename = "policy")]
-    pub rule: SelectionRule,
+    pub policy: SelectionRule,
     /// Cost of the plan by term.
-    #[serde(rename = "cost_terms")]
-    pub terms: CostTerms,
+    pub cost_terms: CostTerms,
     /// Sum of the terms.
-    #[serde(rename = "total_cost", with = "vocabulary::micros_with_unit")]
-    pub total: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub total_cost: Micros,
     /// Cheapest allowed candidate that was not chosen.
     pub runner_up: Option<RunnerUp>,
 }
@@ -331,6 +329,6 @@ pub struct RunnerUp {
     /// Worker that would have generated the answer.
     pub worker: WorkerId,
     /// Total cost of that candidate.
-    #[serde(rename = "total_cost", with = "vocabulary::micros_with_unit")]
-    pub total: Micros,
+    #[serde(with = "vocabulary::micros_with_unit")]
+    pub total_cost: Micros,
 }

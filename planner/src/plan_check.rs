@@ -155,7 +155,7 @@ impl Plan {
             return Err(PlanViolation::HandoffApart(target));
         }
         whole_prompt(prefill, inputs)?;
-        if decode.cached_tokens > inputs.request.prompt || decode.computed_tokens != Tokens::ZERO {
+        if decode.cached_tokens > inputs.request.prompt_tokens || decode.computed_tokens != Tokens::ZERO {
             return Err(PlanViolation::TokenSum(target));
         }
         check_fabric(inputs, find(source, inputs)?, find(target, inputs)?)
@@ -175,8 +175,8 @@ impl Plan {
             return Err(PlanViolation::HandoffApart(target.id));
         }
         check_fabric(inputs, source, target)?;
-        let tokens = blocks.tokens(inputs.request.block);
-        if tokens == Tokens::ZERO || tokens >= inputs.request.prompt || blocks > inputs.session.sealed {
+        let tokens = blocks.tokens(inputs.request.block_size);
+        if tokens == Tokens::ZERO || tokens >= inputs.request.prompt_tokens || blocks > inputs.session.sealed {
             return Err(PlanViolation::NotSealed(blocks));
         }
         let engines = [source, target].map(|end| end.capacity.block);
@@ -255,7 +255,7 @@ fn check_leg<'a>(leg: &Leg, inputs: &PlanningInputs<'a>) -> Result<&'a WorkerVie
 
 fn whole_prompt(leg: &Leg, inputs: &PlanningInputs<'_>) -> Result<(), PlanViolation> {
     let sum = leg.cached_tokens.0.checked_add(leg.computed_tokens.0);
-    if sum == Some(inputs.request.prompt.0) { Ok(()) } else { Err(PlanViolation::TokenSum(leg.worker)) }
+    if sum == Some(inputs.request.prompt_tokens.0) { Ok(()) } else { Err(PlanViolation::TokenSum(leg.worker)) }
 }
 
 fn check_fabric(inputs: &PlanningInputs<'_>, source: &WorkerView, target: &WorkerView) -> Result<(), PlanViolation> {
@@ -274,7 +274,8 @@ fn check_fabric(inputs: &PlanningInputs<'_>, source: &WorkerView, target: &Worke
 /// events) owned.
 fn believed_blocks(inputs: &PlanningInputs<'_>, worker: &WorkerView, WorkerRank { rank, .. }: WorkerRank) -> Blocks {
     let seen = inputs.overlaps.iter().filter(|o| (o.worker, o.rank) == (worker.id, rank)).map(|o| o.blocks);
-    let promised = inputs.session.promises.iter().filter(|p| (p.worker, p.rank) == (worker.id, rank)).map(|p| p.blocks);
+    let promised =
+        inputs.session.peer_intents.iter().filter(|p| (p.worker, p.rank) == (worker.id, rank)).map(|p| p.blocks);
     let owners = inputs.session.owner.iter().chain(&inputs.session.replicas);
     let owned = owners
         .filter(|o| (o.worker, o.incarnation, o.rank) == (worker.id, worker.incarnation, rank))

@@ -17,11 +17,9 @@ use crate::{
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PlanningCase {
     /// Facts that determine the kind of step.
-    #[serde(rename = "step")]
-    pub facts: ClassificationInputs,
+    pub step: ClassificationInputs,
     /// The request.
-    #[serde(rename = "request")]
-    pub ask: RequestProfile,
+    pub request: RequestProfile,
     /// Ownership of the session.
     pub session: SessionView,
     /// The fleet.
@@ -29,18 +27,18 @@ pub struct PlanningCase {
     /// Cached prefixes of the prompt, by worker and rank.
     pub overlaps: Vec<Overlap>,
     /// Workers that had already failed in this attempt.
-    #[serde(rename = "failed_workers", default, skip_serializing_if = "Vec::is_empty")]
-    pub excluded: Vec<WorkerId>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_workers: Vec<WorkerId>,
     /// Recorded KV occupancy. None in logs written before it was recorded: a plan made from such a log has no eviction
     /// cost.
-    #[serde(rename = "kv_occupancy", default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Vec<RankKvMemory>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_occupancy: Option<Vec<RankKvMemory>>,
     /// Actions disabled at that time, besides those of the policy.
-    #[serde(rename = "disabled_actions", default, skip_serializing_if = "ActionSet::is_empty")]
-    pub disabled: ActionSet,
+    #[serde(default, skip_serializing_if = "ActionSet::is_empty")]
+    pub disabled_actions: ActionSet,
     /// Links that were barred at that time.
-    #[serde(rename = "disabled_links", default, skip_serializing_if = "Vec::is_empty")]
-    pub barred: Vec<BarredLink>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disabled_links: Vec<BarredLink>,
 }
 
 impl PlanningCase {
@@ -51,16 +49,16 @@ impl PlanningCase {
         policy: &Policy,
         (attention, shapes): (Option<&AttentionSpec>, &[(WorkerId, ParallelShape)]),
     ) -> Result<Decision, PlanningError> {
-        let tenancy = OccupancyModel::from_recorded(self.memory.as_deref().unwrap_or_default());
+        let tenancy = OccupancyModel::from_recorded(self.kv_occupancy.as_deref().unwrap_or_default());
         plan(&PlanningInputs {
-            step: classify(&self.facts, &policy.thresholds),
-            request: &self.ask,
+            step: classify(&self.step, &policy.thresholds),
+            request: &self.request,
             session: &self.session,
             workers: &self.workers,
             overlaps: &self.overlaps,
-            excluded: &self.excluded,
+            excluded: &self.failed_workers,
             policy,
-            disabled: DisabledFeatures { actions: self.disabled, links: &self.barred },
+            disabled: DisabledFeatures { actions: self.disabled_actions, links: &self.disabled_links },
             attention,
             shapes,
             occupancy: OccupancyView { model: &tenancy, now: Micros::ZERO },
@@ -84,7 +82,7 @@ impl OccupancyModel {
             let capacity = view.capacity.kv;
             let room = visit.headroom(at, capacity, found);
             // Upper bound of the tokens that a plan can need there, including the session's expected growth.
-            let need = inputs.request.prompt + inputs.request.answer + Tokens(capacity.0 / 8);
+            let need = inputs.request.prompt_tokens + inputs.request.expected_output_tokens + Tokens(capacity.0 / 8);
             let mut left = need - room.free;
             let within = |victim: &EvictionVictim| {
                 let reached = left > Tokens::ZERO;
@@ -92,8 +90,17 @@ impl OccupancyModel {
                 reached
             };
             let victims = visit.victims(&room).take_while(within).collect();
-            let (RankHeadroom { free, own, active, inflow, .. }, idle) = (room, room.evictable());
-            all.push(RankKvMemory { worker, rank, free, own, idle, active, inflow, victims });
+            let (RankHeadroom { free, session_tokens: own, active, inflow, .. }, idle) = (room, room.evictable());
+            all.push(RankKvMemory {
+                worker,
+                rank,
+                free_tokens: free,
+                session_tokens: own,
+                idle_tokens: idle,
+                active_sessions: active,
+                prefill_load: inflow,
+                eviction_candidates: victims,
+            });
         }
         all
     }

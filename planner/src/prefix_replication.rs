@@ -138,7 +138,7 @@ pub fn plan_prefix_replication(
     if after.target() != sending.target.worker || after.sequence.has_handoff() {
         return Err(ReplicationSkipReason::NotUsed);
     }
-    let saves = micros((now.plan.rationale.total - after.rationale.total).0 as f64 * chance);
+    let saves = micros((now.plan.rationale.total_cost - after.rationale.total_cost).0 as f64 * chance);
     let costs = replication_cost(inputs, candidate, sending).ok_or(ReplicationSkipReason::NoPlan)?;
     if saves < costs + bounds.least || saves < micros(costs.0 as f64 * valid_or_zero(bounds.margin)) {
         return Err(ReplicationSkipReason::TooDear);
@@ -190,7 +190,9 @@ fn cheapest_replicate<'a>(
             why = why.max(ReplicationSkipReason::TooLarge);
             continue;
         }
-        let key = |candidate: &PlanCandidate| (candidate.total - candidate.terms.network, candidate.sequence.target());
+        let key = |candidate: &PlanCandidate| {
+            (candidate.total_cost - candidate.cost_terms.network, candidate.sequence.target())
+        };
         if best.is_none_or(|(least, _)| key(candidate) < key(least)) {
             best = Some((candidate, ReplicateTransfer { source: from, target: to, blocks, bytes }));
         }
@@ -218,7 +220,7 @@ fn replication_cost(
     let prices = CostModel::new(&table.inputs, table.session_lookup);
     let at = table.candidates.iter().find(|at| at.view.id == sending.target.worker)?;
     let network = prices.network(at.view.link.as_ref()?, sending.bytes);
-    let brought = sending.blocks.tokens(inputs.request.block) - at.prefix.on_device();
+    let brought = sending.blocks.tokens(inputs.request.block_size) - at.prefix.on_device();
     let copy = match candidate.ownership {
         OwnershipEffect::Move { .. } => Micros::ZERO,
         _ => micros(valid_or_zero(inputs.policy.memory_cost_per_mib) / MIB * sending.bytes.0 as f64),

@@ -62,7 +62,7 @@ impl CostModel<'_> {
             return beyond(all);
         }
         let (mut left, mut again) = (tokens, 0.0);
-        for EvictionVictim { tokens: all, chance } in self.session_lookup.victims(&at.headroom) {
+        for EvictionVictim { tokens: all, return_probability: chance } in self.session_lookup.victims(&at.headroom) {
             if all >= left {
                 return again + at.eviction_cost.span(all - left, all) * chance;
             }

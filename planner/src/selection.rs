@@ -32,11 +32,16 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
     let runner_up = others.min_by(|a, b| cheaper(inputs, a, b)).map(|next| RunnerUp {
         action: next.action,
         worker: next.sequence.target(),
-        total: next.total,
+        total_cost: next.total_cost,
     });
-    let rationale = PlanRationale { rule: inputs.policy.policy, terms: chosen.terms, total: chosen.total, runner_up };
+    let rationale = PlanRationale {
+        policy: inputs.policy.policy,
+        cost_terms: chosen.cost_terms,
+        total_cost: chosen.total_cost,
+        runner_up,
+    };
     let PlanCandidate { action, sequence, ownership, .. } = chosen;
-    Ok(Decision { step: inputs.step, plan: Plan { action, sequence, ownership, rationale }, candidates })
+    Ok(Decision { step_kind: inputs.step, plan: Plan { action, sequence, ownership, rationale }, candidates })
 }
 
 type RendezvousRank = (Reverse<u64>, WorkerId);
@@ -50,7 +55,7 @@ fn affinity_key(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate) -> Rende
 /// Orders by cost, then by rendezvous of session and worker, then by action, the simplest first.
 fn cheaper(inputs: &PlanningInputs<'_>, a: &PlanCandidate, b: &PlanCandidate) -> Ordering {
     let rest = |candidate: &PlanCandidate| (affinity_key(inputs, candidate), candidate.action);
-    a.total.cmp(&b.total).then_with(|| rest(a).cmp(&rest(b)))
+    a.total_cost.cmp(&b.total_cost).then_with(|| rest(a).cmp(&rest(b)))
 }
 
 fn round_robin<'a>(
@@ -68,7 +73,7 @@ fn match_rate_minus_load(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate,
     let leg = candidate.sequence.answer_leg();
     let own = inputs.workers.iter().find(|view| view.id == leg.worker);
     let load = own.map_or(0, |view| request_count(&view.load));
-    thousandths(leg.cached_tokens.0, inputs.request.prompt.0) - thousandths(load, most)
+    thousandths(leg.cached_tokens.0, inputs.request.prompt_tokens.0) - thousandths(load, most)
 }
 
 fn request_count(load: &WorkerLoad) -> u64 {

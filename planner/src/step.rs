@@ -84,11 +84,9 @@ impl HeadRelation {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub struct ClassificationInputs {
     /// Tokens of the whole prompt.
-    #[serde(rename = "prompt_tokens")]
-    pub prompt: Tokens,
+    pub prompt_tokens: Tokens,
     /// Leading tokens known from before: the longest overlap of any worker, or the shared part of the session's head.
-    #[serde(rename = "reused_tokens")]
-    pub reused: Tokens,
+    pub reused_tokens: Tokens,
     /// Relation of the prompt to the session's head.
     pub relation: HeadRelation,
     /// Time since the session's last step; none for a session without one.
@@ -99,7 +97,7 @@ pub struct ClassificationInputs {
 impl ClassificationInputs {
     /// Returns the tokens that nobody has computed yet.
     pub fn new_tokens(&self) -> Tokens {
-        self.prompt - self.reused
+        self.prompt_tokens - self.reused_tokens
     }
 }
 
@@ -132,8 +130,8 @@ pub fn classify(facts: &ClassificationInputs, thresholds: &StepThresholds) -> St
     if facts.new_tokens() <= thresholds.long_step_tokens {
         return StepKind::SmallIncrement;
     }
-    let reused = u128::from(facts.reused.0) * 100;
-    let min_reused = u128::from(facts.prompt.0) * u128::from(thresholds.tool_output_min_reused_percent);
+    let reused = u128::from(facts.reused_tokens.0) * 100;
+    let min_reused = u128::from(facts.prompt_tokens.0) * u128::from(thresholds.tool_output_min_reused_percent);
     if reused < min_reused { StepKind::NewLongPrefix } else { StepKind::LongToolOutput }
 }
 
@@ -142,8 +140,11 @@ mod tests {
     use super::*;
 
     fn kind(prompt: u64, reused: u64) -> StepKind {
-        let facts =
-            ClassificationInputs { prompt: Tokens(prompt), reused: Tokens(reused), ..ClassificationInputs::default() };
+        let facts = ClassificationInputs {
+            prompt_tokens: Tokens(prompt),
+            reused_tokens: Tokens(reused),
+            ..ClassificationInputs::default()
+        };
         classify(&facts, &StepThresholds::default())
     }
 
@@ -167,8 +168,8 @@ mod tests {
     fn pause_beyond_the_threshold_makes_a_cold_resume() {
         let at = |idle| {
             let facts = ClassificationInputs {
-                prompt: Tokens(9_000),
-                reused: Tokens(8_000),
+                prompt_tokens: Tokens(9_000),
+                reused_tokens: Tokens(8_000),
                 relation: HeadRelation::Extends,
                 idle: Some(Micros(idle)),
             };
@@ -182,8 +183,8 @@ mod tests {
     fn head_relation_outranks_pause_and_size() {
         let of = |relation| {
             let facts = ClassificationInputs {
-                prompt: Tokens(9_000),
-                reused: Tokens(0),
+                prompt_tokens: Tokens(9_000),
+                reused_tokens: Tokens(0),
                 relation,
                 idle: Some(Micros(u64::MAX)),
             };
@@ -196,7 +197,11 @@ mod tests {
 
     #[test]
     fn step_kind_thresholds_are_configurable() {
-        let facts = ClassificationInputs { prompt: Tokens(100), reused: Tokens(30), ..ClassificationInputs::default() };
+        let facts = ClassificationInputs {
+            prompt_tokens: Tokens(100),
+            reused_tokens: Tokens(30),
+            ..ClassificationInputs::default()
+        };
         let mut thresholds = StepThresholds {
             long_step_tokens: Tokens(10),
             tool_output_min_reused_percent: 31,

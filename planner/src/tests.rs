@@ -91,11 +91,11 @@ impl PlanningScene {
             ask: RequestProfile {
                 model: "m".into(),
                 adapter: None,
-                prompt: Tokens(1_600),
-                longest: None,
-                answer: Tokens(100),
-                growth: Tokens(u64::MAX),
-                block: Tokens(16),
+                prompt_tokens: Tokens(1_600),
+                longest_prompt_tokens: None,
+                expected_output_tokens: Tokens(100),
+                expected_growth_tokens: Tokens(u64::MAX),
+                block_size: Tokens(16),
                 transfers: TransferPermission::Allowed,
             },
             attention: None,
@@ -138,7 +138,7 @@ impl PlanningScene {
             "promise" => {
                 let (name, blocks) = value.split_once(':').unwrap();
                 let promise = LiveIntent { worker: id(name), rank: DpRank(0), blocks: Blocks(number(blocks)) };
-                self.session.promises.push(promise);
+                self.session.peer_intents.push(promise);
             }
             other => panic!("no such word: {other}"),
         }
@@ -152,9 +152,9 @@ impl PlanningScene {
             "step" => self.step = serde_json::from_value(value.into()).unwrap(),
             "model" => self.ask.model = value.into(),
             "adapter" => self.ask.adapter = Some(value.into()),
-            "prompt" => self.ask.prompt = Tokens(number(value)),
-            "answer" => self.ask.answer = Tokens(number(value)),
-            "block" => self.ask.block = Tokens(number(value)),
+            "prompt" => self.ask.prompt_tokens = Tokens(number(value)),
+            "answer" => self.ask.expected_output_tokens = Tokens(number(value)),
+            "block" => self.ask.block_size = Tokens(number(value)),
             "transfers" => self.ask.transfers = TransferPermission::Forbidden(TransferObstacle::SeveralChoices),
             "exclude" => self.excluded.push(id(value)),
             "turn" => self.round_robin_index = number(value),
@@ -312,8 +312,11 @@ pub(crate) fn decide(text: &str) -> String {
         Ok(decision) => {
             assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
             let Plan { action, sequence, ownership, rationale } = decision.plan;
-            let (terms, total, rejection) = (rationale.terms, rationale.total, None);
-            line(&scene, &PlanCandidate { action, sequence, ownership, terms, total, rejection })
+            let (terms, total, rejection) = (rationale.cost_terms, rationale.total_cost, None);
+            line(
+                &scene,
+                &PlanCandidate { action, sequence, ownership, cost_terms: terms, total_cost: total, rejection },
+            )
         }
     }
 }
@@ -340,5 +343,5 @@ pub(crate) fn terms(text: &str, action: Action, target: &str) -> CostTerms {
     let scene = PlanningScene::read(text);
     let candidates = scene.plan().candidates;
     let found = candidates.iter().find(|c| c.action == action && c.sequence.target() == id(target));
-    found.unwrap_or_else(|| panic!("no {action} at {target} in {:#?}", list(text))).terms
+    found.unwrap_or_else(|| panic!("no {action} at {target} in {:#?}", list(text))).cost_terms
 }

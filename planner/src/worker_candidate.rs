@@ -86,10 +86,10 @@ impl<'a> WorkerCandidate<'a> {
     /// Expected growth of the session at this worker: zero where it already has KV, and an eighth of the memory at
     /// most.
     pub(crate) fn expected_growth(&self, inputs: &PlanningInputs<'_>) -> Tokens {
-        match self.headroom.own {
+        match self.headroom.session_tokens {
             Tokens::ZERO => inputs
                 .request
-                .growth
+                .expected_growth_tokens
                 .min(inputs.policy.max_session_growth_tokens)
                 .min(Tokens(self.view.capacity.kv.0 / 8)),
             _ => Tokens::ZERO,
@@ -141,8 +141,8 @@ fn participation_refusal(inputs: &PlanningInputs<'_>, view: &WorkerView) -> Opti
 /// Returns why prompt and answer exceed the worker's limits, if they do. Unknown limits (0) never do.
 pub(crate) fn length_refusal(ask: &RequestProfile, view: &WorkerView) -> Option<CandidateRefusal> {
     // A prefill-only worker generates one token per prompt, whatever the answer's length.
-    let answer = if view.role == WorkerRole::Prefill { Tokens(1) } else { ask.answer };
-    let prompt = ask.longest.unwrap_or(ask.prompt);
+    let answer = if view.role == WorkerRole::Prefill { Tokens(1) } else { ask.expected_output_tokens };
+    let prompt = ask.longest_prompt_tokens.unwrap_or(ask.prompt_tokens);
     let exceeds = |limit: Tokens| limit > Tokens::ZERO && prompt + answer > limit;
     if exceeds(view.capacity.context) {
         Some(CandidateRefusal::ExceedsContext)

@@ -21,7 +21,7 @@ pub(crate) struct DialFailures {
 
 #[derive(Debug)]
 struct DialFailure {
-    why: DialError,
+    error: DialError,
     at: Instant,
     is_logged: bool,
 }
@@ -29,16 +29,17 @@ struct DialFailure {
 impl DialFailures {
     /// Returns why the last call to a node failed; `None` if it succeeded or there was no recent call.
     pub(crate) fn recent_cause(&self, node: NodeId, now: Instant) -> Option<String> {
-        let DialFailure { why: DialError::Tls(why) | DialError::Other(why), at, .. } = self.last_failures.get(&node)?;
+        let DialFailure { error: DialError::Tls(why) | DialError::Other(why), at, .. } =
+            self.last_failures.get(&node)?;
         (now.saturating_duration_since(*at) < RECENT_WINDOW).then(|| why.clone())
     }
 
     /// Records a failure. If it should be logged, returns how many were not logged before it.
     pub(crate) fn record(&mut self, node: NodeId, why: DialError, now: Instant) -> Option<u64> {
-        let was_told = self.last_failures.get(&node).is_some_and(|known| known.why == why && known.is_logged);
+        let was_told = self.last_failures.get(&node).is_some_and(|known| known.error == why && known.is_logged);
         let is_to_tell = matches!(why, DialError::Tls(_)) && !was_told;
         let untold = if is_to_tell { self.throttle.record(now) } else { None };
-        self.last_failures.insert(node, DialFailure { why, at: now, is_logged: was_told || untold.is_some() });
+        self.last_failures.insert(node, DialFailure { error: why, at: now, is_logged: was_told || untold.is_some() });
         untold
     }
 

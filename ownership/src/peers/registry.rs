@@ -33,7 +33,7 @@ const MAX_KNOWN_LEVELS: usize = 4_096;
 
 /// What this node knows of the others. Shared by all callers and handlers.
 pub(crate) struct PeerRegistry {
-    pub(crate) own: Welcome,
+    pub(crate) welcome: Welcome,
     pub(crate) publisher: Arc<ViewPublisher>,
     addresses: ArcSwap<BTreeMap<NodeId, String>>,
     levels: Mutex<BTreeMap<NodeId, SupportedLevels>>,
@@ -84,7 +84,7 @@ impl PeerRegistry {
     ) -> Arc<Self> {
         let own = Welcome { cluster: identity.cluster, node: identity.node, levels };
         Arc::new(Self {
-            own,
+            welcome: own,
             publisher,
             addresses: ArcSwap::default(),
             levels: Mutex::default(),
@@ -120,13 +120,13 @@ impl PeerRegistry {
     }
 
     pub(crate) fn others(&self) -> Vec<NodeId> {
-        self.addresses.load().keys().copied().filter(|node| *node != self.own.node).collect()
+        self.addresses.load().keys().copied().filter(|node| *node != self.welcome.node).collect()
     }
 
     /// Returns whether a caller is a member, according to its connection and the newest membership known here.
     pub(crate) fn is_member(&self, caller: &Caller) -> bool {
         let (node, cluster) = (caller.hello.node, caller.hello.cluster);
-        let address = node.filter(|_| cluster == Some(self.own.cluster)).and_then(|node| self.address(node));
+        let address = node.filter(|_| cluster == Some(self.welcome.cluster)).and_then(|node| self.address(node));
         address.is_some_and(|address| caller.certificate_covers(&address))
     }
 
@@ -144,13 +144,13 @@ impl PeerRegistry {
 
     /// Creates a link that is not shared.
     pub(crate) fn dial(self: &Arc<Self>, whom: DialTarget, lane: Lane) -> PeerLink {
-        PeerLink::new(LaneDialer { whom, lane, policy: self.clone() })
+        PeerLink::new(LaneDialer { target: whom, lane, policy: self.clone() })
     }
 
     /// Returns the feature levels that a node's release supports, if it was met.
     pub(crate) fn levels(&self, node: NodeId) -> Option<SupportedLevels> {
-        if node == self.own.node {
-            return Some(self.own.levels);
+        if node == self.welcome.node {
+            return Some(self.welcome.levels);
         }
         self.levels.lock().get(&node).copied()
     }
@@ -186,7 +186,7 @@ impl PeerRegistry {
     /// Records that this node was removed.
     pub(crate) fn mark_retired(&self) {
         if self.retired.set(()).is_ok() {
-            let refusal = HandshakeRefusal::Retired { node: self.own.node };
+            let refusal = HandshakeRefusal::Retired { node: self.welcome.node };
             tracing::error!(%refusal, "this node no longer belongs to the cluster; it only serves its last view");
         }
     }
@@ -198,7 +198,7 @@ impl PeerRegistry {
             Some(node) if is_retired(&view, node) => RemovalStatus::Yes,
             _ => RemovalStatus::No,
         };
-        let judged = check_hello(hello, Callee { welcome: &self.own, level: view.level(), is_retired });
+        let judged = check_hello(hello, Callee { welcome: &self.welcome, level: view.level(), is_retired });
         let mut refused = self.failures.handshake_refusals.lock();
         match &judged {
             Ok(()) => refused.clear(hello.node),
@@ -216,7 +216,7 @@ impl PeerRegistry {
         drop(refused);
         judged?;
         hello.node.into_iter().for_each(|node| self.record_levels(node, hello.levels));
-        Ok(self.own.clone())
+        Ok(self.welcome.clone())
     }
 }
 
@@ -226,7 +226,7 @@ impl DialPolicy for PeerRegistry {
     }
 
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello {
-        let Welcome { cluster, node, levels } = self.own;
+        let Welcome { cluster, node, levels } = self.welcome;
         Hello { protocol: PROTOCOL, cluster: Some(cluster), node: Some(node), to, levels, lane }
     }
 
@@ -250,7 +250,7 @@ impl DialPolicy for PeerRegistry {
                 self.record_levels(*node, *levels);
                 self.failures.dial_failures.lock().clear(*node);
             }
-            Err(HandshakeRefusal::Retired { node }) if *node == self.own.node => self.mark_retired(),
+            Err(HandshakeRefusal::Retired { node }) if *node == self.welcome.node => self.mark_retired(),
             Err(refusal @ HandshakeRefusal::Level { .. }) if self.level_unsupported.set(()).is_ok() => {
                 tracing::error!(%refusal, "this node can no longer take part in the cluster; it only serves its last view");
             }

@@ -65,7 +65,7 @@ pub(crate) enum DialTarget {
 /// Dials one node on one lane.
 #[derive(Clone)]
 pub(crate) struct LaneDialer {
-    pub(crate) whom: DialTarget,
+    pub(crate) target: DialTarget,
     pub(crate) lane: Lane,
     pub(crate) policy: Arc<dyn DialPolicy>,
 }
@@ -73,7 +73,7 @@ pub(crate) struct LaneDialer {
 impl LaneDialer {
     /// Returns the address, for messages.
     pub(crate) fn address(&self) -> String {
-        match &self.whom {
+        match &self.target {
             DialTarget::Address(address) => address.clone(),
             DialTarget::Node(node) => self.policy.address(*node).unwrap_or_else(|| format!("node {node}")),
         }
@@ -81,7 +81,7 @@ impl LaneDialer {
 
     /// Connects and greets.
     pub(crate) async fn dial(&self) -> Result<PeerSocket, PeerError> {
-        let (address, to) = match &self.whom {
+        let (address, to) = match &self.target {
             DialTarget::Address(address) => (address.clone(), None),
             DialTarget::Node(node) => {
                 let address = self.policy.address(*node).filter(|address| !address.is_empty());

@@ -141,7 +141,7 @@ impl RestoreRule for KvModel {
     fn choose(&self, stored: &StoredPrefix) -> RestoreChoice {
         let (spec, held, unit) = (&self.stored_spec, stored.cached_until, self.stored_spec.block());
         let until = stored.stored_until.whole_blocks(unit).tokens(unit);
-        let restore = PrefixRestore { spec, held, until, unit };
+        let restore = PrefixRestore { spec, cached: held, until, unit };
         let way = match self.restore_strategy {
             _ if until <= held => restore.without_load(),
             RestoreStrategy::LoadAll => {

@@ -220,5 +220,8 @@ fn kind(step: &TraceStep, place: &ConversationPosition, (own, forked): (Tokens, 
         () => HeadRelation::Extends,
     };
     let idle = place.gap.map(|gap| Micros((gap * 1e6) as u64));
-    classify(&ClassificationInputs { prompt: step.prompt, reused: own, relation, idle }, &StepThresholds::default())
+    classify(
+        &ClassificationInputs { prompt_tokens: step.prompt, reused_tokens: own, relation, idle },
+        &StepThresholds::default(),
+    )
 }

@@ -17,7 +17,7 @@ pub struct StepQueue<K> {
 struct QueuedStep<K> {
     step: K,
     prompt: Tokens,
-    since: Micros,
+    queued_at: Micros,
 }
 
 /// Facts about a step that decide whether it queues.
@@ -35,7 +35,7 @@ impl AdmissionRequest {
     /// Builds the request for a step that was just planned.
     pub fn of(inputs: &PlanningInputs<'_>, decision: &Decision) -> Self {
         let displaced_compute = displaced_compute(inputs, decision);
-        Self { prompt: inputs.request.prompt, displaced_compute, now: inputs.occupancy.now }
+        Self { prompt: inputs.request.prompt_tokens, displaced_compute, now: inputs.occupancy.now }
     }
 }
 
@@ -54,7 +54,7 @@ impl<K: Copy + Eq> StepQueue<K> {
         let is_full = self.steps.len() >= max_queue;
         let starts = match place {
             _ if costs_others <= max_displaced_compute || max_wait == Micros::ZERO => Some(AdmissionReason::Tolerated),
-            Some(place) if now - self.steps[place].since >= max_wait => Some(AdmissionReason::Longest),
+            Some(place) if now - self.steps[place].queued_at >= max_wait => Some(AdmissionReason::Longest),
             None if is_full => Some(AdmissionReason::NoPlace),
             _ => None,
         };
@@ -65,7 +65,7 @@ impl<K: Copy + Eq> StepQueue<K> {
             }
             (None, place) => {
                 if place.is_none() {
-                    self.steps.push(QueuedStep { step, prompt, since: now });
+                    self.steps.push(QueuedStep { step, prompt, queued_at: now });
                 }
                 AdmissionDecision::Hold { costs_others }
             }
@@ -81,7 +81,7 @@ impl<K: Copy + Eq> StepQueue<K> {
     /// more of them fit, then first come, first served.
     pub fn admission_order(&self) -> Vec<K> {
         let mut all: Vec<_> = self.steps.iter().collect();
-        all.sort_by_key(|waiting| (waiting.prompt, waiting.since));
+        all.sort_by_key(|waiting| (waiting.prompt, waiting.queued_at));
         all.into_iter().map(|waiting| waiting.step).collect()
     }
 

@@ -13,7 +13,7 @@ pub struct PrefixRestore<'a> {
     /// Specification of the model.
     pub spec: &'a AttentionSpec,
     /// Leading tokens that the worker already has, including windows.
-    pub held: Tokens,
+    pub cached: Tokens,
     /// Leading tokens stored elsewhere: a multiple of `unit`.
     pub until: Tokens,
     /// Granularity of loading, from the block sizes of both ends.
@@ -87,7 +87,7 @@ pub struct RestorePlan {
 impl PrefixRestore<'_> {
     /// Returns the way that loads nothing.
     pub fn without_load(&self) -> RestoreSplit {
-        RestoreSplit { loaded: self.held, bytes: Bytes::ZERO, start: self.held }
+        RestoreSplit { loaded: self.cached, bytes: Bytes::ZERO, start: self.cached }
     }
 
     /// Returns the ways to load that can be the cheapest: up to the last stored windows, and up to the end with
@@ -96,7 +96,7 @@ impl PrefixRestore<'_> {
     /// Loading less is never cheaper than both of these and loading nothing: every byte costs the same, and a later
     /// token costs no less to compute than an earlier one, so the cost of a partial load is concave in its length.
     pub fn load_splits(&self) -> [Option<RestoreSplit>; 2] {
-        let Self { spec, held, until, unit } = *self;
+        let Self { spec, cached: held, until, unit } = *self;
         let depth = spec.window_depth();
         let stored = if depth == Tokens::ZERO { until } else { spec.checkpoints().last_stored(until, unit) };
         let with_windows = RestoreSplit { loaded: stored, bytes: spec.range_bytes(held, stored), start: stored };
@@ -117,7 +117,7 @@ impl PrefixRestore<'_> {
             PrefetchMode::Never => (prices.queue + load, valid_or_zero(prices.usage).min(1.0)),
         };
         let recompute = prices.compute.span(way.start, self.until);
-        let stored = self.spec.range_bytes(self.held, self.until).0 as f64;
+        let stored = self.spec.range_bytes(self.cached, self.until).0 as f64;
         let memory = micros(valid_or_zero(prices.memory_byte) * chance * stored);
         RestorePlan { way, prefetch, wait, recompute, memory, total: wait + recompute + memory }
     }

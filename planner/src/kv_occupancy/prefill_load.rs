@@ -13,11 +13,9 @@ const MIN_DECAY_INTERVAL: Micros = Micros(1_000_000);
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct PrefillLoad {
     /// Share of the worker's time that prefill takes, 0 to 1, rounded to millionths.
-    #[serde(rename = "utilization")]
-    pub share: f64,
+    pub utilization: f64,
     /// Prompts per second, rounded to millionths.
-    #[serde(rename = "prompts_per_second")]
-    pub rate: f64,
+    pub prompts_per_second: f64,
 }
 
 impl PrefillLoad {
@@ -58,7 +56,7 @@ impl PrefillLoadAverage {
         // Rounded as the decision log stores them.
         let millionths = |value: f64| (value * 1e6).round() / 1e6;
         let share = millionths((self.work * left / DECAY_TIME.0 as f64).min(1.0));
-        PrefillLoad { share, rate: millionths(self.prompts * left / seconds) }
+        PrefillLoad { utilization: share, prompts_per_second: millionths(self.prompts * left / seconds) }
     }
 
     fn decay_factor(&self, now: Micros) -> f64 {
@@ -83,14 +81,14 @@ mod tests {
 
     #[test]
     fn steady_prefill_load_reports_its_share_and_rate() {
-        let PrefillLoad { share, rate } = steady(300).load_at(seconds(300));
+        let PrefillLoad { utilization: share, prompts_per_second: rate } = steady(300).load_at(seconds(300));
         assert!((share - 0.5).abs() < 0.02 && (rate - 1.0).abs() < 0.03, "{share} {rate}");
     }
 
     #[test]
     fn prefill_load_decays_over_time() {
         let (before, after) = (steady(300).load_at(seconds(300)), steady(300).load_at(seconds(330)));
-        assert!((after.share / before.share - 0.368).abs() < 0.001, "{after:?}");
+        assert!((after.utilization / before.utilization - 0.368).abs() < 0.001, "{after:?}");
         assert!(steady(300).load_at(seconds(3_000)).is_none());
         assert!(PrefillLoadAverage::default().load_at(seconds(1)).is_none());
     }
@@ -99,7 +97,7 @@ mod tests {
     fn prefill_load_share_is_capped_at_one() {
         let mut lately = PrefillLoadAverage::default();
         (0..9).for_each(|_| lately.add(Micros(u64::MAX), seconds(5)));
-        assert_eq!(lately.load_at(seconds(5)).share, 1.0);
-        assert!(lately.load_at(seconds(600)).share < 1e-4, "and even that is forgotten");
+        assert_eq!(lately.load_at(seconds(5)).utilization, 1.0);
+        assert!(lately.load_at(seconds(600)).utilization < 1e-4, "and even that is forgotten");
     }
 }

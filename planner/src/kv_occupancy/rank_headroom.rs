@@ -15,7 +15,7 @@ pub(crate) struct SessionLookup<'a> {
     pub(super) session: SessionId,
     pub(super) now: Micros,
     /// KV that the session has, by rank.
-    pub(super) own: &'a [(Owner, ResidentSession)],
+    pub(super) sessions: &'a [(Owner, ResidentSession)],
 }
 
 /// Memory of one rank.
@@ -23,7 +23,7 @@ pub(crate) struct SessionLookup<'a> {
 pub(crate) struct RankHeadroom<'a> {
     pub(crate) free: Tokens,
     /// Tokens that the session itself has there.
-    pub(crate) own: Tokens,
+    pub(crate) session_tokens: Tokens,
     pub(crate) others_idle: Tokens,
     /// Part of `own` that the step does not reuse, because the history was rewritten. It is evicted in its turn, at no
     /// cost.
@@ -44,8 +44,7 @@ pub struct EvictionVictim {
     /// Tokens that it holds.
     pub tokens: Tokens,
     /// Chance, 0 to 1, that its session comes back for it soon, rounded to millionths.
-    #[serde(rename = "return_probability")]
-    pub chance: f64,
+    pub return_probability: f64,
 }
 
 impl<'a> SessionLookup<'a> {
@@ -58,7 +57,7 @@ impl<'a> SessionLookup<'a> {
         let Some(worker) = self.occupancy.known_worker(at) else { return RankHeadroom::unknown(capacity) };
         let mut room = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
             Some((_, rank)) => {
-                let own = self.own.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
+                let own = self.sessions.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
                 rank.headroom((self.session, own), (capacity, found), self.now)
             }
             None => RankHeadroom::unknown(capacity),
@@ -86,11 +85,11 @@ impl<'a> SessionLookup<'a> {
         let stale = room.stale;
         let victims = room.oldest.iter().map(move |idle| {
             if idle.session == self.session {
-                return EvictionVictim { tokens: stale, chance: 0.0 };
+                return EvictionVictim { tokens: stale, return_probability: 0.0 };
             }
             time = time.at_most(self.now - idle.last);
             let chance = idle.return_pattern.map_or(0.0, |habit| chance(&self.occupancy.returns, habit, time));
-            EvictionVictim { tokens: idle.tokens, chance }
+            EvictionVictim { tokens: idle.tokens, return_probability: chance }
         });
         let victims = victims.filter(|victim| victim.tokens > Tokens::ZERO);
         victims.chain(room.recorded_victims.iter().copied()).take(MAX_VICTIMS)
@@ -107,6 +106,15 @@ impl RankHeadroom<'_> {
     pub(super) fn unknown(capacity: Tokens) -> Self {
         let none = Tokens::ZERO;
         let (own, others_idle, stale, inflow) = (none, none, none, PrefillLoad::default());
-        Self { free: capacity, own, others_idle, stale, active: 0, inflow, oldest: &[], recorded_victims: &[] }
+        Self {
+            free: capacity,
+            session_tokens: own,
+            others_idle,
+            stale,
+            active: 0,
+            inflow,
+            oldest: &[],
+            recorded_victims: &[],
+        }
     }
 }

@@ -15,34 +15,37 @@ pub struct RankKvMemory {
     #[serde(default)]
     pub rank: DpRank,
     /// Free tokens.
-    #[serde(rename = "free_tokens")]
-    pub free: Tokens,
+    pub free_tokens: Tokens,
     /// Tokens that the step's session has there.
-    #[serde(rename = "session_tokens")]
-    pub own: Tokens,
+    pub session_tokens: Tokens,
     /// Evictable tokens: those of other, idle sessions, and stale ones of the step's session.
-    #[serde(rename = "idle_tokens")]
-    pub idle: Tokens,
+    pub idle_tokens: Tokens,
     /// Other sessions that are being served or had a step recently.
-    #[serde(rename = "active_sessions")]
-    pub active: u32,
+    pub active_sessions: u32,
     /// Prefill load of the rank's worker.
-    #[serde(rename = "prefill_load", default, skip_serializing_if = "PrefillLoad::is_none")]
-    pub inflow: PrefillLoad,
+    #[serde(default, skip_serializing_if = "PrefillLoad::is_none")]
+    pub prefill_load: PrefillLoad,
     /// Sessions that would be evicted first, as far as the step could reach.
-    #[serde(rename = "eviction_candidates", default, skip_serializing_if = "Vec::is_empty")]
-    pub victims: Vec<EvictionVictim>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eviction_candidates: Vec<EvictionVictim>,
 }
 
 impl RankKvMemory {
     pub(super) fn headroom(&self) -> RankHeadroom<'_> {
-        let Self { free, own, idle, active, inflow, .. } = *self;
+        let Self {
+            free_tokens: free,
+            session_tokens: own,
+            idle_tokens: idle,
+            active_sessions: active,
+            prefill_load: inflow,
+            ..
+        } = *self;
         RankHeadroom {
-            own,
+            session_tokens: own,
             others_idle: idle,
             active,
             inflow,
-            recorded_victims: &self.victims,
+            recorded_victims: &self.eviction_candidates,
             ..RankHeadroom::unknown(free)
         }
     }

@@ -79,7 +79,7 @@ impl ResidentSessions {
 impl RankUpdate<'_> {
     pub(super) fn step_started(&mut self, session: SessionId, stay: KvFootprint, now: Micros) {
         let before = self.take(session);
-        let shared = before.map_or(stay.found, |tenant| tenant.shared.min(stay.found));
+        let shared = before.map_or(stay.cached, |tenant| tenant.shared.min(stay.cached));
         self.put(
             session,
             ResidentSession {
@@ -172,7 +172,7 @@ impl RankOccupancy {
         let served = self.served - u32::from(own.is_some_and(|tenant| tenant.steps > 0));
         RankHeadroom {
             free: capacity - self.used,
-            own: has,
+            session_tokens: has,
             others_idle: self.used - self.in_use - idle.map_or(Tokens::ZERO, |_| has),
             stale: idle.map_or(Tokens::ZERO, |tenant| has.min(tenant.shared + has - found)),
             active: served + self.idle.active_count(now, idle.map(|tenant| (tenant.last, session))),

@@ -14,7 +14,7 @@ fn seconds(seconds: u64) -> Micros {
 fn served(sessions: &[(u128, u64)]) -> OccupancyModel {
     let mut tenancy = OccupancyModel::default();
     for (n, (session, tokens)) in (0..).zip(sessions) {
-        let stay = KvFootprint { tokens: Tokens(*tokens), found: Tokens::ZERO, capacity: ALL };
+        let stay = KvFootprint { tokens: Tokens(*tokens), cached: Tokens::ZERO, capacity: ALL };
         tenancy.step_started(at(1), SessionId(*session), stay, seconds(10 * n));
         tenancy.step_ended(at(1), SessionId(*session), Tokens(*tokens), seconds(10 * n + 1));
     }
@@ -35,7 +35,7 @@ fn victims(tenancy: &OccupancyModel, session: u128) -> Vec<u64> {
 }
 
 fn begins(tenancy: &mut OccupancyModel, session: u128, tokens: u64) {
-    let stay = KvFootprint { tokens: Tokens(tokens), found: Tokens::ZERO, capacity: ALL };
+    let stay = KvFootprint { tokens: Tokens(tokens), cached: Tokens::ZERO, capacity: ALL };
     tenancy.step_started(at(1), SessionId(session), stay, seconds(90));
 }
 
@@ -45,7 +45,7 @@ fn victims_are_idle_sessions_in_lru_order_without_the_session_itself() {
     assert_eq!(victims(&tenancy, 9), [100, 200, 300]);
     assert_eq!(victims(&tenancy, 2), [100, 300]);
     let room = room(&tenancy, 2);
-    assert_eq!((room.free, room.own, room.others_idle), (Tokens(400), Tokens(200), Tokens(400)));
+    assert_eq!((room.free, room.session_tokens, room.others_idle), (Tokens(400), Tokens(200), Tokens(400)));
 }
 
 #[test]
@@ -69,11 +69,11 @@ fn exceeding_capacity_evicts_the_oldest_sessions() {
 #[test]
 fn shared_prefix_tokens_count_once() {
     let mut tenancy = served(&[(1, 100)]);
-    let stay = KvFootprint { tokens: Tokens(150), found: Tokens(80), capacity: ALL };
+    let stay = KvFootprint { tokens: Tokens(150), cached: Tokens(80), capacity: ALL };
     tenancy.step_started(at(1), SessionId(2), stay, seconds(20));
-    assert_eq!(room(&tenancy, 2).own, Tokens(70));
+    assert_eq!(room(&tenancy, 2).session_tokens, Tokens(70));
     tenancy.step_ended(at(1), SessionId(2), Tokens(180), seconds(21));
-    assert_eq!(room(&tenancy, 2).own, Tokens(100));
+    assert_eq!(room(&tenancy, 2).session_tokens, Tokens(100));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn failed_step_leaves_no_counted_kv() {
     let mut tenancy = served(&[(1, 100)]);
     begins(&mut tenancy, 1, 150);
     tenancy.step_failed(at(1), SessionId(1), seconds(92));
-    assert_eq!((room(&tenancy, 1).own, room(&tenancy, 1).free), (Tokens::ZERO, ALL));
+    assert_eq!((room(&tenancy, 1).session_tokens, room(&tenancy, 1).free), (Tokens::ZERO, ALL));
 }
 
 #[test]
@@ -100,11 +100,11 @@ fn departed_session_occupies_memory_with_zero_return_probability() {
     let mut tenancy = served(&[(1, 100), (2, 200)]);
     tenancy.session_moved(at(1), SessionId(1));
     let first = all_victims(&tenancy, 9).next().unwrap();
-    assert_eq!((first.tokens, first.chance), (Tokens(100), 0.0));
+    assert_eq!((first.tokens, first.return_probability), (Tokens(100), 0.0));
     begins(&mut tenancy, 1, 100);
     tenancy.step_ended(at(1), SessionId(1), Tokens(100), seconds(91));
     let last = all_victims(&tenancy, 9).last().unwrap();
-    assert!(last.chance > 0.5, "it came back");
+    assert!(last.return_probability > 0.5, "it came back");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn new_incarnation_starts_with_empty_occupancy() {
     tenancy.step_started(
         reborn,
         SessionId(2),
-        KvFootprint { tokens: Tokens(10), found: Tokens(0), capacity: ALL },
+        KvFootprint { tokens: Tokens(10), cached: Tokens(0), capacity: ALL },
         seconds(50),
     );
     assert_eq!(room(&tenancy, 9).free, ALL, "the old one is void");
@@ -141,7 +141,7 @@ fn cleared_rank_keeps_only_kv_in_use() {
 #[test]
 fn unknown_capacity_records_no_occupancy() {
     let mut tenancy = OccupancyModel::default();
-    let stay = KvFootprint { tokens: Tokens(10), found: Tokens::ZERO, capacity: Tokens::ZERO };
+    let stay = KvFootprint { tokens: Tokens(10), cached: Tokens::ZERO, capacity: Tokens::ZERO };
     tenancy.step_started(at(1), SessionId(1), stay, seconds(1));
     assert!(tenancy.workers.is_empty());
 }
@@ -168,24 +168,24 @@ fn sessions_stay_active_for_a_minute_after_their_step() {
 #[test]
 fn sessions_that_never_return_are_forgotten_and_counted_as_gone() {
     let mut tenancy = served(&[(1, 100)]);
-    let before = all_victims(&tenancy, 9).next().unwrap().chance;
+    let before = all_victims(&tenancy, 9).next().unwrap().return_probability;
     for session in 100..400_u128 {
         begins(&mut tenancy, session, 1);
         tenancy.step_ended(at(1), SessionId(session), Tokens(1), seconds(91));
     }
     for n in 0..100 {
-        let stay = KvFootprint { tokens: Tokens(1), found: Tokens::ZERO, capacity: ALL };
+        let stay = KvFootprint { tokens: Tokens(1), cached: Tokens::ZERO, capacity: ALL };
         tenancy.step_started(at(2), SessionId(1_000 + n), stay, seconds(10_000));
     }
     assert!(tenancy.sessions.is_empty() && tenancy.step_ends.is_empty());
-    let after = all_victims(&tenancy, 9).next().unwrap().chance;
+    let after = all_victims(&tenancy, 9).next().unwrap().return_probability;
     assert!(after < before / 4.0, "{before} {after}");
 }
 
 #[test]
 fn session_limit_drops_the_oldest_without_counting_them_as_gone() {
     let mut tenancy = served(&[(u128::MAX - 1, 100)]);
-    let before = all_victims(&tenancy, 9).next().unwrap().chance;
+    let before = all_victims(&tenancy, 9).next().unwrap().return_probability;
     for session in 0..MAX_STEP_ENDS as u128 + 5_000 {
         begins(&mut tenancy, session, 1);
         tenancy.step_ended(at(1), SessionId(session), Tokens(1), seconds(91));
@@ -194,7 +194,7 @@ fn session_limit_drops_the_oldest_without_counting_them_as_gone() {
     assert_eq!(room(&tenancy, u128::MAX).free, Tokens::ZERO, "and that of tenants by the memory");
     let mut again = served(&[(u128::MAX - 1, 100)]);
     again.returns = tenancy.returns;
-    assert_eq!(all_victims(&again, 9).next().unwrap().chance, before);
+    assert_eq!(all_victims(&again, 9).next().unwrap().return_probability, before);
 }
 
 #[test]

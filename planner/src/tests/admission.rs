@@ -97,7 +97,7 @@ fn displaced_compute_is_capped_for_sessions_that_return_at_once() {
 fn memory_full_of_running_answers_costs_the_maximum() {
     let mut scene = full(1);
     let at = Owner { worker: super::id("a"), incarnation: Incarnation(1), rank: DpRank(0) };
-    let stay = KvFootprint { tokens: FULL, found: Tokens::ZERO, capacity: FULL };
+    let stay = KvFootprint { tokens: FULL, cached: Tokens::ZERO, capacity: FULL };
     scene.occupancy.step_started(at, SessionId(7), stay, scene.now);
     assert_eq!(cost(&scene), 200 * 420_000);
 }
@@ -153,7 +153,7 @@ fn queue_orders_steps_by_prompt_length_then_arrival() {
     let mut queue = StepQueue::new(settings());
     for (step, prompt) in [(1, 1_600), (2, 3_200), (3, 1_600), (4, 1_500)] {
         let mut scene = full(1);
-        scene.ask.prompt = Tokens(prompt);
+        scene.ask.prompt_tokens = Tokens(prompt);
         scene.now += Micros(u64::from(step));
         assert!(waits(admit(&mut queue, step, &scene)), "{step}");
     }

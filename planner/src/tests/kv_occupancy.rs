@@ -180,7 +180,7 @@ fn happen(
     match what {
         0..8 => {
             if what != 0 {
-                tenancy.step_started(at, session, KvFootprint { tokens, found, capacity: CAPACITY }, now);
+                tenancy.step_started(at, session, KvFootprint { tokens, cached: found, capacity: CAPACITY }, now);
                 plain.step_started(at, session, (tokens, found), now);
                 tenancy.prefill_started(at, Micros(tokens.0 * 100), now);
             }
@@ -238,7 +238,7 @@ proptest! {
         }
         scene.session.id = SessionId(session);
         scene.session.sealed = Blocks(sealed);
-        scene.ask.prompt = Tokens(prompt);
+        scene.ask.prompt_tokens = Tokens(prompt);
         scene.policy.replicate_dispatch = if at_once { ReplicateDispatch::Immediate } else { ReplicateDispatch::Queued };
         (scene.policy.interference_weight, scene.policy.max_session_growth_tokens) = (mu, Tokens(growth));
         scene.policy.attention_cost_doubling_tokens = Tokens(doubles);
@@ -252,20 +252,20 @@ proptest! {
         };
         for candidate in candidates.iter().filter(|one| one.rejection.is_none()) {
             let target = candidate.sequence.target();
-            let stored = scene.ask.prompt + scene.ask.answer - cached(target);
+            let stored = scene.ask.prompt_tokens + scene.ask.expected_output_tokens - cached(target);
             let price = |worker, stored, stays| plain.eviction_cost(&scene, place(worker), (stored, cached(worker), stays));
             let mut expected = price(target, stored, true);
             expected += candidate.sequence.handoffs().map(|handoff| {
                 let source = handoff.source.worker;
                 match handoff.kind {
-                    HandoffKind::RemotePrefill => price(source, scene.ask.prompt - cached(source), false),
+                    HandoffKind::RemotePrefill => price(source, scene.ask.prompt_tokens - cached(source), false),
                     HandoffKind::Replicate if !at_once => {
                         price(source, handoff.blocks.unwrap().tokens(Tokens(16)) - cached(source), false)
                     }
                     HandoffKind::Replicate => Micros::ZERO,
                 }
             }).sum::<Micros>();
-            prop_assert_eq!(candidate.terms.eviction, expected, "{:?}", candidate);
+            prop_assert_eq!(candidate.cost_terms.eviction, expected, "{:?}", candidate);
         }
         // The recorded occupancy of a decision log gives the same decision, with equal terms.
         let decision = scene.plan();

@@ -18,14 +18,14 @@ impl PlanningScene {
     pub(super) fn add_resident(&mut self, session: u128, name: &str, tokens: u64, ago: u64) {
         self.now = self.now.max(Micros(3_600_000_000));
         let end = Micros(self.now.0 - ago * 1_000_000);
-        let stay = KvFootprint { tokens: Tokens(tokens), found: Tokens::ZERO, capacity: Tokens(20_000) };
+        let stay = KvFootprint { tokens: Tokens(tokens), cached: Tokens::ZERO, capacity: Tokens(20_000) };
         self.occupancy.step_started(rank_of(name), SessionId(session), stay, end);
         self.occupancy.step_ended(rank_of(name), SessionId(session), Tokens(tokens), end);
     }
 
     fn eviction_cost(&self, name: &str) -> u64 {
         let found = self.plan().candidates.into_iter().find(|c| is_local_to(c, name));
-        found.unwrap().terms.eviction.0
+        found.unwrap().cost_terms.eviction.0
     }
 
     fn target(&self) -> String {
@@ -105,7 +105,7 @@ fn eviction_cost_never_falls_with_more_tokens() {
     (0..40).for_each(|n| scene.add_resident(10 + n, "a", 500, 400 - 10 * n as u64));
     let mut before = 0;
     for prompt in (0..18_000).step_by(500) {
-        scene.ask.prompt = Tokens(prompt);
+        scene.ask.prompt_tokens = Tokens(prompt);
         let price = scene.eviction_cost("a");
         assert!(price >= before, "{prompt} tokens cost {price}, fewer cost {before}");
         before = price;
@@ -117,7 +117,7 @@ fn eviction_cost_never_falls_with_more_tokens() {
 #[test]
 fn unevictable_memory_makes_waiting_expensive() {
     let mut scene = scene("");
-    let stay = KvFootprint { tokens: Tokens(20_000), found: Tokens::ZERO, capacity: Tokens(20_000) };
+    let stay = KvFootprint { tokens: Tokens(20_000), cached: Tokens::ZERO, capacity: Tokens(20_000) };
     scene.occupancy.step_started(rank_of("a"), SessionId(7), stay, Micros(1));
     assert_eq!(scene.eviction_cost("a"), 1_700 * 100 * 20 * 7 / 10);
     assert_eq!(scene.target(), "b");
@@ -159,7 +159,7 @@ fn interference_counts_prompts_that_arrive_during_compute() {
     scene.workers[0].load.backlog = Tokens(1_000);
     let price = |scene: &PlanningScene| {
         let found = scene.plan().candidates.into_iter().find(|c| is_local_to(c, "a"));
-        found.unwrap().terms.interference.0
+        found.unwrap().cost_terms.interference.0
     };
     assert_eq!(price(&scene), 0);
     // Sixty prompts of negligible compute: two per second.
@@ -174,7 +174,7 @@ fn interference_counts_prompts_that_arrive_during_compute() {
 fn answer_costs_more_under_steady_prefill_load() {
     let mut scene = scene("");
     scene.policy.interference_weight = 1.0;
-    let before = scene.plan().plan.rationale.terms.interference;
+    let before = scene.plan().plan.rationale.cost_terms.interference;
     // Prefill takes half of the time; an answer loses nine tenths of that, so it takes 1 / 0.55 times as long.
     scene.occupancy.prefill_started(rank_of("a"), Micros(15_000_000), scene.now);
     let candidates = scene.plan().candidates;
@@ -182,8 +182,8 @@ fn answer_costs_more_under_steady_prefill_load() {
     let delayed = 1.5 * 160_000.0 * 0.16 / 30.0;
     let stalled = 100.0 * 20_000.0 * 0.45 / 0.55;
     assert_eq!(before, Micros::ZERO);
-    assert_eq!(at("a").terms.interference, Micros((stalled + delayed) as u64));
-    assert_eq!(at("b").terms.interference, Micros::ZERO);
+    assert_eq!(at("a").cost_terms.interference, Micros((stalled + delayed) as u64));
+    assert_eq!(at("b").cost_terms.interference, Micros::ZERO);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn transfer_cost_includes_link_risk() {
         scene.policy.transfer = risk;
         let fetch =
             scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
-        fetch.unwrap().terms.network.0
+        fetch.unwrap().cost_terms.network.0
     };
     let none = network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: 0.0 });
     assert_eq!(network(TransferRisk { fixed_overhead: Micros(7), proportional_overhead: 0.0 }), none + 7);
@@ -230,7 +230,7 @@ fn source_that_sends_at_once_adds_no_queue_time() {
         scene.policy.replicate_dispatch = sources;
         let fetch =
             scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
-        fetch.unwrap().terms
+        fetch.unwrap().cost_terms
     };
     assert_eq!(terms(ReplicateDispatch::Queued).queue.0, 500_000);
     let at_once = terms(ReplicateDispatch::Immediate);
@@ -242,11 +242,15 @@ fn recorded_rank_memory_replays_eviction_costs() {
     let mut scene = PlanningScene::read("policy lambda=0 mu=0\n worker a hybrid kv=20000");
     (1..8).for_each(|session| scene.add_resident(session, "a", 2_800, u64::try_from(session).unwrap()));
     let decision = scene.plan();
-    let evicted = |decision: &Decision| decision.plan.rationale.terms.eviction;
+    let evicted = |decision: &Decision| decision.plan.rationale.cost_terms.eviction;
     assert!(evicted(&decision) > Micros::ZERO);
     let recorded = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
     // 400 tokens are free; the step needs 1,700 and may grow by 2,500, which reaches the first two of seven victims.
-    assert_eq!((recorded.len(), recorded[0].free, recorded[0].victims.len()), (1, Tokens(400), 2), "{recorded:?}");
+    assert_eq!(
+        (recorded.len(), recorded[0].free_tokens, recorded[0].eviction_candidates.len()),
+        (1, Tokens(400), 2),
+        "{recorded:?}"
+    );
     scene.occupancy = OccupancyModel::from_recorded(&recorded);
     assert_eq!(scene.plan(), decision);
     assert_eq!(scene.occupancy.recorded_memory(&scene.inputs(), &decision), recorded, "it says the same again");
@@ -300,7 +304,7 @@ fn source_pays_to_load_lower_tiers_and_the_target_does_not() {
         scene.policy.replicate_dispatch = sources;
         let fetch =
             scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
-        fetch.unwrap().terms
+        fetch.unwrap().cost_terms
     };
     for sources in [ReplicateDispatch::Immediate, ReplicateDispatch::Queued] {
         let from_device = terms(sources, ["holds=99", ""]);

@@ -148,10 +148,10 @@ fn later_tokens_cost_more_with_quadratic_attention() {
 #[test]
 fn unknown_prefill_rate_uses_the_policy_default_or_the_slowest() {
     let mut scene = super::PlanningScene::read("worker a hybrid rate=0");
-    assert_eq!(scene.plan().plan.rationale.terms.compute.0, 1_600 * 500);
+    assert_eq!(scene.plan().plan.rationale.cost_terms.compute.0, 1_600 * 500);
     for broken in [0.0, f64::NAN, -3.0] {
         scene.policy.default_prefill_tokens_per_second = broken;
-        assert_eq!(scene.plan().plan.rationale.terms.compute.0, 1_600 * 1_000_000);
+        assert_eq!(scene.plan().plan.rationale.cost_terms.compute.0, 1_600 * 1_000_000);
     }
 }
 
@@ -171,6 +171,6 @@ fn runner_up_is_the_cheapest_rejected_candidate() {
     let scene = super::PlanningScene::read("worker a hybrid holds=99\n worker b hybrid holds=50\n worker c hybrid");
     let rationale = scene.plan().plan.rationale;
     let next = rationale.runner_up.unwrap();
-    assert_eq!((scene.name(next.worker), rationale.total < next.total), ("b", true));
+    assert_eq!((scene.name(next.worker), rationale.total_cost < next.total_cost), ("b", true));
     assert_eq!(super::PlanningScene::read("worker a hybrid").plan().plan.rationale.runner_up, None);
 }

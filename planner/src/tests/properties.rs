@@ -85,10 +85,10 @@ prop_compose! {
         scene.session.owner = owner(owned);
         scene.session.sealed = Blocks(sealed);
         scene.session.replicas.extend(owner(replica));
-        scene.session.promises.extend(owner(promised).map(|o| LiveIntent { worker: o.worker, rank: o.rank, blocks: Blocks(300) }));
+        scene.session.peer_intents.extend(owner(promised).map(|o| LiveIntent { worker: o.worker, rank: o.rank, blocks: Blocks(300) }));
         scene.step = StepKind::ALL[step];
         let (prompt, answer, transfers, first, second) = ask;
-        (scene.ask.prompt, scene.ask.answer) = (Tokens(prompt), Tokens(answer));
+        (scene.ask.prompt_tokens, scene.ask.expected_output_tokens) = (Tokens(prompt), Tokens(answer));
         scene.ask.transfers = if transfers { TransferPermission::Allowed } else { TransferPermission::Forbidden(TransferObstacle::Endpoint) };
         scene.excluded.extend([first, second].iter().filter_map(|at| NAMES.get(*at)).map(|name| id(name)));
         (scene.policy.memory_cost_per_mib, scene.policy.interference_weight) = (policy.0, policy.1);
@@ -113,7 +113,7 @@ fn own_scenes() -> impl Strategy<Value = PlanningScene> {
 
 /// Sorts a decision's candidates independently of the fleet's order.
 fn sorted(mut decision: Decision) -> Decision {
-    decision.candidates.sort_by_key(|c| (c.sequence.target(), c.action, c.total, c.rejection));
+    decision.candidates.sort_by_key(|c| (c.sequence.target(), c.action, c.total_cost, c.rejection));
     decision
 }
 
@@ -148,8 +148,8 @@ proptest! {
     fn chosen_plan_is_the_cheapest_allowed_candidate(scene in own_scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
         let allowed = decision.candidates.iter().filter(|candidate| candidate.rejection.is_none());
-        let least = allowed.clone().map(|candidate| candidate.total).min();
-        prop_assert_eq!(Some(decision.plan.rationale.total), least);
+        let least = allowed.clone().map(|candidate| candidate.total_cost).min();
+        prop_assert_eq!(Some(decision.plan.rationale.total_cost), least);
         let Plan { action, sequence, ownership, .. } = decision.plan;
         let chosen = allowed.filter(|c| (c.action, c.sequence, c.ownership) == (action, sequence, ownership));
         prop_assert_eq!(chosen.count(), 1, "the plan is one of the candidates");
@@ -158,7 +158,7 @@ proptest! {
     #[test]
     fn cost_terms_sum_to_the_total(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
-        for PlanCandidate { terms, total, rejection, .. } in decision.candidates {
+        for PlanCandidate { cost_terms: terms, total_cost: total, rejection, .. } in decision.candidates {
             let CostTerms { queue, compute, network, restore, memory, interference, eviction } = terms;
             let sum = [queue, compute, network, restore, memory, interference, eviction];
             prop_assert_eq!(sum.into_iter().sum::<Micros>(), total);
@@ -199,7 +199,7 @@ proptest! {
                 && view.health != WorkerHealth::Unreachable
                 && view.models.contains(&scene.ask.model)
                 && !scene.excluded.contains(&view.id)
-                && (view.capacity.context.0 == 0 || scene.ask.prompt + scene.ask.answer <= view.capacity.context)
+                && (view.capacity.context.0 == 0 || scene.ask.prompt_tokens + scene.ask.expected_output_tokens <= view.capacity.context)
         });
         prop_assert_eq!(plan(&scene.inputs()).is_ok(), can);
     }
@@ -218,7 +218,7 @@ proptest! {
         let mut without = scene;
         without.policy.disabled_actions.push(off);
         let after = plan(&without.inputs()).expect("colocated prefill remains");
-        prop_assert!(off == Action::StateMigration || after.plan.rationale.total >= before.plan.rationale.total);
+        prop_assert!(off == Action::StateMigration || after.plan.rationale.total_cost >= before.plan.rationale.total_cost);
         prop_assert_ne!(after.plan.action, off);
     }
 
@@ -269,15 +269,15 @@ proptest! {
         scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in barred_links(),
     ) {
         let mut case = PlanningCase {
-            facts: ClassificationInputs { prompt: Tokens(prompt), ..ClassificationInputs::default() },
-            ask: scene.ask,
+            step: ClassificationInputs { prompt_tokens: Tokens(prompt), ..ClassificationInputs::default() },
+            request: scene.ask,
             session: scene.session,
             workers: scene.workers.into(),
             overlaps: scene.overlaps,
-            excluded: scene.excluded,
-            memory: Some(Vec::new()),
-            disabled: ActionSet::from_bits(disabled),
-            barred,
+            failed_workers: scene.excluded,
+            kv_occupancy: Some(Vec::new()),
+            disabled_actions: ActionSet::from_bits(disabled),
+            disabled_links: barred,
         };
         // JSON cannot represent non-finite numbers; real fleets measure their rates, so they have none.
         let is_number = |view: &WorkerView| {

@@ -35,7 +35,7 @@ fn recorded_memory_omits_unknown_ranks_and_replays_them_as_free() {
     again.occupancy = OccupancyModel::from_recorded(&recorded);
     assert_eq!(again.plan(), before);
     let at_b = before.candidates.iter().find(|one| is_local_to(one, "b")).unwrap();
-    assert_eq!(at_b.terms.eviction, Micros::ZERO, "nobody is known to be there");
+    assert_eq!(at_b.cost_terms.eviction, Micros::ZERO, "nobody is known to be there");
 }
 
 #[test]
@@ -43,16 +43,23 @@ fn recorded_memory_lists_only_victims_within_the_steps_reach() {
     // 2,000 tokens are free; prompt, answer and growth (an eighth) need 4,200, so 2,200 must be evicted: the first
     // session has enough.
     let told_of_few = recorded_memory(&scene(&[(1, 6_000, 9), (2, 6_000, 7), (3, 6_000, 5)]));
-    assert_eq!(told_of_few[0].victims.iter().map(|victim| victim.tokens.0).collect::<Vec<_>>(), [6_000]);
+    assert_eq!(told_of_few[0].eviction_candidates.iter().map(|victim| victim.tokens.0).collect::<Vec<_>>(), [6_000]);
     let many: Vec<_> = (1..=18).map(|session| (session, 100, 60 - session as u64)).collect();
     let told_of_many = recorded_memory(&scene(&[&[(99, 18_200, 1)], &many[..]].concat()));
-    assert_eq!(told_of_many[0].victims.len(), 16, "those after them count as these on average");
+    assert_eq!(told_of_many[0].eviction_candidates.len(), 16, "those after them count as these on average");
 }
 
 #[test]
 fn recorded_memory_with_free_room_has_active_sessions_but_no_victims() {
     let recorded = recorded_memory(&scene(&[(1, 3_000, 5), (2, 3_000, 500)]));
-    let RankKvMemory { free, own, idle, active, victims, .. } = recorded[0].clone();
+    let RankKvMemory {
+        free_tokens: free,
+        session_tokens: own,
+        idle_tokens: idle,
+        active_sessions: active,
+        eviction_candidates: victims,
+        ..
+    } = recorded[0].clone();
     assert_eq!((free, own, idle), (Tokens(FULL - 6_000), Tokens::ZERO, Tokens(6_000)));
     assert_eq!((active, victims.len()), (1, 0), "one stepped within the last minute");
 }
@@ -63,9 +70,9 @@ fn recorded_memory_separates_own_kv_and_lists_stale_kv_as_a_victim() {
     scene.session.id = SessionId(1);
     let recorded = recorded_memory(&scene);
     let stale = Tokens(3_000 - 320);
-    assert_eq!((recorded[0].own, recorded[0].idle), (Tokens(3_000), stale + Tokens(16_500)));
-    let victims: Vec<_> = recorded[0].victims.iter().map(|victim| victim.tokens).collect();
-    assert_eq!((victims, recorded[0].victims[0].chance), (vec![stale, Tokens(9_000)], 0.0));
+    assert_eq!((recorded[0].session_tokens, recorded[0].idle_tokens), (Tokens(3_000), stale + Tokens(16_500)));
+    let victims: Vec<_> = recorded[0].eviction_candidates.iter().map(|victim| victim.tokens).collect();
+    assert_eq!((victims, recorded[0].eviction_candidates[0].return_probability), (vec![stale, Tokens(9_000)], 0.0));
     let before = scene.plan();
     scene.occupancy = OccupancyModel::from_recorded(&recorded);
     assert_eq!(scene.plan(), before);
@@ -75,19 +82,19 @@ fn recorded_memory_separates_own_kv_and_lists_stale_kv_as_a_victim() {
 fn recorded_victim_probabilities_round_trip_through_json() {
     let tenants: Vec<_> = (1..=12).map(|session| (session, 1_600, 7 * session as u64)).collect();
     let recorded = recorded_memory(&scene(&tenants));
-    assert!(!recorded[0].victims.is_empty());
+    assert!(!recorded[0].eviction_candidates.is_empty());
     let read: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&recorded).unwrap()).unwrap();
     assert_eq!(read, recorded);
-    for victim in &recorded[0].victims {
-        assert!((0.0..=1.0).contains(&victim.chance));
-        assert_eq!((victim.chance * 1e6).round() / 1e6, victim.chance, "in millionths");
+    for victim in &recorded[0].eviction_candidates {
+        assert!((0.0..=1.0).contains(&victim.return_probability));
+        assert_eq!((victim.return_probability * 1e6).round() / 1e6, victim.return_probability, "in millionths");
     }
 }
 
 #[test]
 fn sessions_whose_steps_only_fail_are_forgotten_too() {
     let mut tenancy = OccupancyModel::default();
-    let (at, stay) = (place("a"), KvFootprint { tokens: Tokens(100), found: Tokens::ZERO, capacity: Tokens(FULL) });
+    let (at, stay) = (place("a"), KvFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(FULL) });
     let second = |n: u64| Micros(n * 1_000_000);
     let mut steps = |session: u128, begin: u64| {
         tenancy.step_started(at, SessionId(session), stay, second(begin));

@@ -140,9 +140,9 @@ fn owner_with_full_memory_loses_the_session() {
 #[test]
 fn intent_for_a_missing_rank_is_ignored() {
     let mut scene = PlanningScene::read("session promise=a:99\n worker a hybrid ranks=2");
-    scene.session.promises[0].rank = vocabulary::DpRank(2);
+    scene.session.peer_intents[0].rank = vocabulary::DpRank(2);
     assert_eq!(scene.plan().plan.answer_leg().cached_tokens.0, 0);
-    scene.session.promises[0].rank = vocabulary::DpRank(1);
+    scene.session.peer_intents[0].rank = vocabulary::DpRank(1);
     assert_eq!(scene.plan().plan.answer_leg().cached_tokens.0, 1_264);
 }
 
@@ -523,9 +523,9 @@ fn worker_that_is_too_small_is_skipped() {
 #[test]
 fn longest_prompt_of_a_batch_must_fit() {
     let mut scene = PlanningScene::read("worker a hybrid holds=99 context=1099 kv=1099\n worker b hybrid");
-    let prompt = scene.ask.prompt;
+    let prompt = scene.ask.prompt_tokens;
     let served = |longest, scene: &mut PlanningScene| {
-        scene.ask.longest = Some(longest);
+        scene.ask.longest_prompt_tokens = Some(longest);
         let plan = scene.plan().plan;
         (scene.name(plan.target()).to_owned(), plan.answer_leg().cached_tokens + plan.answer_leg().computed_tokens)
     };

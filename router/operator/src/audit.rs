@@ -111,19 +111,19 @@ pub(super) struct AuditLog {
 /// Number of events within a minute from the first one.
 #[derive(Debug)]
 struct MinuteCounter {
-    since: Instant,
+    window_start: Instant,
     count: u32,
 }
 
 impl MinuteCounter {
     fn has_elapsed(&self, now: Instant) -> bool {
-        now.duration_since(self.since) >= Duration::from_secs(60)
+        now.duration_since(self.window_start) >= Duration::from_secs(60)
     }
 
     /// Counts an event at `now` and returns the number so far.
     fn count(&mut self, now: Instant) -> u32 {
         if self.has_elapsed(now) {
-            *self = Self { since: now, count: 0 };
+            *self = Self { window_start: now, count: 0 };
         }
         self.count = self.count.saturating_add(1);
         self.count
@@ -178,7 +178,8 @@ impl AuditLog {
             refusals.retain(|_, minute| !minute.has_elapsed(now));
         }
         let is_counted = refusals.len() < MAX_TRACKED_TOKENS || refusals.contains_key(&token);
-        let minute = refusals.entry(token.filter(|_| is_counted)).or_insert(MinuteCounter { since: now, count: 0 });
+        let minute =
+            refusals.entry(token.filter(|_| is_counted)).or_insert(MinuteCounter { window_start: now, count: 0 });
         minute.count(now) <= MAX_REFUSED_PER_MINUTE
     }
 

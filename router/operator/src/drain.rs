@@ -259,8 +259,13 @@ impl DrainRun {
         let fleet = self.mover.fleet.snapshot();
         let barred = self.mover.transfer_checks.barred_links();
         let from = fleet.iter().find(|view| view.id == self.worker).ok_or("it is not listed to this router")?;
-        let choice =
-            TargetSelector { fleet: &fleet, from, model: &session.model, barred: &barred, received: &self.received };
+        let choice = TargetSelector {
+            fleet: &fleet,
+            from,
+            model: &session.model,
+            disabled_links: &barred,
+            received: &self.received,
+        };
         let target = choice.target(&self.options.avoid_workers).ok_or(NO_TARGET)?;
         let record = view.worker(target.id).ok_or("the ledger does not know who could take it")?;
         let received = self.received.get(&target.id).copied().unwrap_or_default();
@@ -336,7 +341,7 @@ struct TargetSelector<'a> {
     fleet: &'a [WorkerView],
     from: &'a WorkerView,
     model: &'a ModelId,
-    barred: &'a [BarredLink],
+    disabled_links: &'a [BarredLink],
     received: &'a HashMap<WorkerId, ReceivedLoad>,
 }
 
@@ -358,7 +363,7 @@ impl<'a> TargetSelector<'a> {
             && view.models.contains(self.model)
             && fabric(view).is_some()
             && fabric(view) == fabric(self.from)
-            && !self.barred.contains(&BarredLink { from: self.from.id, to: view.id })
+            && !self.disabled_links.contains(&BarredLink { from: self.from.id, to: view.id })
     }
 
     /// KV usage plus the bytes received in this drain, as a share of the capacity.
@@ -406,7 +411,8 @@ mod tests {
             given.iter().map(|(id, bytes)| (WorkerId(*id), ReceivedLoad { sessions: 1, bytes: *bytes })).collect();
         let barred = [BarredLink { from: WorkerId(0), to: WorkerId(9) }];
         let model = ModelId::from("tiny");
-        let choice = TargetSelector { fleet, from: &fleet[0], model: &model, barred: &barred, received: &given };
+        let choice =
+            TargetSelector { fleet, from: &fleet[0], model: &model, disabled_links: &barred, received: &given };
         let avoid: Vec<WorkerId> = avoid.iter().copied().map(WorkerId).collect();
         choice.target(&avoid).map(|view| view.id.0)
     }

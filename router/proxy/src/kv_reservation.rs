@@ -22,7 +22,7 @@ const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct OccupancyTracker {
     state: Arc<Mutex<OccupancyState>>,
-    since: Instant,
+    start: Instant,
 }
 
 #[derive(Debug)]
@@ -59,13 +59,13 @@ impl OccupancyTracker {
             admission_queue: AdmissionQueue::new(admission),
             reconciled_at: since,
         };
-        Self { state: Arc::new(Mutex::new(state)), since }
+        Self { state: Arc::new(Mutex::new(state)), start: since }
     }
 
     /// Locks the model and reads its clock.
     pub fn lock(&self) -> OccupancyGuard<'_> {
         let state = self.state.lock();
-        OccupancyGuard { state, now: Micros::of(self.since.elapsed()) }
+        OccupancyGuard { state, now: Micros::of(self.start.elapsed()) }
     }
 
     /// Returns the expected length of the session's next answer, capped at the client's limit `most`.
@@ -126,22 +126,22 @@ impl OccupancyTracker {
         let is_there =
             |found: &&vocabulary::Overlap| (found.worker, found.rank, found.tier) == (at.worker, at.rank, Tier::Hbm);
         let found = located.overlaps.iter().find(is_there).map_or(Blocks::ZERO, |found| found.blocks);
-        let tokens = step.ask.prompt + step.ask.answer;
+        let tokens = step.request.prompt_tokens + step.request.expected_output_tokens;
         let left = match plan.ownership {
             OwnershipEffect::Move { previous_owner, .. } => Some(previous_owner).filter(|owner| *owner != at),
             OwnershipEffect::Keep | OwnershipEffect::Claim | OwnershipEffect::ReadReplica => None,
         };
-        let found = found.tokens(step.ask.block);
+        let found = found.tokens(step.request.block_size);
         // What an owner holds without the model knowing it is the session's own KV, older than this router.
         let is_own = located.session.owner == Some(at) && !account.state.occupancy.is_resident(at, session);
-        let stay = KvFootprint { tokens, found: if is_own { Tokens::ZERO } else { found }, capacity };
+        let stay = KvFootprint { tokens, cached: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
         account.state.occupancy.step_started(at, session, stay, now);
         let prompt_leg = plan.prompt_leg();
         if let Some(view) = view_of(prompt_leg.worker) {
             let (worker, rank) = (view.id, prompt_leg.rank);
             let computing = Owner { worker, incarnation: view.incarnation, rank };
-            account.state.occupancy.prefill_started(computing, plan.rationale.terms.compute, now);
+            account.state.occupancy.prefill_started(computing, plan.rationale.cost_terms.compute, now);
         }
         drop(account);
         Some(KvReservation {

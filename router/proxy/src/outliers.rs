@@ -85,17 +85,17 @@ pub enum EjectionState {
 /// Counts of requests in the current interval and the one before.
 #[derive(Clone, Copy, Debug)]
 struct FailureWindow {
-    begun: Instant,
+    start: Instant,
     /// `(failed, all)` of the current and of the previous interval.
     counts: [(u32, u32); 2],
 }
 
 impl FailureWindow {
     fn record(&mut self, failures: u32, (interval, now): (Duration, Instant)) {
-        let passed = now.saturating_duration_since(self.begun);
+        let passed = now.saturating_duration_since(self.start);
         if passed >= interval {
             let before = if passed < interval * 2 { self.counts[0] } else { (0, 0) };
-            *self = Self { begun: now, counts: [(0, 0), before] };
+            *self = Self { start: now, counts: [(0, 0), before] };
         }
         let (failed, all) = &mut self.counts[0];
         (*failed, *all) = (failed.saturating_add(failures), all.saturating_add(1));
@@ -123,7 +123,7 @@ struct WorkerMonitor {
 
 impl WorkerMonitor {
     fn new(incarnation: Incarnation, now: Instant) -> Self {
-        let window = FailureWindow { begun: now, counts: [(0, 0); 2] };
+        let window = FailureWindow { start: now, counts: [(0, 0); 2] };
         Self {
             incarnation,
             state: EjectionState::Active,

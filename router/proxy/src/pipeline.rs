@@ -311,12 +311,12 @@ impl RecordEnd for RequestEnds {
 struct StageTimer<'a> {
     plans: &'a PlanMetrics,
     request: RequestId,
-    since: Instant,
+    start: Instant,
 }
 
 impl<'a> StageTimer<'a> {
     fn begin(plans: &'a PlanMetrics, request: RequestId) -> Self {
-        Self { plans, request, since: Instant::now() }
+        Self { plans, request, start: Instant::now() }
     }
 
     /// Runs a stage. Its duration is recorded if it succeeds.
@@ -335,13 +335,13 @@ impl<'a> StageTimer<'a> {
 
     fn record_stage(&mut self, stage: &str) {
         let now = Instant::now();
-        self.plans.step.with_label_values(&[stage]).observe((now - self.since).as_secs_f64());
-        self.since = now;
+        self.plans.step.with_label_values(&[stage]).observe((now - self.start).as_secs_f64());
+        self.start = now;
     }
 
     /// Discards the elapsed time: it belongs to no stage.
     fn skip_elapsed(&mut self) {
-        self.since = Instant::now();
+        self.start = Instant::now();
     }
 }
 

@@ -73,9 +73,9 @@ impl PrefixReplicator {
         (server, usage): (WorkerId, Option<TokenUsage>),
     ) {
         let Some(gaps) = self.0.as_ref().filter(|_| step.mode == RoutingMode::Active) else { return };
-        let mut ask = step.ask.clone();
-        ask.prompt += usage.map_or(Tokens::ZERO, |usage| usage.completion);
-        let expected = PredictedStep { step: step.kind, ask, prompt: kept.clone() };
+        let mut ask = step.request.clone();
+        ask.prompt_tokens += usage.map_or(Tokens::ZERO, |usage| usage.completion);
+        let expected = PredictedStep { step: step.kind, request: ask, prompt: kept.clone() };
         let used = gaps.lock().record_step_end(step.located.session.id, (expected, server), Instant::now());
         let outcome = used.map(|used| if used { "used" } else { "unused" });
         outcome.into_iter().for_each(|outcome| metrics.prefix_replications.with_label_values(&[outcome]).inc());
@@ -148,7 +148,7 @@ fn choose_replication(
     id: SessionId,
     expected: Arc<PredictedStep>,
 ) -> Result<ReplicationJob, ReplicationSkipReason> {
-    let PredictedStep { step, ask, prompt: kept } = &*expected;
+    let PredictedStep { step, request: ask, prompt: kept } = &*expected;
     let (view, workers) = (task.ledger.directory().view(), task.fleet.snapshot());
     let record = view.session(id).ok_or(ReplicationSkipReason::NoOwner)?;
     if view.intents(id).next().is_some() {
@@ -194,8 +194,8 @@ fn choose_replication(
     let owner = |view: &WorkerView, rank| Owner { worker: view.id, incarnation: view.incarnation, rank };
     let (from, to) = (at(moving.from)?, at(moving.to)?);
     let has = overlaps.iter().filter(|one| (one.worker, one.rank) == (moving.to, moving.to_rank)).map(|one| one.blocks);
-    let found = has.max().unwrap_or_default().tokens(ask.block);
-    let stay = KvFootprint { tokens: moving.blocks.tokens(ask.block), found, capacity: to.capacity.kv };
+    let found = has.max().unwrap_or_default().tokens(ask.block_size);
+    let stay = KvFootprint { tokens: moving.blocks.tokens(ask.block_size), cached: found, capacity: to.capacity.kv };
     let (source, target) = (owner(from, moving.from_rank), owner(to, moving.to_rank));
     Ok(ReplicationJob { session: id, predicted: expected, replication: moving, source, target, footprint: stay })
 }

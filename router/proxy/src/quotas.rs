@@ -206,7 +206,7 @@ impl TenantQuotas {
             if before.body_digest == body_id && named.may_repeat().await {
                 self.repeated.inc();
                 // If its tokens were given back, they are taken again.
-                if before.taken > Tokens::ZERO {
+                if before.tokens > Tokens::ZERO {
                     return Ok(TokenReservation::new(self, (before, ResendStatus::Resent), Some(named.clone())));
                 }
             } else {
@@ -218,7 +218,7 @@ impl TenantQuotas {
         if let Some(meter) = &self.tokens {
             meter.take(estimate.0).await?;
         }
-        let charge = QuotaCharge { body_digest: body_id, taken: estimate, used: Tokens::ZERO };
+        let charge = QuotaCharge { body_digest: body_id, tokens: estimate, used: Tokens::ZERO };
         if let Some(named) = &named {
             named.record(charge);
         }
@@ -255,10 +255,10 @@ impl QuotaCharge {
     /// are kept of them, and the charge for the next attempt.
     fn settle(self, sent: ResendStatus, used: Tokens) -> ((Tokens, Tokens), Self) {
         match sent {
-            ResendStatus::First => ((self.taken, used), Self { taken: used, used, ..self }),
+            ResendStatus::First => ((self.tokens, used), Self { tokens: used, used, ..self }),
             // It took nothing, and so gives nothing back: the earlier attempt may still do that itself.
             ResendStatus::Resent => {
-                ((Tokens::ZERO, used - self.taken), Self { taken: self.taken.max(used), used, ..self })
+                ((Tokens::ZERO, used - self.tokens), Self { tokens: self.tokens.max(used), used, ..self })
             }
         }
     }
@@ -291,7 +291,7 @@ struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let used = if self.begun.load(Ordering::Relaxed) { self.charge.lock().taken } else { Tokens::ZERO };
+        let used = if self.begun.load(Ordering::Relaxed) { self.charge.lock().tokens } else { Tokens::ZERO };
         self.settle(used, RequestCompletion::Interrupted);
     }
 }
@@ -335,11 +335,11 @@ impl TokenReservation {
         let Some(meter) = quotas.tokens.clone().filter(|_| *sent == ResendStatus::First) else { return Ok(()) };
         let most = (meter.allowance.lock().per_minute() / FULL_ANSWERS_PER_MINUTE).min(MAX_RESERVED_ANSWER);
         let answer = bound.unwrap_or(DEFAULT_RESERVED_ANSWER).min(Tokens(most));
-        let prompt = std::mem::take(&mut charge.lock().taken);
+        let prompt = std::mem::take(&mut charge.lock().tokens);
         meter.allowance.lock().settle(prompt.0, 0);
         let both = prompt + answer;
         meter.take(both.0).await?;
-        charge.lock().taken = both;
+        charge.lock().tokens = both;
         Ok(())
     }
 
@@ -350,7 +350,7 @@ impl TokenReservation {
 
     /// Returns the tokens that were taken for it.
     pub fn reserved_tokens(&self) -> Tokens {
-        self.0.charge.lock().taken
+        self.0.charge.lock().tokens
     }
 
     /// Settles the tokens that the request has used, including its earlier attempts. Only the first call counts.
@@ -559,16 +559,16 @@ mod tests {
 
     #[test]
     fn a_request_resent_after_a_failure_is_charged_once() {
-        let first = QuotaCharge { body_digest: 1, taken: Tokens(100), used: Tokens::ZERO };
+        let first = QuotaCharge { body_digest: 1, tokens: Tokens(100), used: Tokens::ZERO };
         // The first router died before it could settle: what it took stays taken.
         let (moved, second) = first.settle(ResendStatus::Resent, Tokens(30));
-        assert_eq!((moved, second.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
+        assert_eq!((moved, second.tokens), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
         let (moved, third) = second.settle(ResendStatus::Resent, Tokens(80));
-        assert_eq!((moved, third.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
+        assert_eq!((moved, third.tokens), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
         let (moved, fourth) = third.settle(ResendStatus::Resent, Tokens(130));
-        assert_eq!((moved, fourth.taken), ((Tokens::ZERO, Tokens(30)), Tokens(130)), "only what is more");
+        assert_eq!((moved, fourth.tokens), ((Tokens::ZERO, Tokens(30)), Tokens(130)), "only what is more");
         // A router that could settle: it gave back what was not used.
         let (moved, second) = first.settle(ResendStatus::First, Tokens(30));
-        assert_eq!((moved, second.taken), ((Tokens(100), Tokens(30)), Tokens(30)));
+        assert_eq!((moved, second.tokens), ((Tokens(100), Tokens(30)), Tokens(30)));
     }
 }

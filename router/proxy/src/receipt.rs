@@ -561,14 +561,14 @@ mod tests {
                 action: Action::ColocatedPrefill,
                 sequence,
                 ownership: planner::OwnershipEffect::Claim,
-                terms: Default::default(),
-                total: Micros(0),
+                cost_terms: Default::default(),
+                total_cost: Micros(0),
                 rejection: None,
             };
             let rationale = PlanRationale {
-                rule: planner::SelectionRule::LowestCost,
-                terms: Default::default(),
-                total: Micros(0),
+                policy: planner::SelectionRule::LowestCost,
+                cost_terms: Default::default(),
+                total_cost: Micros(0),
                 runner_up: None,
             };
             let plan = Plan {
@@ -579,7 +579,7 @@ mod tests {
             };
             let candidates = vec![candidate; 2 * MAX_CANDIDATES_PER_RECEIPT];
             Receipt {
-                decision: Some(Decision { step: planner::StepKind::SmallIncrement, plan, candidates }),
+                decision: Some(Decision { step_kind: planner::StepKind::SmallIncrement, plan, candidates }),
                 ..receipt(n)
             }
         };

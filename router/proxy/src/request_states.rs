@@ -91,7 +91,7 @@ pub struct ClassifiedStep {
     /// The kind of the step.
     pub kind: StepKind,
     /// What is asked of the workers.
-    pub ask: RequestProfile,
+    pub request: RequestProfile,
     /// Routing mode for this step.
     pub mode: RoutingMode,
     /// The arm of the guardrail's comparison that its session belongs to.
@@ -196,8 +196,8 @@ impl PlannedStep {
 /// Collects the facts that determine the kind of a step.
 pub fn step_facts(located: &LocatedRequest) -> ClassificationInputs {
     ClassificationInputs {
-        prompt: located.identified.total_tokens(),
-        reused: located.reused_tokens(),
+        prompt_tokens: located.identified.total_tokens(),
+        reused_tokens: located.reused_tokens(),
         relation: located.relation,
         idle: located.idle,
     }

@@ -152,7 +152,7 @@ fn tenant_digest(tenant: &TenantId) -> Bytes {
 /// Finds `"id": "resp_..."` in the beginning of an answer, in a JSON object or a stream of events.
 #[derive(Debug, Default)]
 pub(crate) struct IdSniffer {
-    seen: Vec<u8>,
+    buffer: Vec<u8>,
     done: bool,
 }
 
@@ -165,12 +165,12 @@ impl IdSniffer {
         if self.done {
             return None;
         }
-        let room = Self::MAX_SCAN_BYTES - self.seen.len();
-        self.seen.extend_from_slice(&data[..data.len().min(room)]);
-        let id = find_id(&self.seen);
-        if id.is_some() || self.seen.len() == Self::MAX_SCAN_BYTES {
+        let room = Self::MAX_SCAN_BYTES - self.buffer.len();
+        self.buffer.extend_from_slice(&data[..data.len().min(room)]);
+        let id = find_id(&self.buffer);
+        if id.is_some() || self.buffer.len() == Self::MAX_SCAN_BYTES {
             self.done = true;
-            self.seen = Vec::new();
+            self.buffer = Vec::new();
         }
         id
     }

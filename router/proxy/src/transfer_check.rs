@@ -180,7 +180,7 @@ struct CheckSchedule {
 #[derive(Debug, SmartDefault)]
 pub struct TransferChecks {
     schedule: Mutex<CheckSchedule>,
-    barred: Mutex<Vec<BarredLinkRecord>>,
+    disabled_links: Mutex<Vec<BarredLinkRecord>>,
     #[default(Arc::new(Semaphore::new(1)))]
     slot: Arc<Semaphore>,
 }
@@ -219,7 +219,7 @@ impl TransferChecks {
 
     /// Bars a link. Returns whether it was not barred before.
     pub fn bar(&self, barred: BarredLinkRecord) -> bool {
-        let mut all = self.barred.lock();
+        let mut all = self.disabled_links.lock();
         let is_new = !all.iter().any(|known| known.link == barred.link);
         if is_new {
             all.push(barred);
@@ -229,7 +229,7 @@ impl TransferChecks {
 
     /// Clears a link, so that it carries transfers again; the next one is checked. Returns whether it was barred.
     pub fn clear(&self, link: BarredLink) -> bool {
-        let mut all = self.barred.lock();
+        let mut all = self.disabled_links.lock();
         let before = all.len();
         all.retain(|barred| barred.link != link);
         self.schedule.lock().links.remove(&link);
@@ -238,12 +238,12 @@ impl TransferChecks {
 
     /// Returns the barred links with details, the oldest first.
     pub fn barred_records(&self) -> Vec<BarredLinkRecord> {
-        self.barred.lock().clone()
+        self.disabled_links.lock().clone()
     }
 
     /// Returns the barred links.
     pub fn barred_links(&self) -> Vec<BarredLink> {
-        self.barred.lock().iter().map(|barred| barred.link).collect()
+        self.disabled_links.lock().iter().map(|barred| barred.link).collect()
     }
 }
 

@@ -43,7 +43,7 @@ enum EventRemainder {
 #[derive(Debug)]
 pub struct ReplayVerifier {
     api: Api,
-    shown: TokenIdVisibility,
+    visible_ids: TokenIdVisibility,
     determinism: AnswerDeterminism,
     phase: ReplayPhase,
     buffer: ReplayBuffer,
@@ -62,7 +62,7 @@ impl ReplayVerifier {
     pub fn new(api: Api, shown: TokenIdVisibility, determinism: AnswerDeterminism) -> Self {
         Self {
             api,
-            shown,
+            visible_ids: shown,
             determinism,
             phase: ReplayPhase::First,
             buffer: ReplayBuffer::default(),

@@ -211,7 +211,7 @@ pub struct InFlightRequest {
     tracker: Option<Arc<InFlightTracker>>,
     rank: DpRank,
     tokens: Tokens,
-    sent: Instant,
+    sent_at: Instant,
     /// Whether no other request waited at the worker at dispatch.
     idle_start: IdleStart,
     /// When the first token arrived.
@@ -239,12 +239,12 @@ impl InFlightRequest {
             });
             tracker.invalidate_views();
         }
-        Self { tracker, rank, tokens, sent: Instant::now(), idle_start, first_token_at: None }
+        Self { tracker, rank, tokens, sent_at: Instant::now(), idle_start, first_token_at: None }
     }
 
     /// Restarts the clock: what came before (another leg, a transfer) does not measure this worker's speed.
     pub fn mark_sent(&mut self) {
-        self.sent = Instant::now();
+        self.sent_at = Instant::now();
     }
 
     /// Records the first token: the prompt is computed. Further calls have no effect.
@@ -266,7 +266,7 @@ impl InFlightRequest {
         let batch = tracker.counters.snapshot().decoding().max(1);
         tracker.estimate.lock().observe(&SpeedSample {
             computed: if self.idle_start == IdleStart::Yes { computed } else { Tokens::ZERO },
-            first_token: Micros::of(first - self.sent),
+            first_token: Micros::of(first - self.sent_at),
             batch: u32::try_from(batch).unwrap_or(u32::MAX),
             decoded: usage.completion - Tokens(1),
             decoding: Micros::of(first.elapsed()),

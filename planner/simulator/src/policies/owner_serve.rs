@@ -128,8 +128,8 @@ impl OwnerServe {
         let located = quorum.locate(&query, micros(fleet.now.0));
         let deepest = ask.memory_by_worker.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
         let facts = ClassificationInputs {
-            prompt: step.prompt,
-            reused: deepest.max(located.shared.tokens(fleet.block)),
+            prompt_tokens: step.prompt,
+            reused_tokens: deepest.max(located.shared.tokens(fleet.block)),
             relation: located.relation,
             idle: located.idle,
         };
@@ -153,11 +153,11 @@ impl OwnerServe {
         let profile = planner::RequestProfile {
             model: MODEL.into(),
             adapter: None,
-            prompt: ask.step.prompt,
-            longest: None,
-            answer: self.expected_answer(located.session.id, ask.step),
-            growth: self.occupancy.expected_growth(),
-            block: fleet.block,
+            prompt_tokens: ask.step.prompt,
+            longest_prompt_tokens: None,
+            expected_output_tokens: self.expected_answer(located.session.id, ask.step),
+            expected_growth_tokens: self.occupancy.expected_growth(),
+            block_size: fleet.block,
             transfers: TransferPermission::Allowed,
         };
         let result = then(&PlanningInputs {
@@ -193,13 +193,13 @@ impl OwnerServe {
         }
         let stay = KvFootprint {
             tokens: ask.step.prompt + self.expected_answer(id, ask.step),
-            found: ask.memory_by_worker[server].device,
+            cached: ask.memory_by_worker[server].device,
             capacity: fleet.spec.sizes.device,
         };
         self.occupancy.step_started(owner(server), id, stay, now);
         self.occupancy.prefill_started(
             owner(worker_index(plan.prompt_leg().worker)),
-            plan.rationale.terms.compute,
+            plan.rationale.cost_terms.compute,
             now,
         );
         self.ledger.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
@@ -238,7 +238,7 @@ impl RoutingPolicy for OwnerServe {
             let until = handoff.blocks?.tokens(fleet.block);
             Some(PrefixFetch { from: worker_index(handoff.source.worker), until })
         });
-        let ttft = Seconds(chosen.rationale.terms.time_to_first_token().0 as f64 / 1e6);
+        let ttft = Seconds(chosen.rationale.cost_terms.time_to_first_token().0 as f64 / 1e6);
         let prediction = Some(PlacementPrediction { action: chosen.action, ttft });
         Dispatch { prefill, decode, fetch, prediction, ..Dispatch::at(decode) }
     }

@@ -37,23 +37,23 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(
 /// Finds the line numbers of parts of a text, asked for in order, so that every newline is counted once.
 pub(crate) struct LineCursor<'a> {
     text: &'a str,
-    place: TraceLocation<'a>,
+    location: TraceLocation<'a>,
     at: usize,
 }
 
 impl<'a> LineCursor<'a> {
     /// Starts at the beginning of `text`, which itself starts at `place`.
     pub(crate) fn new(place: TraceLocation<'a>, text: &'a str) -> Self {
-        Self { text, place, at: 0 }
+        Self { text, location: place, at: 0 }
     }
 
     /// Returns the location of a part that starts at or after the previous one.
     pub(crate) fn location_of(&mut self, part: &str) -> TraceLocation<'a> {
         let begin = (part.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize).min(self.text.len());
         let passed = self.text.as_bytes().get(self.at..begin).unwrap_or_default();
-        self.place.line += passed.iter().filter(|byte| **byte == b'\n').count();
+        self.location.line += passed.iter().filter(|byte| **byte == b'\n').count();
         self.at = self.at.max(begin);
-        self.place
+        self.location
     }
 }
 

@@ -72,7 +72,7 @@ struct MessageNode {
 
 /// One answer of an engine, which may be recorded as several messages.
 struct ModelCall<'a> {
-    place: TraceLocation<'a>,
+    location: TraceLocation<'a>,
     is_sidechain: bool,
     model: String,
     prompt: u64,
@@ -134,7 +134,7 @@ impl<'a> Transcript<'a> {
             match known.and_then(|call| self.calls.get_mut(call)) {
                 Some(call) => call.messages.push(record),
                 None => self.calls.push(ModelCall {
-                    place,
+                    location: place,
                     is_sidechain: side,
                     model: message.model.unwrap_or_default(),
                     prompt: message.usage.map_or(0, |usage| usage.prompt()),
@@ -172,8 +172,8 @@ impl<'a> Transcript<'a> {
             self.extend(builder, &mut path, &chain);
             let mut resent = path.clone();
             self.extend(builder, &mut resent, &call.messages);
-            builder.budget.take(call.place, path.len() + resent.len())?;
-            let at = call.place.check_seconds("timestamp", seconds(self.records[*asked].at - begin))?;
+            builder.budget.take(call.location, path.len() + resent.len())?;
+            let at = call.location.check_seconds("timestamp", seconds(self.records[*asked].at - begin))?;
             let answered = call.messages.iter().map(|record| self.records[*record].at).max().unwrap_or_default();
             let own = chain.iter().filter_map(|record| step_of.get(record).copied());
             let before = own.filter(|step: &usize| steps[*step].agent == agent).max().or(steps.len().checked_sub(1));
@@ -184,8 +184,8 @@ impl<'a> Transcript<'a> {
                 after: before.into_iter().collect(),
                 pause: before.map_or(Micros::ZERO, |before| at - ends[before]),
                 at,
-                prompt: call.place.check_prompt("content", prompt.0)?,
-                answer: call.place.check_answer("content", (all - prompt).0)?,
+                prompt: call.location.check_prompt("content", prompt.0)?,
+                answer: call.location.check_answer("content", (all - prompt).0)?,
                 path: path.into(),
                 resent_path: Some(resent.into()),
             });

@@ -21,7 +21,7 @@ fn prices() -> RestorePrices {
 }
 
 fn of(spec: &AttentionSpec, held: u64, until: u64) -> PrefixRestore<'_> {
-    PrefixRestore { spec, held: Tokens(held), until: Tokens(until), unit: Tokens(128) }
+    PrefixRestore { spec, cached: Tokens(held), until: Tokens(until), unit: Tokens(128) }
 }
 
 #[test]
@@ -148,7 +148,7 @@ proptest! {
         let policy = if policy.1 == 1 { policy.0 } else { CheckpointInterval::EveryTokens(unit * policy.1) };
         let spec = spec.with_checkpoints(policy).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * lengths.0.max(lengths.1));
-        let restore = PrefixRestore { spec: &spec, held, until, unit };
+        let restore = PrefixRestore { spec: &spec, cached: held, until, unit };
         let plan = restore.plan(&prices);
         let load = if held == until { Micros::ZERO } else { prices.load_fixed + Micros((spec.range_bytes(held, until).0 as f64 * prices.load_byte) as u64) };
         let memory = |chance: f64| Micros((prices.memory_byte * chance * spec.range_bytes(held, until).0 as f64) as u64);
@@ -168,7 +168,7 @@ proptest! {
         let unit = spec.block();
         let spec = spec.with_checkpoints(CheckpointInterval::EveryTokens(unit * every)).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * (lengths.0.max(lengths.1) + extra));
-        let restore = PrefixRestore { spec: &spec, held, until, unit };
+        let restore = PrefixRestore { spec: &spec, cached: held, until, unit };
         let least = restore.plan(&prices).total;
         let depth = spec.window_depth();
         for loaded in (held.0..=until.0).step_by(unit.0 as usize).map(Tokens) {

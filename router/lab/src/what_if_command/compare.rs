@@ -126,7 +126,7 @@ fn ttft_ms(terms: &CostTerms) -> f64 {
 
 impl PlanSamples {
     fn add(&mut self, candidate: &PlanCandidate) {
-        self.ttft_ms.push(ttft_ms(&candidate.terms));
+        self.ttft_ms.push(ttft_ms(&candidate.cost_terms));
         self.computed += candidate.sequence.legs().map(|leg| leg.computed_tokens.0).sum::<u64>();
         self.moved += candidate.sequence.moved_bytes().0;
     }
@@ -192,11 +192,11 @@ impl ComparisonBuilder {
         {
             // No price is of the time that a step waits before it starts.
             let waited = told.admission_wait.map_or(0, |waited| waited.duration.0);
-            let pair = (ttft_ms(&served.terms), seen.saturating_sub(waited) as f64 / 1e3);
+            let pair = (ttft_ms(&served.cost_terms), seen.saturating_sub(waited) as f64 / 1e3);
             self.predictions.entry(served.action).or_default().push(pair);
         }
-        let configured = (head.configured.attention.get(&case.ask.model), &head.configured.shapes[..]);
-        self.replayed.without_memory += u64::from(case.memory.is_none());
+        let configured = (head.configured.attention.get(&case.request.model), &head.configured.shapes[..]);
+        self.replayed.without_memory += u64::from(case.kv_occupancy.is_none());
         match case.plan(&head.policy, configured) {
             Ok(again) if again.plan == recorded.plan => self.replayed.reproduced += 1,
             _ => self.replayed.unreproduced += 1,
@@ -214,7 +214,7 @@ impl ComparisonBuilder {
     fn compare(&mut self, session: SessionId, served: &PlanCandidate, planned: &PlanCandidate) {
         self.served.add(served);
         self.planned.add(planned);
-        self.saved.add(session, ttft_ms(&served.terms) - ttft_ms(&planned.terms));
+        self.saved.add(session, ttft_ms(&served.cost_terms) - ttft_ms(&planned.cost_terms));
         self.actions.entry(served.action).or_default()[0] += 1;
         self.actions.entry(planned.action).or_default()[1] += 1;
         let is_same = served.action == planned.action && served.sequence.workers().eq(planned.sequence.workers());

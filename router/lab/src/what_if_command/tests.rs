@@ -24,24 +24,28 @@ fn case(session: u128, backlog: u64) -> PlanningCase {
     let overlap =
         Overlap { worker: WorkerId(1), rank: Default::default(), tier: vocabulary::Tier::Hbm, blocks: Blocks(56) };
     PlanningCase {
-        facts: ClassificationInputs { prompt: Tokens(1_000), reused: Tokens(896), ..ClassificationInputs::default() },
-        ask: RequestProfile {
+        step: ClassificationInputs {
+            prompt_tokens: Tokens(1_000),
+            reused_tokens: Tokens(896),
+            ..ClassificationInputs::default()
+        },
+        request: RequestProfile {
             model: "m".into(),
             adapter: None,
-            prompt: Tokens(1_000),
-            answer: Tokens(10),
-            growth: Tokens::ZERO,
-            longest: None,
-            block: Tokens(16),
+            prompt_tokens: Tokens(1_000),
+            expected_output_tokens: Tokens(10),
+            expected_growth_tokens: Tokens::ZERO,
+            longest_prompt_tokens: None,
+            block_size: Tokens(16),
             transfers: TransferPermission::Allowed,
         },
         session: SessionView::new(SessionId(session)),
         workers: Arc::new([worker(1, backlog), worker(2, 0)]),
         overlaps: vec![overlap],
-        excluded: Vec::new(),
-        disabled: ActionSet::NONE,
-        barred: Vec::new(),
-        memory: Some(Vec::new()),
+        failed_workers: Vec::new(),
+        disabled_actions: ActionSet::NONE,
+        disabled_links: Vec::new(),
+        kv_occupancy: Some(Vec::new()),
     }
 }
 
@@ -79,7 +83,7 @@ fn active_mode_log_is_reproduced_and_saves_nothing() {
 
 #[test]
 fn records_without_displaced_kv_facts_are_counted() {
-    let old = |n| entry(PlanningCase { memory: None, ..case(n, 0) }, ("active", 1), Micros(12_000));
+    let old = |n| entry(PlanningCase { kv_occupancy: None, ..case(n, 0) }, ("active", 1), Micros(12_000));
     let comparison =
         compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("active", 1), Micros(12_000))]);
     assert_eq!((comparison.replayed.reproduced, comparison.replayed.without_memory), (3, 2));
@@ -107,7 +111,7 @@ fn shadow_log_yields_predicted_savings() {
 fn bypass_colocated_step_matches_the_planner_action() {
     // Nothing is new: for the planner a continuation, wherever it is served.
     let mut continued = case(1, 0);
-    continued.facts.relation = planner::HeadRelation::Equals;
+    continued.step.relation = planner::HeadRelation::Equals;
     continued.overlaps[0].blocks = Blocks(62);
     let owner = json!({"worker": WorkerId(1), "incarnation": 1, "rank": 0});
     continued.session.owner = Some(serde_json::from_value(owner).unwrap());

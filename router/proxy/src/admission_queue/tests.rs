@@ -126,7 +126,7 @@ async fn fill(front: &TestRouter) {
         assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
         let receipt = newest(front);
         assert_eq!(receipt.admission_wait, None);
-        if receipt.decision.as_ref().unwrap().plan.rationale.terms.eviction > Micros::ZERO {
+        if receipt.decision.as_ref().unwrap().plan.rationale.cost_terms.eviction > Micros::ZERO {
             break;
         }
     }

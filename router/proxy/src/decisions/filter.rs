@@ -84,7 +84,7 @@ impl From<&Receipt> for ReceiptFields {
             model: receipt.model.clone(),
             lookup: ReplayPrompt { session_id: receipt.lookup.session_id },
             mode: receipt.mode,
-            decision: receipt.decision.as_ref().map(|decision| DecisionFields { step_kind: decision.step }),
+            decision: receipt.decision.as_ref().map(|decision| DecisionFields { step_kind: decision.step_kind }),
             attempts: receipt.attempts.last().map(tried).into_iter().collect(),
             observed: receipt.observed.map(|receipt::StepObservation { outcome, ttft, duration, .. }| {
                 ObservationFields { outcome, ttft, duration }

@@ -55,8 +55,9 @@ impl DecisionRecord {
     /// Size of the record in entries: candidates, planned workers and sessions that would be evicted there.
     pub(super) fn entry_count(&self) -> usize {
         let candidates = self.receipt.decision.as_ref().map_or(0, |decision| decision.candidates.len());
-        let victims =
-            |case: &PlanningCase| case.memory.iter().flatten().map(|told| 1 + told.victims.len()).sum::<usize>();
+        let victims = |case: &PlanningCase| {
+            case.kv_occupancy.iter().flatten().map(|told| 1 + told.eviction_candidates.len()).sum::<usize>()
+        };
         1 + candidates + self.case.as_ref().map_or(0, |case| case.workers.len() + case.overlaps.len() + victims(case))
     }
 }

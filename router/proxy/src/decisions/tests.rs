@@ -52,15 +52,15 @@ fn receipt_at(n: u64) -> Receipt {
 
 fn case_at(tokens: u64) -> PlanningCase {
     PlanningCase {
-        facts: ClassificationInputs { prompt: Tokens(tokens), ..ClassificationInputs::default() },
-        ask: RequestProfile {
+        step: ClassificationInputs { prompt_tokens: Tokens(tokens), ..ClassificationInputs::default() },
+        request: RequestProfile {
             model: "m".into(),
             adapter: None,
-            prompt: Tokens(tokens),
-            answer: Tokens(1),
-            growth: Tokens::ZERO,
-            longest: None,
-            block: Tokens(16),
+            prompt_tokens: Tokens(tokens),
+            expected_output_tokens: Tokens(1),
+            expected_growth_tokens: Tokens::ZERO,
+            longest_prompt_tokens: None,
+            block_size: Tokens(16),
             transfers: TransferPermission::Allowed,
         },
         session: SessionView::new(SessionId(1)),
@@ -71,10 +71,10 @@ fn case_at(tokens: u64) -> PlanningCase {
             tier: vocabulary::Tier::Hbm,
             blocks: Blocks(3),
         }],
-        excluded: vec![WorkerId(2)],
-        memory: Some(Vec::new()),
-        disabled: ActionSet::NONE,
-        barred: Vec::new(),
+        failed_workers: vec![WorkerId(2)],
+        kv_occupancy: Some(Vec::new()),
+        disabled_actions: ActionSet::NONE,
+        disabled_links: Vec::new(),
     }
 }
 
@@ -106,7 +106,7 @@ fn the_log_stays_within_its_size_limit_and_keeps_the_newest_records() {
     let noise = |n: u64| {
         let mut case = case_at(n);
         let hash = |at: u64| xxhash_rust::xxh3::xxh3_64_with_seed(&n.to_le_bytes(), at);
-        case.excluded = (0..200).map(|at| WorkerId(hash(at))).collect();
+        case.failed_workers = (0..200).map(|at| WorkerId(hash(at))).collect();
         case
     };
     let newest = 2_000;

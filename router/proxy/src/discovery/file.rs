@@ -34,7 +34,7 @@ pub struct WorkerFileError {
 #[derive(Clone)]
 pub struct WorkerFile {
     path: PathBuf,
-    seen: Option<FileStamp>,
+    stamp: Option<FileStamp>,
 }
 
 #[derive(Deserialize)]
@@ -47,12 +47,12 @@ impl WorkerFile {
     /// Reads the file for the first time.
     pub fn open(path: &Path) -> Result<(Self, Vec<WorkerConfig>), WorkerFileError> {
         let seen = stamp_of(path);
-        Ok((Self { path: path.to_owned(), seen }, read(path)?))
+        Ok((Self { path: path.to_owned(), stamp: seen }, read(path)?))
     }
 
     /// Publishes the file's list whenever it changes. Never returns.
     pub async fn follow(self, membership: Arc<WorkerDiscovery>, followed: WatchedFiles) {
-        let Self { path, seen } = self;
+        let Self { path, stamp: seen } = self;
         let take = || {
             let workers = read(&path)?;
             tracing::info!(file = %path.display(), workers = workers.len(), "the file of workers was read anew");

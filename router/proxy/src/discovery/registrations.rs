@@ -11,7 +11,7 @@ use crate::discovery::WorkerConfig;
 /// The registered workers, and until when.
 #[derive(Debug)]
 pub(crate) struct RegistrationTable {
-    all: BTreeMap<WorkerId, Registration>,
+    registrations: BTreeMap<WorkerId, Registration>,
     max: usize,
 }
 
@@ -44,7 +44,7 @@ pub struct RegistrationsFull {
 
 impl RegistrationTable {
     pub(crate) fn new(max: usize) -> Self {
-        Self { all: BTreeMap::new(), max }
+        Self { registrations: BTreeMap::new(), max }
     }
 
     pub(crate) fn register(
@@ -54,28 +54,28 @@ impl RegistrationTable {
         now: Instant,
     ) -> Result<RegistrationOutcome, RegistrationsFull> {
         let id = WorkerId::of_endpoint(worker.endpoint());
-        let came = match self.all.get(&id) {
-            None if self.all.len() >= self.max => return Err(RegistrationsFull { max: self.max }),
+        let came = match self.registrations.get(&id) {
+            None if self.registrations.len() >= self.max => return Err(RegistrationsFull { max: self.max }),
             None => RegistrationOutcome::New,
             Some(known) if known.worker == worker => RegistrationOutcome::Renewed,
             Some(_) => RegistrationOutcome::Changed,
         };
-        self.all.insert(id, Registration { worker, expires_at: now + ttl });
+        self.registrations.insert(id, Registration { worker, expires_at: now + ttl });
         Ok(came)
     }
 
     /// Removes a registration; returns whether it existed.
     pub(crate) fn withdraw(&mut self, worker: WorkerId) -> bool {
-        self.all.remove(&worker).is_some()
+        self.registrations.remove(&worker).is_some()
     }
 
     /// Removes the expired registrations and returns their workers.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<WorkerConfig> {
-        self.all.extract_if(.., |_, registration| registration.expires_at <= now).map(|(_, it)| it.worker).collect()
+        self.registrations.extract_if(.., |_, registration| registration.expires_at <= now).map(|(_, it)| it.worker).collect()
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Registration> {
-        self.all.values()
+        self.registrations.values()
     }
 }
 

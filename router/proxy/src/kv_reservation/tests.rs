@@ -10,7 +10,7 @@ async fn eviction(front: &TestRouter, word: &str) -> Micros {
     let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt});
     assert_eq!(post(front.proxy_address(), "/v1/completions", body.to_string()).await.status, 200);
     let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
-    receipt.decision.as_ref().unwrap().plan.rationale.terms.eviction
+    receipt.decision.as_ref().unwrap().plan.rationale.cost_terms.eviction
 }
 
 #[tokio::test]

@@ -142,9 +142,9 @@ mod tests {
 
     fn plan(sequence: PlanSequence) -> Plan {
         let rationale = PlanRationale {
-            rule: SelectionRule::LowestCost,
-            terms: CostTerms::default(),
-            total: Micros(0),
+            policy: SelectionRule::LowestCost,
+            cost_terms: CostTerms::default(),
+            total_cost: Micros(0),
             runner_up: None,
         };
         Plan { action: Action::RemotePrefill, sequence, ownership: OwnershipEffect::Claim, rationale }

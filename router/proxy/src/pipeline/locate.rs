@@ -108,7 +108,7 @@ fn build_located(
             None => found.known_blocks(),
         },
         replicas: sealed.map_or_else(Vec::new, |sealed| sealed.holders(owner)),
-        promises: if unread.is_none() { other_intents(stage, view, place.session, &prefixed) } else { Vec::new() },
+        peer_intents: if unread.is_none() { other_intents(stage, view, place.session, &prefixed) } else { Vec::new() },
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
     let grounds = LookupEvidence {
@@ -116,7 +116,7 @@ fn build_located(
         preamble,
         ledger_view: if view.quorum().stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
         pending_commit: place.pending.is_some(),
-        peer_intents: session.promises.len(),
+        peer_intents: session.peer_intents.len(),
         peer_routers: stage.fleet.peer_count(),
         cache_not_readable: unread,
     };

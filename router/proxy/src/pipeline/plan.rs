@@ -123,11 +123,11 @@ pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedSte
     let ask = RequestProfile {
         model: request.model.clone(),
         adapter: None,
-        prompt,
-        longest: (!prefixed.other_chains.is_empty()).then(|| prefixed.longest_prompt()),
-        answer: stage.occupancy.expected_answer(located.session.id, request.max_answer),
-        growth: stage.occupancy.expected_growth(),
-        block: prefixed.prompt.chain.block,
+        prompt_tokens: prompt,
+        longest_prompt_tokens: (!prefixed.other_chains.is_empty()).then(|| prefixed.longest_prompt()),
+        expected_output_tokens: stage.occupancy.expected_answer(located.session.id, request.max_answer),
+        expected_growth_tokens: stage.occupancy.expected_growth(),
+        block_size: prefixed.prompt.chain.block,
         transfers: transfers(&located),
     };
     let routing = stage.routing.get();
@@ -140,7 +140,7 @@ pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedSte
         disabled: routing.disabled,
         barred_links: barred,
         kind: step,
-        ask,
+        request: ask,
         located,
         resume_blocker: unresumable,
     }
@@ -168,7 +168,7 @@ pub fn plan(
         true => plan_and_reserve(stage, step, failed),
         false => plan_and_reserve(stage, step, &[failed, &barred].concat()).map_err(|error| match error {
             ApiError::WorkerFailed { .. } if failed.is_empty() => {
-                ApiError::SaltsIgnored { model: truncated(&step.ask.model.0) }
+                ApiError::SaltsIgnored { model: truncated(&step.request.model.0) }
             }
             error => error,
         }),
@@ -249,14 +249,14 @@ fn decide(
             };
             Ok((decision, memory, asking))
         };
-        match planned(&step.ask) {
+        match planned(&step.request) {
             // The token count is only estimated from bytes: let the engine decide whether the prompt fits.
             Err(PlanningError::TooLong { longest }) if step.located.identified.fallback_reason().is_some() => {
                 let ask = RequestProfile {
-                    prompt: longest - Tokens(1),
-                    longest: None,
-                    answer: Tokens(1),
-                    ..step.ask.clone()
+                    prompt_tokens: longest - Tokens(1),
+                    longest_prompt_tokens: None,
+                    expected_output_tokens: Tokens(1),
+                    ..step.request.clone()
                 };
                 planned(shortened.borrow_mut().insert(ask))
             }
@@ -287,14 +287,14 @@ fn no_plan_error(why: PlanningError, step: &ClassifiedStep) -> ApiError {
             ApiError::UnknownModel { model: truncated(&model.0) }
         }
         PlanningError::UnknownModel { model } => ApiError::NoWorker { model: truncated(&model.0) },
-        PlanningError::NoneReady => ApiError::NoWorker { model: truncated(&step.ask.model.0) },
+        PlanningError::NoneReady => ApiError::NoWorker { model: truncated(&step.request.model.0) },
         PlanningError::AllExcluded => {
             ApiError::WorkerFailed { detail: "every worker that could serve this failed".into() }
         }
         PlanningError::TooLong { longest } => ApiError::TooLong {
             param: step.located.identified.request.endpoint.input(),
             longest,
-            prompt: step.ask.longest.unwrap_or(step.ask.prompt),
+            prompt: step.request.longest_prompt_tokens.unwrap_or(step.request.prompt_tokens),
         },
     }
 }

@@ -27,7 +27,7 @@ pub async fn replicate(
     let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
     let moving = PrefixMove {
         legs: legs.clone(),
-        model: step.ask.model.0.to_string(),
+        model: step.request.model.0.to_string(),
         ids: first_token_ids(mover.prompts().clone(), &step.located.identified, blocks),
         salt: step.located.identified.request.cache_salt().map(str::to_owned),
         bytes: handoff.bytes,

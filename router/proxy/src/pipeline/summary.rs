@@ -19,7 +19,7 @@ pub fn summary(streaming: &Streaming) -> Option<HeaderValue> {
     let (plan, attempt) = (&streaming.planned.plan, streaming.attempt()?);
     // In shadow mode the planner's price belongs to another plan than the executed one.
     let price = streaming.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
-    let price = price.map(|decision| decision.plan.rationale.total);
+    let price = price.map(|decision| decision.plan.rationale.total_cost);
     let known = located.identified.fallback_reason().map_or("token_ids", Into::into);
     let words = [
         ("step_kind", streaming.step.kind.as_str().to_owned()),
@@ -27,7 +27,7 @@ pub fn summary(streaming: &Streaming) -> Option<HeaderValue> {
         ("action", plan.action.as_str().to_owned()),
         ("prefill_worker", plan.prompt_leg().worker.to_string()),
         ("decode_worker", plan.target().to_string()),
-        ("prompt_tokens", streaming.step.ask.prompt.to_string()),
+        ("prompt_tokens", streaming.step.request.prompt_tokens.to_string()),
         ("cached_tokens", plan.answer_leg().cached_tokens.to_string()),
         ("identified_by", known.to_owned()),
         ("kv_index_state", attempt.kv_index_state.as_str().to_owned()),

@@ -78,7 +78,7 @@ async fn a_disabled_action_is_not_planned_and_replays_from_the_decision_log() {
     front.gateway.decisions.close();
     let mut records = DecisionRecords::open(&front.gateway.config.ledger.data_dir).unwrap();
     let entries = records.next_file().unwrap().unwrap();
-    let off: Vec<_> = entries.iter().map(|entry| entry.case.as_ref().unwrap().disabled.iter().next()).collect();
+    let off: Vec<_> = entries.iter().map(|entry| entry.case.as_ref().unwrap().disabled_actions.iter().next()).collect();
     assert_eq!(off, [None, None, Some(Action::DecodeContinuation), None]);
     for entry in &entries {
         let planned = entry.case.as_ref().unwrap().plan(&entry.head.policy, (None, &[])).unwrap();

@@ -23,7 +23,7 @@ pub struct PredictedStep {
     /// Its probable kind: that of the last step.
     pub step: StepKind,
     /// The last step's request, with its answer as part of the prompt.
-    pub ask: RequestProfile,
+    pub request: RequestProfile,
     /// The prompt that it continues.
     pub prompt: Arc<StoredPrompt>,
 }
@@ -144,14 +144,14 @@ mod tests {
         let ask = RequestProfile {
             model: "m".into(),
             adapter: None,
-            prompt: Tokens(40),
-            answer: Tokens(8),
-            growth: Tokens::ZERO,
-            longest: None,
-            block: Tokens(16),
+            prompt_tokens: Tokens(40),
+            expected_output_tokens: Tokens(8),
+            expected_growth_tokens: Tokens::ZERO,
+            longest_prompt_tokens: None,
+            block_size: Tokens(16),
             transfers: TransferPermission::Allowed,
         };
-        PredictedStep { step: StepKind::SmallIncrement, ask, prompt: Arc::new(kept) }
+        PredictedStep { step: StepKind::SmallIncrement, request: ask, prompt: Arc::new(kept) }
     }
 
     fn due_sessions(gaps: &mut IdleSessions, now: Instant) -> Vec<u128> {

@@ -30,7 +30,7 @@ pub(super) struct IdempotencyKey {
 pub(super) struct QuotaCharge {
     /// Digest of its body: another body is another request.
     pub(super) body_digest: u128,
-    pub(super) taken: Tokens,
+    pub(super) tokens: Tokens,
     /// Tokens of these that were counted as used.
     pub(super) used: Tokens,
 }
@@ -41,7 +41,7 @@ impl QuotaCharge {
     fn encode(self) -> Bytes {
         let mut bytes = Vec::with_capacity(Self::BYTES);
         bytes.extend(self.body_digest.to_le_bytes());
-        bytes.extend(self.taken.0.to_le_bytes());
+        bytes.extend(self.tokens.0.to_le_bytes());
         bytes.extend(self.used.0.to_le_bytes());
         bytes.into()
     }
@@ -51,7 +51,7 @@ impl QuotaCharge {
         let (body, counts) = bytes.split_first_chunk()?;
         let (taken, used) = counts.split_first_chunk()?;
         let tokens = |bytes: &[u8; 8]| Tokens(u64::from_le_bytes(*bytes));
-        Some(Self { body_digest: u128::from_le_bytes(*body), taken: tokens(taken), used: tokens(used.first_chunk()?) })
+        Some(Self { body_digest: u128::from_le_bytes(*body), tokens: tokens(taken), used: tokens(used.first_chunk()?) })
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn only_an_encoded_charge_decodes() {
-        let charge = QuotaCharge { body_digest: u128::MAX - 7, taken: Tokens(1_000), used: Tokens(u64::MAX) };
+        let charge = QuotaCharge { body_digest: u128::MAX - 7, tokens: Tokens(1_000), used: Tokens(u64::MAX) };
         assert_eq!(QuotaCharge::decode(&charge.encode()), Some(charge));
         for wrong in [&b""[..], &[0; 31], &[0; 33]] {
             assert_eq!(QuotaCharge::decode(wrong), None);

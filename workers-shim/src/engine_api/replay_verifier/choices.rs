@@ -41,7 +41,7 @@ impl ReplayVerifier {
         }
         if event.contains_key("prompt_token_ids") {
             let is_known = self.buffer.mark("prompt_token_ids", "")? == ReplayStatus::Known;
-            if is_known || self.shown == TokenIdVisibility::None {
+            if is_known || self.visible_ids == TokenIdVisibility::None {
                 event.insert("prompt_token_ids".into(), Value::Null);
             }
         }
@@ -103,7 +103,7 @@ impl ReplayVerifier {
     ) -> Result<(), NotResumable> {
         for name in ["prompt_token_ids", "token_ids"] {
             let Some(Value::Array(ids)) = fields.get_mut(name) else { continue };
-            if self.shown == TokenIdVisibility::None {
+            if self.visible_ids == TokenIdVisibility::None {
                 fields.insert(name.into(), Value::Null);
                 continue;
             }

@@ -242,8 +242,8 @@ fn prefill_that_differs_from_the_plan_yields_no_speed_sample() {
 #[test]
 fn time_before_dispatch_is_not_charged_to_the_worker() {
     let mut flight = InFlightRequest::new(Some(desk()), DpRank(0), Tokens(100_000));
-    let dispatched = flight.sent;
+    let dispatched = flight.sent_at;
     std::thread::sleep(Duration::from_millis(3));
     flight.mark_sent();
-    assert!(flight.sent - dispatched >= Duration::from_millis(3));
+    assert!(flight.sent_at - dispatched >= Duration::from_millis(3));
 }

@@ -41,7 +41,8 @@ pub(crate) async fn chat(
     }
     let totals = UsageTotals::new(ask.remote_cached);
     let per_prompt = ask.choices;
-    let script = ChatFormatter { created: app.unix_seconds(), fingerprint: app.system_fingerprint(), prompt, ask };
+    let script =
+        ChatFormatter { created: app.unix_seconds(), fingerprint: app.system_fingerprint(), prompt, params: ask };
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
@@ -102,7 +103,7 @@ fn answer_body(app: &SimState, (ask, prompt): (&GenerationParams, &[u32]), answe
 }
 
 struct ChatFormatter {
-    ask: GenerationParams,
+    params: GenerationParams,
     prompt: Vec<u32>,
     created: u64,
     fingerprint: String,
@@ -120,10 +121,10 @@ struct FirstChatChunk<'a> {
 impl ChatFormatter {
     fn chunk(&self, choices: Value) -> Value {
         json!({
-            "id": self.ask.id,
+            "id": self.params.id,
             "object": "chat.completion.chunk",
             "created": self.created,
-            "model": self.ask.model,
+            "model": self.params.model,
             "choices": choices,
         })
     }
@@ -134,14 +135,14 @@ impl StreamFormatter for ChatFormatter {
         let opening = |index: u32| {
             let delta = json!({"role": "assistant", "content": ""});
             let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-            let prompt_token_ids = self.ask.return_token_ids.then_some(&*self.prompt);
+            let prompt_token_ids = self.params.return_token_ids.then_some(&*self.prompt);
             data(&FirstChatChunk { chunk: self.chunk(json!([choice])), prompt_token_ids, prompt_text: () })
         };
-        (0..self.ask.choices).map(opening).collect()
+        (0..self.params.choices).map(opening).collect()
     }
 
     fn part(&mut self, index: u32, part: &AnswerPart) -> String {
-        if part.text.is_empty() && part.end.is_none() && !self.ask.return_token_ids {
+        if part.text.is_empty() && part.end.is_none() && !self.params.return_token_ids {
             return String::new();
         }
         let mut choice = json!({
@@ -149,13 +150,13 @@ impl StreamFormatter for ChatFormatter {
             "delta": {"content": part.text},
             "logprobs": null,
             "finish_reason": part.end.as_ref().map(|end| end.reason),
-            "token_ids": self.ask.return_token_ids.then_some(&part.ids),
+            "token_ids": self.params.return_token_ids.then_some(&part.ids),
         });
         if let Some(end) = &part.end {
             choice["stop_reason"] = end.stop.clone();
         }
         let mut chunk = self.chunk(json!([choice]));
-        if part.end.is_some() && self.ask.delivery == ResponseMode::Stream {
+        if part.end.is_some() && self.params.delivery == ResponseMode::Stream {
             chunk["system_fingerprint"] = json!(self.fingerprint);
         }
         data(&chunk)
@@ -163,7 +164,7 @@ impl StreamFormatter for ChatFormatter {
 
     fn close(&mut self, totals: &UsageTotals) -> String {
         let mut text = String::new();
-        if self.ask.delivery == ResponseMode::StreamWithUsage {
+        if self.params.delivery == ResponseMode::StreamWithUsage {
             let mut chunk = self.chunk(json!([]));
             chunk["usage"] = totals.openai();
             chunk["system_fingerprint"] = json!(self.fingerprint);

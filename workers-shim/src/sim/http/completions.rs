@@ -43,7 +43,7 @@ pub(crate) async fn completions(
     }
     let (totals, per_prompt) = (UsageTotals::new(ask.remote_cached), ask.choices);
     let first = vec![true; choices.len()];
-    let script = CompletionFormatter { created: app.unix_seconds(), prompts, ask, first };
+    let script = CompletionFormatter { created: app.unix_seconds(), prompts, params: ask, first };
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
@@ -86,7 +86,7 @@ fn answer_body(app: &SimState, (ask, prompts): (&GenerationParams, &[Vec<u32>]),
 }
 
 struct CompletionFormatter {
-    ask: GenerationParams,
+    params: GenerationParams,
     prompts: Vec<Vec<u32>>,
     created: u64,
     /// Whether each choice is still without events.
@@ -95,7 +95,7 @@ struct CompletionFormatter {
 
 impl CompletionFormatter {
     fn chunk<'a>(&'a self, choices: &'a [CompletionChoice<'a>]) -> CompletionChunk<'a> {
-        let GenerationParams { id, model, .. } = &self.ask;
+        let GenerationParams { id, model, .. } = &self.params;
         CompletionChunk { id, object: "text_completion", created: self.created, model, choices }
     }
 }
@@ -127,11 +127,12 @@ impl StreamFormatter for CompletionFormatter {
     }
 
     fn part(&mut self, index: u32, part: &AnswerPart) -> String {
-        if part.text.is_empty() && part.end.is_none() && !self.ask.return_token_ids {
+        if part.text.is_empty() && part.end.is_none() && !self.params.return_token_ids {
             return String::new();
         }
         let first = std::mem::replace(&mut self.first[index as usize], false);
-        let prompt = (first && self.ask.return_token_ids).then(|| &self.prompts[(index / self.ask.choices) as usize]);
+        let prompt =
+            (first && self.params.return_token_ids).then(|| &self.prompts[(index / self.params.choices) as usize]);
         let choice = CompletionChoice {
             index,
             text: &part.text,
@@ -139,14 +140,14 @@ impl StreamFormatter for CompletionFormatter {
             finish_reason: part.end.as_ref().map(|end| end.reason),
             stop_reason: part.end.as_ref().map(|end| &end.stop),
             prompt_token_ids: prompt.map(Vec::as_slice),
-            token_ids: self.ask.return_token_ids.then_some(&part.ids),
+            token_ids: self.params.return_token_ids.then_some(&part.ids),
         };
         data(&self.chunk(&[choice]))
     }
 
     fn close(&mut self, totals: &UsageTotals) -> String {
         let mut text = String::new();
-        if self.ask.delivery == ResponseMode::StreamWithUsage {
+        if self.params.delivery == ResponseMode::StreamWithUsage {
             let mut chunk = json!(self.chunk(&[]));
             chunk["usage"] = totals.openai();
             text += &data(&chunk);

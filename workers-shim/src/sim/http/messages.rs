@@ -48,7 +48,7 @@ async fn answer(app: &SimState, headers: &HeaderMap, body: &Bytes) -> Result<Res
     let choices = submit_choices(app, &mut ask, &[prompt]).await?;
     if ask.delivery != ResponseMode::Whole {
         let totals = UsageTotals::new(ask.remote_cached);
-        return Ok(stream_answer(choices, 1, totals, MessageFormatter { ask, end: None }));
+        return Ok(stream_answer(choices, 1, totals, MessageFormatter { params: ask, end: None }));
     }
     let answer = collect_answer(app, &ask, choices).await?;
     let (part, end) = &answer.choices[0];
@@ -82,13 +82,13 @@ fn prompt_of(app: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorRe
 }
 
 struct MessageFormatter {
-    ask: GenerationParams,
+    params: GenerationParams,
     end: Option<&'static str>,
 }
 
 impl StreamFormatter for MessageFormatter {
     fn open(&mut self) -> String {
-        let start = message(&self.ask, json!({"input_tokens": 0, "output_tokens": 0}));
+        let start = message(&self.params, json!({"input_tokens": 0, "output_tokens": 0}));
         let block = json!({"type": "text", "text": ""});
         named("message_start", &json!({"type": "message_start", "message": start}))
             + &named("content_block_start", &json!({"type": "content_block_start", "index": 0, "content_block": block}))

@@ -21,7 +21,7 @@ fn every_recorded_decision_replays_to_the_same_plan() {
             steps += 1;
             let Some(recorded) = entry.receipt.decision else { continue };
             let (case, configured) = (entry.case.unwrap(), &entry.head.configured);
-            let attention = configured.attention.get(&case.ask.model);
+            let attention = configured.attention.get(&case.request.model);
             assert_eq!(case.plan(&entry.head.policy, (attention, &configured.shapes)).unwrap(), recorded);
             planned += 1;
             if entry.receipt.mode == RoutingMode::Active {

@@ -59,7 +59,12 @@ impl CalibrationSink {
             outcome: end.outcome,
             http_status: end.answer.status,
             // The last plan's price does not predict the first plan's time to first token.
-            predicted_ttft: end.planned.decision.as_ref().filter(|_| !end.is_resumed()).map(|_| plan.rationale.total),
+            predicted_ttft: end
+                .planned
+                .decision
+                .as_ref()
+                .filter(|_| !end.is_resumed())
+                .map(|_| plan.rationale.total_cost),
             ttft: end.answer.first_byte.map(|at| Micros::of(at - arrived)),
             duration: Micros::of(end.ended_at.saturating_duration_since(arrived)),
             predicted_cached_tokens: plan.answer_leg().cached_tokens,
@@ -87,7 +92,7 @@ impl CalibrationSink {
         let is_alone = !plan.sequence.has_handoff() && end.attempts.len() == 1;
         let worker = end.step.located.workers.iter().find(|view| view.id == plan.target());
         let Some(worker) = worker.filter(|_| is_alone) else { return };
-        let foretold = served.terms.time_to_first_token();
+        let foretold = served.cost_terms.time_to_first_token();
         let metrics = &self.metrics;
         let ratio = first_token.0 as f64 / foretold.0.max(1) as f64;
         metrics.ttft_prediction_ratio.with_label_values(&[plan.action.as_str()]).observe(ratio);

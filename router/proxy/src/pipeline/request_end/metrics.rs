@@ -58,7 +58,7 @@ impl MetricsSink {
 
     fn count_tokens(&self, end: &RequestEnd, seen: &StepObservation) {
         let plans = &self.plans;
-        let prompt = end.step.ask.prompt;
+        let prompt = end.step.request.prompt_tokens;
         let transferred = transferred_tokens(end);
         let cached =
             (seen.cached_tokens.unwrap_or(seen.predicted_cached_tokens) - transferred).min(prompt - transferred);
@@ -75,5 +75,5 @@ impl MetricsSink {
 /// Prompt tokens whose KV came from another worker, as planned.
 fn transferred_tokens(end: &RequestEnd) -> Tokens {
     let Bytes(token) = end.step.located.identified.model.kv_bytes_per_token;
-    Tokens(end.planned_transfer_bytes().0 / token.max(1)).min(end.step.ask.prompt)
+    Tokens(end.planned_transfer_bytes().0 / token.max(1)).min(end.step.request.prompt_tokens)
 }

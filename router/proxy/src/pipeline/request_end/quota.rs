@@ -34,7 +34,7 @@ fn charged_tokens(end: &RequestEnd) -> Tokens {
         (RequestOutcome::Rejected | RequestOutcome::Failed, None) => Tokens::ZERO,
         (_, usage) => {
             let TokenUsage { prompt, completion, .. } = usage.unwrap_or_default();
-            prompt.max(end.step.ask.prompt) + completion.max(end.answer.delivered)
+            prompt.max(end.step.request.prompt_tokens) + completion.max(end.answer.delivered)
         }
     }
 }

@@ -64,15 +64,15 @@ impl ReceiptSink {
             observed: Some(seen),
         };
         let case = PlanningCase {
-            facts,
-            ask: shortened.unwrap_or(step.ask),
+            step: facts,
+            request: shortened.unwrap_or(step.request),
             session: located.session,
             workers: located.workers,
             overlaps: located.overlaps,
-            excluded,
-            memory: Some(memory),
-            disabled: step.disabled,
-            barred: step.barred_links,
+            failed_workers: excluded,
+            kv_occupancy: Some(memory),
+            disabled_actions: step.disabled,
+            disabled_links: step.barred_links,
         };
         let case = receipt.decision.is_some().then_some(case);
         (receipt, case)

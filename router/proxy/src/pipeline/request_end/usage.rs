@@ -23,7 +23,8 @@ impl UsageFilter {
     fn is_plausible(&self, end: &RequestEnd, usage: &TokenUsage) -> bool {
         let max_answer = end.step.located.identified.request.max_answer.unwrap_or_default();
         let most_answered = most_believed(Tokens::max(max_answer, end.answer.delivered)).max(UNBOUNDED_ANSWER);
-        let is_possible = usage.prompt <= most_believed(end.step.ask.prompt) && usage.completion <= most_answered;
+        let is_possible =
+            usage.prompt <= most_believed(end.step.request.prompt_tokens) && usage.completion <= most_answered;
         if !is_possible {
             self.implausible.inc();
             let (prompt, completion) = (usage.prompt.0, usage.completion.0);

@@ -25,7 +25,7 @@ pub(in crate::pipeline) struct VerificationSink {
 impl VerificationSink {
     /// Takes the prompt's token ids and block hashes out of the step.
     pub(in crate::pipeline) fn record(&self, end: &mut RequestEnd, seen: &StepObservation) {
-        if end.outcome != RequestOutcome::Complete || end.step.ask.transfers != TransferPermission::Allowed {
+        if end.outcome != RequestOutcome::Complete || end.step.request.transfers != TransferPermission::Allowed {
             return;
         }
         let session = end.step.located.session.id;
