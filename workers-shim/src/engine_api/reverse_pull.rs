@@ -95,7 +95,7 @@ pub fn redact_answer(answer: &Bytes, ids: TokenIdVisibility) -> Bytes {
     let Ok(fields) = JsonFields::scan(answer.clone(), &[]) else { return answer.clone() };
     let mut splice = JsonSplice::new(&fields);
     let hide = |splice: &mut JsonSplice<'_>, name| {
-        if fields.has(name) {
+        if fields.has_any(name) {
             splice.set(name, b"null".as_slice());
         }
     };
@@ -158,7 +158,7 @@ fn without_token_ids(answer: &JsonFields) -> Option<Vec<u8>> {
     for choice in choices {
         let fields = JsonFields::scan(Bytes::copy_from_slice(choice.get().as_bytes()), &[]).ok()?;
         let mut splice = JsonSplice::new(&fields);
-        for name in IDS.into_iter().filter(|name| fields.has(name)) {
+        for name in IDS.into_iter().filter(|name| fields.has_any(name)) {
             splice.set(name, b"null".as_slice());
             had = true;
         }

@@ -86,6 +86,11 @@ impl JsonFields {
         self.get(name).is_some_and(|value| value != b"null")
     }
 
+    /// Returns whether any occurrence of the field is not null, also one that a later one overrides.
+    pub fn has_any(&self, name: &str) -> bool {
+        self.positions(name).any(|place| self.body[self.fields[place].value.clone()] != b"null"[..])
+    }
+
     fn position(&self, name: &str) -> Option<usize> {
         self.positions(name).last()
     }

@@ -182,7 +182,7 @@ impl SseScanner {
     /// Ends the stream. Returns the incomplete last event, if it is to be forwarded.
     pub fn finish(&mut self) -> Option<Bytes> {
         let tail = std::mem::take(&mut self.tail).freeze();
-        (!self.is_resumable() && !tail.is_empty()).then_some(tail)
+        (!self.is_resumable() && !tail.is_empty()).then(|| redact_event(&tail).unwrap_or(tail))
     }
 
     fn scan_chunk(&mut self, chunk: Bytes, pass: &mut dyn FnMut(Bytes)) {

@@ -71,7 +71,10 @@ impl RegistrationTable {
 
     /// Removes the expired registrations and returns their workers.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<WorkerConfig> {
-        self.registrations.extract_if(.., |_, registration| registration.expires_at <= now).map(|(_, it)| it.worker).collect()
+        self.registrations
+            .extract_if(.., |_, registration| registration.expires_at <= now)
+            .map(|(_, it)| it.worker)
+            .collect()
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Registration> {

@@ -64,6 +64,8 @@ fn client_sees_no_params_and_only_the_token_ids_it_requested() {
     let hidden = read(redact_answer(&answer(SEEN), TokenIdVisibility::None));
     assert_eq!((&hidden["prompt_token_ids"], &hidden["choices"][0]["token_ids"]), (&Value::Null, &Value::Null));
     assert_eq!(hidden["choices"][0]["message"], before["choices"][0]["message"]);
+    let twice = Bytes::from_static(br#"{"kv_transfer_params":{"remote_host":"10.0.0.7"},"kv_transfer_params":null}"#);
+    assert_eq!(redact_answer(&twice, TokenIdVisibility::All), br#"{"kv_transfer_params":null}"#[..]);
     let plain = Bytes::from_static(br#"{"id": "c", "choices": [ {"token_ids":null}],"kv_transfer_params":null}"#);
     assert_eq!(redact_answer(&plain, TokenIdVisibility::All), plain, "byte for byte");
 }
@@ -81,6 +83,11 @@ fn final_event_of_a_streamed_response_omits_the_params() {
     scanner.push(format!("{head}{}", last(SEEN)).into(), &mut out);
     assert_eq!(String::from_utf8(out.concat()).unwrap(), format!("{head}{}", last("null")));
     assert!(scanner.facts().done && scanner.facts().usage.is_some());
+    // The engine's connection ends within the blank line.
+    let (mut scanner, mut out) = (SseScanner::new(), Vec::new());
+    scanner.push(last(SEEN).trim_end().to_owned().into(), &mut out);
+    out.extend(scanner.finish());
+    assert_eq!(String::from_utf8(out.concat()).unwrap(), last("null").trim_end());
 }
 
 #[test]
