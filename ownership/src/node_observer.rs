@@ -41,9 +41,9 @@ impl ApplyObserver for NodeObserver {
         self.feed.on_installed(ledger);
     }
 
-    fn on_unreadable(&self, unreadable: UnsupportedLevel) {
-        if self.unreadable.set(unreadable).is_ok() {
-            tracing::error!(%unreadable, "this node applies nothing any more");
+    fn on_unreadable(&self, level_error: UnsupportedLevel) {
+        if self.unreadable.set(level_error).is_ok() {
+            tracing::error!(%level_error, "this node applies nothing any more");
         }
     }
 

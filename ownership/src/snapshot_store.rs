@@ -11,12 +11,12 @@ use crate::snapshots::SnapshotFile;
 impl SnapshotStore for SnapshotFile {
     type Handle = File;
 
-    async fn write(&self, body: SnapshotContents) -> io::Result<Snapshot<File>> {
+    async fn write(&self, contents: SnapshotContents) -> io::Result<Snapshot<File>> {
         let snapshots = self.clone();
         let work = move || {
-            SnapshotFile::write(&snapshots, &body)?;
+            SnapshotFile::write(&snapshots, &contents)?;
             // Frees the ledger before the caller is answered.
-            drop(body);
+            drop(contents);
             current_snapshot(&snapshots)?.ok_or_else(|| io::ErrorKind::NotFound.into())
         };
         self.shortages.run_blocking("a snapshot", work).await

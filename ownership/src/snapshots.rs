@@ -80,15 +80,15 @@ impl SnapshotFile {
     }
 
     /// Replaces the snapshot, unless a newer one is there: the log may be purged up to that. Durable when this returns.
-    pub(crate) fn write(&self, body: &SnapshotContents) -> io::Result<()> {
+    pub(crate) fn write(&self, contents: &SnapshotContents) -> io::Result<()> {
         let mut newest = self.lock_newest()?;
-        if *newest > body.meta.last_log_id {
+        if *newest > contents.meta.last_log_id {
             return Ok(());
         }
         let written = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let head = SnapshotHeader { cluster: Some(self.cluster), meta: body.meta.clone(), written };
-        write_durably_with(&self.shortages, &self.path, |file| write(file, &head, &body.ledger))?;
-        *newest = body.meta.last_log_id;
+        let head = SnapshotHeader { cluster: Some(self.cluster), meta: contents.meta.clone(), written };
+        write_durably_with(&self.shortages, &self.path, |file| write(file, &head, &contents.ledger))?;
+        *newest = contents.meta.last_log_id;
         Ok(())
     }
 

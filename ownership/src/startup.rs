@@ -191,48 +191,48 @@ async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, Ownersh
 
 /// Determines the identity of the data directory, or creates it.
 async fn identify(
-    claimed: LockedFolder,
+    folder: LockedFolder,
     options: &Options,
     reachable: Option<&AdvertisedListener>,
 ) -> Result<NodeFolder, OwnershipError> {
-    if let Some(identity) = claimed.identity()? {
-        return claimed.reopen(identity, options.cluster);
+    if let Some(identity) = folder.identity()? {
+        return folder.reopen(identity, options.cluster);
     }
-    let seeds = join_seeds(&claimed, options)?;
+    let seeds = join_seeds(&folder, options)?;
     if seeds.is_empty() {
         let identity = founder(options.cluster);
         if reachable.is_some() {
             tracing::warn!(
                 cluster = %identity.cluster,
-                data_dir = %claimed.root.display(),
+                data_dir = %folder.root.display(),
                 "a NEW cluster is founded here, as the data directory is empty and nobody is named to join. A node that \
                  belonged to another cluster, and lost its disk, must not be started like this: stop it, empty the \
                  directory, and start it with --join and a member's address"
             );
         }
-        return claimed.adopt(identity);
+        return folder.adopt(identity);
     }
-    let reachable = reachable.ok_or_else(|| unreachable_join_error(&claimed, &seeds))?;
+    let reachable = reachable.ok_or_else(|| unreachable_join_error(&folder, &seeds))?;
     let contact = (seeds.as_slice(), reachable.address.as_str());
     let stranger = UnidentifiedNode { levels: options.levels(), tls: reachable.tls.clone() };
-    let identity = admission::request_admission(&claimed.root, contact, stranger, options.peering.join_timeout).await?;
+    let identity = admission::request_admission(&folder.root, contact, stranger, options.peering.join_timeout).await?;
     let NodeIdentity { cluster: found, node } = identity;
     if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
-        let path = claimed.root.clone();
+        let path = folder.root.clone();
         return Err(OwnershipError::OtherCluster { path, found, expected });
     }
     tracing::info!(%node, cluster = %found, "this node was let in");
-    claimed.adopt(identity)
+    folder.adopt(identity)
 }
 
 /// Returns the join addresses: the configured ones, or those of an unfinished join.
-fn join_seeds(claimed: &LockedFolder, options: &Options) -> Result<Vec<String>, OwnershipError> {
+fn join_seeds(folder: &LockedFolder, options: &Options) -> Result<Vec<String>, OwnershipError> {
     if !options.peering.join.is_empty() {
         return Ok(options.peering.join.clone());
     }
-    let pending = JoinAttempt::read(&claimed.root)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = JoinAttempt::read(&folder.root)?.map(|joining| joining.seeds).unwrap_or_default();
     if !pending.is_empty() {
-        let (data_dir, members) = (claimed.root.display(), pending.join(", "));
+        let (data_dir, members) = (folder.root.display(), pending.join(", "));
         tracing::info!(%data_dir, members, "a join was begun here and goes on; to found a cluster, start in an empty directory");
     }
     Ok(pending)
@@ -245,11 +245,11 @@ fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
     Ok(all.into_iter().collect())
 }
 
-fn unreachable_join_error(claimed: &LockedFolder, seeds: &[String]) -> OwnershipError {
+fn unreachable_join_error(folder: &LockedFolder, seeds: &[String]) -> OwnershipError {
     OwnershipError::Options(format!(
         "{} holds a join through {} that is not done, and a node that joins must be reachable: give it an address for the \
          other nodes (`--cluster-listen`, cluster.listen), or start in an empty directory to found a cluster",
-        claimed.root.display(),
+        folder.root.display(),
         seeds.join(", ")
     ))
 }

@@ -49,7 +49,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
         transfers: TransferPermission::Allowed,
     };
     let mut session = SessionView::new(SessionId(1));
-    let tenancy = full(fleet);
+    let occupancy = full(fleet);
     let (policy, mut candidates, mut least) = (Policy::default(), 0, Duration::MAX);
     session.owner = Some(Owner { worker: fleet[1].id, incarnation: Incarnation(1), rank: DpRank(0) });
     (session.epoch, session.sealed) = (Epoch::default(), Blocks(5_000));
@@ -64,7 +64,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
             workers: fleet,
             shapes: &[],
             overlaps,
-            occupancy: OccupancyView { model: &tenancy, now: Micros(SESSIONS * 1_000) },
+            occupancy: OccupancyView { model: &occupancy, now: Micros(SESSIONS * 1_000) },
             excluded: &[],
             policy: &policy,
             disabled: DisabledFeatures::default(),
@@ -94,16 +94,16 @@ fn hybrid() -> AttentionSpec {
 
 /// Returns a model after one step of each session, a millisecond apart, each at one worker.
 fn full(fleet: &[WorkerView]) -> OccupancyModel {
-    let mut tenancy = OccupancyModel::default();
+    let mut occupancy = OccupancyModel::default();
     let tokens = Tokens(1_100_000 * fleet.len() as u64 / SESSIONS);
     for (view, session) in fleet.iter().cycle().zip(0..SESSIONS) {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) };
         let (id, now) = (SessionId(1_000_000 + u128::from(session)), Micros(session * 1_000));
-        tenancy.step_started(at, id, KvFootprint { tokens, cached: Tokens::ZERO, capacity: view.capacity.kv }, now);
-        tenancy.prefill_started(at, Micros(1_000), now);
-        tenancy.step_ended(at, id, tokens, now);
+        occupancy.step_started(at, id, KvFootprint { tokens, cached: Tokens::ZERO, capacity: view.capacity.kv }, now);
+        occupancy.prefill_started(at, Micros(1_000), now);
+        occupancy.step_ended(at, id, tokens, now);
     }
-    tenancy
+    occupancy
 }
 
 fn fleet(workers: u64, ranks: u16) -> Vec<WorkerView> {

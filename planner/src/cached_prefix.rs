@@ -83,9 +83,9 @@ impl WorkerPositions {
     }
 }
 
-fn choose_ranks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut [RankOverlap]) {
+fn choose_ranks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, raws: &mut [RankOverlap]) {
     let owner = inputs.session.owner.map(|owner| (owner.worker, owner.rank));
-    for (place, overlap) in places.of_overlaps(inputs) {
+    for (place, overlap) in positions.of_overlaps(inputs) {
         if overlap.rank.0 >= inputs.workers[place].ranks.max(1) {
             continue;
         }
@@ -99,8 +99,8 @@ fn choose_ranks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mu
     }
 }
 
-fn fill_tiers(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut [RankOverlap]) {
-    for (place, overlap) in places.of_overlaps(inputs) {
+fn fill_tiers(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, raws: &mut [RankOverlap]) {
+    for (place, overlap) in positions.of_overlaps(inputs) {
         let raw = &mut raws[place];
         if raw.best_overlap.is_some() && raw.rank == overlap.rank {
             let depth = &mut raw.depth_by_tier[overlap.tier as usize];
@@ -111,21 +111,21 @@ fn fill_tiers(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut 
 
 /// Adds beliefs. Owners and replicas count only at workers without exact KV events; live intents of other routers count
 /// everywhere.
-fn add_believed_blocks(inputs: &PlanningInputs<'_>, places: &WorkerPositions, raws: &mut [RankOverlap]) {
+fn add_believed_blocks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, raws: &mut [RankOverlap]) {
     let mut note = |place: usize, rank: DpRank, blocks: Blocks| {
         if rank.0 < inputs.workers[place].ranks.max(1) {
             raws[place].believed = raws[place].believed.max(Some((blocks, Reverse(rank))));
         }
     };
     for Owner { worker, incarnation, rank } in inputs.session.owner.iter().chain(&inputs.session.replicas) {
-        let Some(place) = places.find(*worker) else { continue };
+        let Some(place) = positions.find(*worker) else { continue };
         let view = &inputs.workers[place];
         if view.knowledge != KvIndexState::Exact && view.incarnation == *incarnation {
             note(place, *rank, inputs.session.sealed);
         }
     }
     for promise in &inputs.session.peer_intents {
-        if let Some(place) = places.find(promise.worker) {
+        if let Some(place) = positions.find(promise.worker) {
             note(place, promise.rank, promise.blocks);
         }
     }

@@ -17,12 +17,11 @@ use crate::{
 /// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
 /// first.
 pub(crate) fn candidates(table: &FleetLayout<'_>) -> Vec<PlanCandidate> {
-    let prices = CostModel::new(&table.inputs, table.session_lookup);
+    let cost_model = CostModel::new(&table.inputs, table.session_lookup);
     let offers_transfers = table.inputs.policy.policy == SelectionRule::LowestCost
         && table.inputs.request.transfers == TransferPermission::Allowed;
-    let fabrics = offers_transfers.then(|| Fabrics::for_unbarred_targets(table, &prices));
-    let maker =
-        CandidateBuilder { layout: table, cost_model: prices, fabrics, cached_source_costs: Default::default() };
+    let fabrics = offers_transfers.then(|| Fabrics::for_unbarred_targets(table, &cost_model));
+    let maker = CandidateBuilder { layout: table, cost_model, fabrics, cached_source_costs: Default::default() };
     let mut all = Vec::with_capacity(3 * table.candidates.len());
     for target in 0..table.candidates.len() {
         maker.push_all(target, &mut all);
@@ -173,22 +172,22 @@ impl CandidateBuilder<'_> {
         &self,
         target: usize,
         from: usize,
-        way: &RestoreSplit,
+        split: &RestoreSplit,
         ownership: &OwnershipEffect,
     ) -> PricedReplicate {
         let (source, at) = (self.at(from), self.at(target));
         let serving = TargetWork {
-            start: way.start,
+            start: split.start,
             compute_site: ComputeSite::Here,
             duplicated_until: self.tokens_elsewhere(target, ownership),
         };
         let served = self.cost_model.target_terms(at, serving);
         // The transfer also covers blocks that the target holds in slower tiers, so the target does not load them.
         let served = CostTerms { restore: served.restore - self.cost_model.restore_time(at), ..served };
-        let network = self.network_time(target, way.bytes);
+        let network = self.network_time(target, split.bytes);
         let terms = match self.layout.inputs.policy.replicate_dispatch {
             ReplicateDispatch::Queued => {
-                let terms = sequential_terms(&self.source_cost(from, way.loaded), &served);
+                let terms = sequential_terms(&self.source_cost(from, split.loaded), &served);
                 CostTerms { network: network + source.speed.step + at.speed.step, ..terms }
             }
             // The transfer overlaps with the target's queue.
@@ -197,10 +196,10 @@ impl CandidateBuilder<'_> {
                 CostTerms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
             }
         };
-        let holds_more = self.align_down(from, target, source.prefix.believed) > way.loaded;
+        let holds_more = self.align_down(from, target, source.prefix.believed) > split.loaded;
         let action = match ownership {
             OwnershipEffect::Move { .. } => Action::StateMigration,
-            _ if holds_more || way.recomputes_windows() => Action::TailRecompute,
+            _ if holds_more || split.recomputes_windows() => Action::TailRecompute,
             _ => Action::ArtifactFetch,
         };
         let rejection = (!self.layout.inputs.allows(action)).then_some(CandidateRefusal::ActionDisabled);
@@ -321,11 +320,11 @@ impl CandidateBuilder<'_> {
     }
 
     /// Copy of a prefix from `from` to the worker of `leg`.
-    fn replicate_handoff(&self, from: usize, way: &RestoreSplit, leg: &Leg) -> Handoff {
+    fn replicate_handoff(&self, from: usize, split: &RestoreSplit, leg: &Leg) -> Handoff {
         let WorkerCandidate { view, prefix: holding, .. } = self.at(from);
         let source = WorkerRank { worker: view.id, rank: holding.rank };
-        let blocks = Some(way.loaded.whole_blocks(self.layout.inputs.request.block_size));
-        Handoff { kind: HandoffKind::Replicate, source, target: leg.at(), blocks, bytes: way.bytes }
+        let blocks = Some(split.loaded.whole_blocks(self.layout.inputs.request.block_size));
+        Handoff { kind: HandoffKind::Replicate, source, target: leg.at(), blocks, bytes: split.bytes }
     }
 
     /// Cost of a source that computes the prompt up to `to`.

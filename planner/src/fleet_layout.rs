@@ -189,16 +189,16 @@ type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> Fabrics<'a> {
     /// Helpers for all targets that have no barred link to them.
-    pub(crate) fn for_unbarred_targets(table: &FleetLayout<'a>, prices: &CostModel<'_>) -> Self {
-        Self::among(table, prices, |_| true)
+    pub(crate) fn for_unbarred_targets(table: &FleetLayout<'a>, cost_model: &CostModel<'_>) -> Self {
+        Self::among(table, cost_model, |_| true)
     }
 
     /// Helpers for one target with barred links to it, without the workers that would send over those links.
-    pub(crate) fn around_barred_links(table: &FleetLayout<'a>, prices: &CostModel<'_>, target: WorkerId) -> Self {
-        Self::among(table, prices, |from| !table.inputs.is_link_barred(from, target))
+    pub(crate) fn around_barred_links(table: &FleetLayout<'a>, cost_model: &CostModel<'_>, target: WorkerId) -> Self {
+        Self::among(table, cost_model, |from| !table.inputs.is_link_barred(from, target))
     }
 
-    fn among(table: &FleetLayout<'a>, prices: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
+    fn among(table: &FleetLayout<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
         let mut all = Self(Vec::with_capacity(2));
         for (at, standing) in table.candidates.iter().enumerate() {
             let Some(fabric) = fabric(standing) else { continue };
@@ -210,10 +210,10 @@ impl<'a> Fabrics<'a> {
             let helpers = all.entry((fabric, standing.shape));
             let offer = |best: &mut CheapestPair, to: Tokens| {
                 // Check lower bounds first: the eviction term is skipped for a worker that is already too expensive.
-                if best.may_take(key(prices.earliest_finish(standing, to)))
-                    && best.may_take(key(prices.source_terms_without_eviction(standing, to).total()))
+                if best.may_take(key(cost_model.earliest_finish(standing, to)))
+                    && best.may_take(key(cost_model.source_terms_without_eviction(standing, to).total()))
                 {
-                    best.offer(key(prices.source_terms(standing, to).total()), at);
+                    best.offer(key(cost_model.source_terms(standing, to).total()), at);
                 }
             };
             let movable = table.replicable_tokens();

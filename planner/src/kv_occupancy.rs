@@ -79,7 +79,7 @@ pub struct KvFootprint {
 
 impl OccupancyModel {
     /// Records that a step of a session is sent to a rank.
-    pub fn step_started(&mut self, at: Owner, session: SessionId, stay: KvFootprint, now: Micros) {
+    pub fn step_started(&mut self, at: Owner, session: SessionId, footprint: KvFootprint, now: Micros) {
         self.forget_idle_sessions(now);
         if let Some(seen) = self.sessions.get_mut(&session)
             && let Some(since) = seen.idle_since.take()
@@ -88,8 +88,8 @@ impl OccupancyModel {
             self.returns.record_return(seen.habit, gap);
             seen.habit = seen.habit.after_gap(gap);
         }
-        if stay.capacity > Tokens::ZERO {
-            self.place(at).step_started(session, stay, now);
+        if footprint.capacity > Tokens::ZERO {
+            self.place(at).step_started(session, footprint, now);
         }
     }
 
@@ -103,10 +103,10 @@ impl OccupancyModel {
     pub fn step_ended(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
         let seen = self.sessions.entry(session).or_default();
         seen.idle_since = Some(now);
-        let habit = seen.habit;
+        let pattern = seen.habit;
         self.step_ends.push_back((now, session));
         if let Some(mut place) = self.known(at) {
-            place.step_ended(session, (tokens, habit), now);
+            place.step_ended(session, (tokens, pattern), now);
         }
     }
 
@@ -149,12 +149,12 @@ impl OccupancyModel {
     }
 
     /// Records that a session's prefix was replicated to a rank while no step of it is running.
-    pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, stay: KvFootprint, now: Micros) {
-        let habit = self.sessions.get(&session).map(|seen| seen.habit).unwrap_or_default();
-        if stay.capacity > Tokens::ZERO {
+    pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, footprint: KvFootprint, now: Micros) {
+        let pattern = self.sessions.get(&session).map(|seen| seen.habit).unwrap_or_default();
+        if footprint.capacity > Tokens::ZERO {
             let mut place = self.place(at);
-            place.step_started(session, stay, now);
-            place.step_ended(session, (stay.tokens, habit), now);
+            place.step_started(session, footprint, now);
+            place.step_ended(session, (footprint.tokens, pattern), now);
         }
     }
 

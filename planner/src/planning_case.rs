@@ -49,7 +49,7 @@ impl PlanningCase {
         policy: &Policy,
         (attention, shapes): (Option<&AttentionSpec>, &[(WorkerId, ParallelShape)]),
     ) -> Result<Decision, PlanningError> {
-        let tenancy = OccupancyModel::from_recorded(self.kv_occupancy.as_deref().unwrap_or_default());
+        let occupancy = OccupancyModel::from_recorded(self.kv_occupancy.as_deref().unwrap_or_default());
         plan(&PlanningInputs {
             step: classify(&self.step, &policy.thresholds),
             request: &self.request,
@@ -61,7 +61,7 @@ impl PlanningCase {
             disabled: DisabledFeatures { actions: self.disabled_actions, links: &self.disabled_links },
             attention,
             shapes,
-            occupancy: OccupancyView { model: &tenancy, now: Micros::ZERO },
+            occupancy: OccupancyView { model: &occupancy, now: Micros::ZERO },
             round_robin_index: 0,
         })
     }

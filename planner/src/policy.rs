@@ -138,8 +138,8 @@ pub struct ResidencyConfidence {
 
 impl ResidencyConfidence {
     /// Returns the share for a worker in that state of knowledge; a value outside 0 to 1 counts as 0.
-    pub fn share(&self, knowledge: KvIndexState) -> f64 {
-        let share = match knowledge {
+    pub fn share(&self, index_state: KvIndexState) -> f64 {
+        let share = match index_state {
             KvIndexState::Exact => return 1.0,
             KvIndexState::Degraded => self.degraded,
             KvIndexState::Approximate => self.approximate,

@@ -217,13 +217,13 @@ fn replication_cost(
 ) -> Option<Micros> {
     const MIB: f64 = 1_048_576.0;
     let table = FleetLayout::build(inputs).ok()?;
-    let prices = CostModel::new(&table.inputs, table.session_lookup);
+    let cost_model = CostModel::new(&table.inputs, table.session_lookup);
     let at = table.candidates.iter().find(|at| at.view.id == sending.target.worker)?;
-    let network = prices.network(at.view.link.as_ref()?, sending.bytes);
+    let network = cost_model.network(at.view.link.as_ref()?, sending.bytes);
     let brought = sending.blocks.tokens(inputs.request.block_size) - at.prefix.on_device();
     let copy = match candidate.ownership {
         OwnershipEffect::Move { .. } => Micros::ZERO,
         _ => micros(valid_or_zero(inputs.policy.memory_cost_per_mib) / MIB * sending.bytes.0 as f64),
     };
-    Some(network + copy + prices.eviction_cost(at, brought, CopyKind::Passes))
+    Some(network + copy + cost_model.eviction_cost(at, brought, CopyKind::Passes))
 }

@@ -65,28 +65,28 @@ impl Default for ReturnModel {
 
 impl ReturnModel {
     /// Records that a session came back after `gap`.
-    pub(crate) fn record_return(&mut self, habit: ReturnPattern, gap: Micros) {
-        let gaps = &mut self.0[habit as usize];
+    pub(crate) fn record_return(&mut self, pattern: ReturnPattern, gap: Micros) {
+        let gaps = &mut self.0[pattern as usize];
         gaps.gap_counts[class(gap)] += 1;
         gaps.count_gap();
     }
 
     /// Records that a session was abandoned: it has been idle for too long.
-    pub(crate) fn record_abandoned(&mut self, habit: ReturnPattern) {
-        let gaps = &mut self.0[habit as usize];
+    pub(crate) fn record_abandoned(&mut self, pattern: ReturnPattern) {
+        let gaps = &mut self.0[pattern as usize];
         gaps.abandoned += 1;
         gaps.count_gap();
     }
 
     /// Returns the chance, 0 to 1, that a session with this pattern and idle time comes back soon (within 120 s of the
     /// start of its class).
-    pub(crate) fn return_probability(&self, habit: ReturnPattern, idle: IdleClass) -> f64 {
-        self.0[habit as usize].return_probabilities[idle.0]
+    pub(crate) fn return_probability(&self, pattern: ReturnPattern, idle: IdleClass) -> f64 {
+        self.0[pattern as usize].return_probabilities[idle.0]
     }
 
     /// Returns the chance, 0 to 1, that the session comes back within 15 s.
-    pub(crate) fn short_term_return_probability(&self, habit: ReturnPattern, idle: IdleClass) -> f64 {
-        self.0[habit as usize].within(idle.0, SHORT_RETURN_HORIZON)
+    pub(crate) fn short_term_return_probability(&self, pattern: ReturnPattern, idle: IdleClass) -> f64 {
+        self.0[pattern as usize].within(idle.0, SHORT_RETURN_HORIZON)
     }
 }
 

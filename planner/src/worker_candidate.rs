@@ -139,10 +139,10 @@ fn participation_refusal(inputs: &PlanningInputs<'_>, view: &WorkerView) -> Opti
 }
 
 /// Returns why prompt and answer exceed the worker's limits, if they do. Unknown limits (0) never do.
-pub(crate) fn length_refusal(ask: &RequestProfile, view: &WorkerView) -> Option<CandidateRefusal> {
+pub(crate) fn length_refusal(request: &RequestProfile, view: &WorkerView) -> Option<CandidateRefusal> {
     // A prefill-only worker generates one token per prompt, whatever the answer's length.
-    let answer = if view.role == WorkerRole::Prefill { Tokens(1) } else { ask.expected_output_tokens };
-    let prompt = ask.longest_prompt_tokens.unwrap_or(ask.prompt_tokens);
+    let answer = if view.role == WorkerRole::Prefill { Tokens(1) } else { request.expected_output_tokens };
+    let prompt = request.longest_prompt_tokens.unwrap_or(request.prompt_tokens);
     let exceeds = |limit: Tokens| limit > Tokens::ZERO && prompt + answer > limit;
     if exceeds(view.capacity.context) {
         Some(CandidateRefusal::ExceedsContext)

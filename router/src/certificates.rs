@@ -27,11 +27,11 @@ impl Certificates {
 
     /// Reloads the files whenever they change. Files that cannot be used, or that the peers would refuse, are logged,
     /// and the previous certificates stay in use.
-    pub(crate) async fn follow(self, gateway: Arc<AppState>, every: Duration) {
-        let followed = gateway.watched_files("cluster_certificates");
+    pub(crate) async fn follow(self, app_state: Arc<AppState>, every: Duration) {
+        let followed = app_state.watched_files("cluster_certificates");
         let Self { files, stamps: seen } = self;
         let take = || {
-            gateway.directory().reload_certificates()?;
+            app_state.directory().reload_certificates()?;
             tracing::info!(certificate = %files.certificate.display(), "the cluster's certificates were read anew");
             Ok::<_, ownership::OwnershipError>(())
         };

@@ -169,8 +169,8 @@ impl RunningServer {
             }
         }
         if let Some(files) = certificates {
-            let gateway = gateway.clone();
-            let follow = move || files.clone().follow(gateway.clone(), FILE_POLL_INTERVAL);
+            let app_state = gateway.clone();
+            let follow = move || files.clone().follow(app_state.clone(), FILE_POLL_INTERVAL);
             background.push(tasks.supervise("cluster_certificates", follow));
         }
         let serving = Self { gateway, operator_state, proxy, operator, background };
@@ -204,27 +204,27 @@ impl RunningServer {
     }
 
     fn log_addresses(&self) {
-        let Self { gateway, .. } = self;
+        let Self { gateway: app_state, .. } = self;
         tracing::info!(address = %self.proxy.address(), "clients connect here");
         tracing::info!(address = %self.operator.address(), "operators connect here, /metrics included");
-        for exposure in exposures(&gateway.config) {
+        for exposure in exposures(&app_state.config) {
             tracing::warn!("{}", exposure.detail);
         }
-        file_modes::warnings(&gateway.config).iter().for_each(|warning| tracing::warn!("{warning}"));
-        let data_dir = gateway.config.ledger.data_dir.display();
-        tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.ledger.node_id(), "ledger");
-        let routing = gateway.routing.get();
+        file_modes::warnings(&app_state.config).iter().for_each(|warning| tracing::warn!("{warning}"));
+        let data_dir = app_state.config.ledger.data_dir.display();
+        tracing::info!(%data_dir, cluster = %app_state.directory().cluster(), node = %app_state.ledger.node_id(), "ledger");
+        let routing = app_state.routing.get();
         let percent = u8::from(routing.rollout_percent);
         tracing::info!(mode = routing.mode.as_ref(), rollout_percent = percent, "mode");
-        gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
-        for (model, folder) in gateway.catalog().models_without_template() {
+        app_state.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
+        for (model, folder) in app_state.catalog().models_without_template() {
             tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.tokenizer_dir: its conversations are \
                 known by their bytes only (approximate), completions exactly; put the engines' chat_template.jinja there");
         }
-        for worker in gateway.fleet().snapshot().iter() {
+        for worker in app_state.fleet().snapshot().iter() {
             tracing::info!(endpoint = %worker.endpoint, role = worker.role.as_str(), "worker");
         }
-        if gateway.config.workers.is_empty() && !gateway.config.discovery.is_enabled() {
+        if app_state.config.workers.is_empty() && !app_state.config.discovery.is_enabled() {
             tracing::warn!("no workers: give --worker URL, or [[workers]] or [discovery] in the configuration");
         }
     }
@@ -246,15 +246,15 @@ fn bind(address: SocketAddr, setting: &'static str) -> Result<BoundSocket, Start
 /// returns that error at the end.
 pub async fn run(config: Config) -> Result<(), StartError> {
     let serving = RunningServer::start(config).await?;
-    let gateway = serving.gateway.clone();
+    let app_state = serving.gateway.clone();
     let ended = tokio::select! {
         () = wait_for_signal() => Ok(()),
-        failure = gateway.directory().wait_for_failure() => Err(failure),
+        failure = app_state.directory().wait_for_failure() => Err(failure),
     };
     if let Err(failure) = &ended
-        && gateway.config.ledger.on_failure.keeps_serving(failure)
+        && app_state.config.ledger.on_failure.keeps_serving(failure)
     {
-        gateway.ledger.ledger_failed(failure);
+        app_state.ledger.ledger_failed(failure);
         wait_for_signal().await;
     }
     tracing::info!("ending: running requests may finish");
@@ -282,8 +282,8 @@ mod tests {
             "discovery.dns=[{address = \"localhost:1\"}]".to_owned(),
         ];
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-        let front = start_router(&[&worker], &settings).await;
-        let tasks = front.gateway.directory().supervision().clone();
+        let router = start_router(&[&worker], &settings).await;
+        let tasks = router.gateway.directory().supervision().clone();
         let names = tasks.tasks();
         let wanted =
             "api_keys workers_file dns leases membership probes events proxy_listener sessions writer proposer";
@@ -294,10 +294,10 @@ mod tests {
             let before = tasks.unexpected_ends().get(name).copied().unwrap_or(0);
             tasks.inject_failure(name);
             wait_until(name, || tasks.unexpected_ends().get(name).is_some_and(|times| *times > before)).await;
-            let metrics = get(front.operator_address(), "/metrics").await;
+            let metrics = get(router.operator_address(), "/metrics").await;
             let text = String::from_utf8_lossy(&metrics.body).into_owned();
             assert!(text.contains(&format!("background_task_restarts_total{{task=\"{name}\"}}")), "{name}");
-            let ready = get(front.operator_address(), "/readyz").await.json();
+            let ready = get(router.operator_address(), "/readyz").await.json();
             let alarms = ready["degraded"].as_array().unwrap();
             let is_told = |alarm: &serde_json::Value| {
                 alarm["component"] == "background_tasks"
@@ -308,10 +308,10 @@ mod tests {
         // All of them are released again.
         let request = http::Request::post("/v1/completions").header("authorization", "Bearer sk-a");
         let body = "{\"model\":\"tiny\",\"prompt\":\"\"}";
-        assert_eq!(crate::testing::send(front.proxy_address(), request, body).await.status, 200);
-        assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 401);
-        front.gateway.directory().write_snapshot().await.unwrap();
-        front.stop().await;
+        assert_eq!(crate::testing::send(router.proxy_address(), request, body).await.status, 200);
+        assert_eq!(post(router.proxy_address(), "/v1/completions", body).await.status, 401);
+        router.gateway.directory().write_snapshot().await.unwrap();
+        router.stop().await;
     }
 
     #[tokio::test]

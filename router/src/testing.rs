@@ -350,19 +350,19 @@ pub(crate) async fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
 }
 
 /// Takes all places of the offload pool until the returned value is dropped.
-pub(crate) async fn occupy_offload_pool(gateway: &Arc<AppState>) -> std::sync::mpsc::Sender<()> {
+pub(crate) async fn occupy_offload_pool(app_state: &Arc<AppState>) -> std::sync::mpsc::Sender<()> {
     let places = 2 * std::thread::available_parallelism().unwrap().get();
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = Arc::new(Mutex::new(held));
     let begun = Arc::new(AtomicUsize::new(0));
     for _ in 0..places {
-        let (gateway, held, begun) = (gateway.clone(), held.clone(), begun.clone());
+        let (app_state, held, begun) = (app_state.clone(), held.clone(), begun.clone());
         tokio::spawn(async move {
             let work = move || {
                 begun.fetch_add(1, Ordering::Relaxed);
                 let _ = held.lock().recv();
             };
-            gateway.offload_pool.run((&TenantId::default(), new_request_id()), work).await
+            app_state.offload_pool.run((&TenantId::default(), new_request_id()), work).await
         });
     }
     wait_until("every place is taken", || begun.load(Ordering::Relaxed) == places).await;

@@ -120,7 +120,7 @@ impl Fleet {
     }
 
     /// Starts the fleet with tasks supervised by `keep`. Must be called inside a tokio runtime.
-    pub fn start_kept(options: FleetOptions, keep: SuperviseTask) -> Result<Self, FleetError> {
+    pub fn start_kept(options: FleetOptions, supervise: SuperviseTask) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
         let following = FollowerEnvironment {
             client: client.clone(),
@@ -137,7 +137,7 @@ impl Fleet {
                 pace: options.pace,
                 liveness: options.liveness,
                 follower_environment: following,
-                keep,
+                keep: supervise,
             },
             index: options.index,
             revision: Arc::new(AtomicU64::new(1)),

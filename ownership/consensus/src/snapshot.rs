@@ -24,7 +24,7 @@ pub trait SnapshotStore: Clone + Send + Sync + 'static {
     type Handle: Send + 'static;
 
     /// Replaces the stored snapshot by this state.
-    fn write(&self, body: SnapshotContents) -> impl Future<Output = io::Result<Snapshot<Self::Handle>>> + Send;
+    fn write(&self, contents: SnapshotContents) -> impl Future<Output = io::Result<Snapshot<Self::Handle>>> + Send;
 
     /// Verifies a snapshot that this or another node wrote, and stores it unless it is the stored one already.
     fn install(&self, snapshot: Self::Handle) -> impl Future<Output = io::Result<SnapshotContents>> + Send;

@@ -42,8 +42,8 @@ pub trait ApplyObserver: Send + Sync + 'static {
     }
 
     /// Called when an entry or a snapshot cannot be read by this release; nothing is applied from then on.
-    fn on_unreadable(&self, unreadable: UnsupportedLevel) {
-        let _ = unreadable;
+    fn on_unreadable(&self, level_error: UnsupportedLevel) {
+        let _ = level_error;
     }
 
     /// Called when readers can see what was applied or installed so far.

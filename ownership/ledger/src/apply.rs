@@ -139,17 +139,17 @@ impl Ledger {
     }
 
     /// Returns the artifact that keeps a prefix as a boundary.
-    fn resolve_prefix(&self, place: PrefixRef) -> Result<Artifact, UnresolvedPrefix> {
-        if let Some(artifact) = self.artifact_with_prefix(place.point.id, place.scope) {
+    fn resolve_prefix(&self, prefix: PrefixRef) -> Result<Artifact, UnresolvedPrefix> {
+        if let Some(artifact) = self.artifact_with_prefix(prefix.point.id, prefix.scope) {
             let exact =
-                artifact.boundary_at_or_before(place.point.blocks).is_some_and(|kept| kept.point == place.point);
+                artifact.boundary_at_or_before(prefix.point.blocks).is_some_and(|kept| kept.point == prefix.point);
             return if exact { Ok(artifact) } else { Err(UnresolvedPrefix::Refused(Refusal::InvalidBlockRange)) };
         }
-        let hint = place.extent.and_then(|id| self.artifact(id)).filter(|a| a.origin.scope() == place.scope);
-        match hint.filter(|extent| extent.from() < place.point.blocks && place.point.blocks <= extent.end().blocks) {
+        let hint = prefix.extent.and_then(|id| self.artifact(id)).filter(|a| a.origin.scope() == prefix.scope);
+        match hint.filter(|extent| extent.from() < prefix.point.blocks && prefix.point.blocks <= extent.end().blocks) {
             None => Err(UnresolvedPrefix::Refused(Refusal::UnknownPrefix)),
             Some(extent) => {
-                let boundary = extent.boundary_at_or_before(place.point.blocks).map(|kept| kept.point);
+                let boundary = extent.boundary_at_or_before(prefix.point.blocks).map(|kept| kept.point);
                 Err(UnresolvedPrefix::Merged(Outcome::Merged { extent: extent.id, kept: boundary }))
             }
         }

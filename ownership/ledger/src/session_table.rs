@@ -26,7 +26,7 @@ pub(crate) struct PackedSession {
 }
 
 impl PackedSession {
-    fn pack(session: &Session, names: Arc<TenantModel>) -> Self {
+    fn pack(session: &Session, tenant_model: Arc<TenantModel>) -> Self {
         let mut to = PackedWriter(Vec::with_capacity(48 + 56 * session.heads.len()));
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         to.0.push(flag(session.parent.is_some(), PARENT) | flag(session.owner.is_some(), OWNER));
@@ -42,7 +42,7 @@ impl PackedSession {
             to.0.extend(head.scope.hash().to_le_bytes());
             to.number(session.touched.0.wrapping_sub(head.touched.0));
         }
-        Self { names, bytes: to.0.into() }
+        Self { names: tenant_model, bytes: to.0.into() }
     }
 
     fn unpack(&self, id: SessionId) -> Session {

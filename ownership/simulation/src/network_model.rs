@@ -94,8 +94,8 @@ impl NetworkModel {
         self.weather = NetworkConditions::HEALTHY;
     }
 
-    pub(crate) fn set(&mut self, weather: NetworkConditions) {
-        self.weather = weather;
+    pub(crate) fn set(&mut self, conditions: NetworkConditions) {
+        self.weather = conditions;
     }
 
     pub(crate) fn traffic(&self) -> MessageCounts {

@@ -55,19 +55,19 @@ pub fn run_with_log(seed: u64) -> (SeedReport, Vec<String>) {
     (run_recorded(seed, book.clone()), book.log_lines())
 }
 
-fn run_recorded(seed: u64, book: RunRecorder) -> SeedReport {
+fn run_recorded(seed: u64, recorder: RunRecorder) -> SeedReport {
     process::reset();
     panics::install_hook();
     let mut runtime = SimulatedRuntime::with_seed(seed);
-    let report = runtime.block_on(scenario(SimPlan::of(seed), book));
+    let report = runtime.block_on(scenario(SimPlan::of(seed), recorder));
     drop(runtime);
     process::reset();
     report
 }
 
-async fn scenario(plan: SimPlan, book: RunRecorder) -> SeedReport {
+async fn scenario(plan: SimPlan, recorder: RunRecorder) -> SeedReport {
     let seed = plan.seed;
-    let world = SimWorld::new(plan, book);
+    let world = SimWorld::new(plan, recorder);
     let watch = SimulatedRuntime::spawn(monitor(world.clone()));
     let played = SimulatedRuntime::spawn(run_workload(world.clone()));
     let (played, watch) = futures::future::select(played, watch).await.factor_first();
@@ -120,16 +120,16 @@ async fn monitor(world: Arc<SimWorld>) {
 async fn run_workload(world: Arc<SimWorld>) {
     found_cluster(&world).await;
     workload::prepare(&world).await;
-    let people = Arc::new(ClientHistories::default());
+    let histories = Arc::new(ClientHistories::default());
     for n in 1..=world.plan.clients {
-        drop(SimulatedRuntime::spawn(workload::run_router(world.clone(), people.clone(), n)));
+        drop(SimulatedRuntime::spawn(workload::run_router(world.clone(), histories.clone(), n)));
     }
     for n in 1..=world.plan.workers {
-        drop(SimulatedRuntime::spawn(workload::run_worker(world.clone(), people.clone(), n)));
+        drop(SimulatedRuntime::spawn(workload::run_worker(world.clone(), histories.clone(), n)));
     }
-    drop(SimulatedRuntime::spawn(watchers::run_reader(world.clone(), people.clone())));
+    drop(SimulatedRuntime::spawn(watchers::run_reader(world.clone(), histories.clone())));
     for n in 1..=WATCHERS {
-        drop(SimulatedRuntime::spawn(watchers::run_watcher(world.clone(), people.clone(), n)));
+        drop(SimulatedRuntime::spawn(watchers::run_watcher(world.clone(), histories.clone(), n)));
     }
     let troubles = process::begin(0);
     process::run_in(troubles, || {
@@ -147,11 +147,11 @@ async fn run_workload(world: Arc<SimWorld>) {
     });
     SimulatedRuntime::sleep(world.plan.fault_duration).await;
     process::kill(troubles);
-    people.stop();
+    histories.stop();
     heal(&world);
-    let checked = await_convergence(&world, &people).await;
+    let checked = await_convergence(&world, &histories).await;
     world.recorder.record_result(checked);
-    match people.check() {
+    match histories.check() {
         Ok(operations) => (0..operations).for_each(|_| world.recorder.count("operations in histories")),
         Err(broken) => world.recorder.record_result(Err(broken)),
     }
@@ -216,20 +216,20 @@ fn heal(world: &Arc<SimWorld>) {
 }
 
 /// Waits until the cluster has converged; on a timeout, returns what has not.
-async fn await_convergence(world: &Arc<SimWorld>, people: &ClientHistories) -> PropertyResult {
+async fn await_convergence(world: &Arc<SimWorld>, histories: &ClientHistories) -> PropertyResult {
     let healed = true_time();
     let everybody = world.plan.clients + world.plan.workers + WATCHERS + 1;
     let target = loop {
         SimulatedRuntime::sleep(Duration::from_millis(250)).await;
         world.ids().into_iter().for_each(|id| world.start(id));
-        if people.finished_clients() == everybody && world.leader().is_some() {
+        if histories.finished_clients() == everybody && world.leader().is_some() {
             break world.recorder.last_acknowledged().max(world.recorder.last_applied());
         }
         ensure!(
             true_time() < healed + 2 * HEAL_TIMEOUT,
             HEALED,
             "{} of {everybody} clients have stopped",
-            people.finished_clients()
+            histories.finished_clients()
         )?;
     };
     let quiet = true_time();

@@ -92,14 +92,14 @@ impl RunRecorder {
     }
 
     /// Called when an entry with this time is proposed in this leadership.
-    pub(crate) fn on_entry_proposed(&self, time: LedgerTime, office: TermLeader) {
-        self.lock().leases.on_entry_proposed(time, office);
+    pub(crate) fn on_entry_proposed(&self, time: LedgerTime, term_leader: TermLeader) {
+        self.lock().leases.on_entry_proposed(time, term_leader);
     }
 
     /// Called when a leader in this leadership records a liveness report.
-    pub(crate) fn on_liveness_report(&self, (worker, incarnation): (WorkerId, Incarnation), office: TermLeader) {
-        self.log(|| format!("{worker} {incarnation:?} noted in term {} by node {}", office.0, office.1));
-        self.lock().leases.on_liveness_report((worker, incarnation), office);
+    pub(crate) fn on_liveness_report(&self, (worker, incarnation): (WorkerId, Incarnation), term_leader: TermLeader) {
+        self.log(|| format!("{worker} {incarnation:?} noted in term {} by node {}", term_leader.0, term_leader.1));
+        self.lock().leases.on_liveness_report((worker, incarnation), term_leader);
     }
 
     pub(crate) fn on_leadership(&self, leadership: TermLeader, process: Pid) {
@@ -272,8 +272,8 @@ impl ApplyObserver for NodeProbe {
         self.feed.on_installed(ledger);
     }
 
-    fn on_unreadable(&self, unreadable: UnsupportedLevel) {
-        self.book.record_result(levels::unreadable_violation(self.node, unreadable));
+    fn on_unreadable(&self, level_error: UnsupportedLevel) {
+        self.book.record_result(levels::unreadable_violation(self.node, level_error));
     }
 
     fn on_published(&self, ledger: &Ledger) {

@@ -32,11 +32,11 @@ impl SimSnapshotStore {
 impl SnapshotStore for SimSnapshotStore {
     type Handle = Arc<Vec<u8>>;
 
-    async fn write(&self, body: SnapshotContents) -> io::Result<Snapshot<Self::Handle>> {
-        let bytes = Arc::new(rmp_serde::to_vec(&(&body.meta, &body.ledger)).map_err(io::Error::other)?);
+    async fn write(&self, contents: SnapshotContents) -> io::Result<Snapshot<Self::Handle>> {
+        let bytes = Arc::new(rmp_serde::to_vec(&(&contents.meta, &contents.ledger)).map_err(io::Error::other)?);
         self.await_thread_and_file().await?;
         SimulatedRuntime::sleep(self.0.snapshot_latency()).await;
-        self.store(body.meta, bytes).await?;
+        self.store(contents.meta, bytes).await?;
         self.current().await?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 

@@ -25,15 +25,15 @@ pub(crate) const WATCHERS: u64 = 2;
 const WATCH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Follows the changes across nodes, until everything that was acknowledged at the end was received.
-pub(crate) async fn run_watcher(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
+pub(crate) async fn run_watcher(world: Arc<SimWorld>, histories: Arc<ClientHistories>, n: u64) {
     let mut rng = Rng::stream(world.plan.seed ^ n << 32, "watcher");
     let mut watcher = FeedWatcher { name: format!("watcher {n}"), world: world.clone(), progress: None };
     loop {
-        let last = people.is_stopping().then(|| world.recorder.last_acknowledged());
+        let last = histories.is_stopping().then(|| world.recorder.last_acknowledged());
         if let (Some(last), Some(told)) = (last, watcher.progress)
             && world.recorder.has_received_all(told, last)
         {
-            return people.finish_client();
+            return histories.finish_client();
         }
         let (lasts, pause) = match last {
             Some(_) => (WATCH_TIMEOUT, 1),
@@ -134,9 +134,9 @@ fn rest_of_revision(first: ChangeEvent, watch: &mut Peekable<ChangeStream>) -> V
 }
 
 /// Performs reads with bounded staleness, sometimes several in a row.
-pub(crate) async fn run_reader(world: Arc<SimWorld>, people: Arc<ClientHistories>) {
+pub(crate) async fn run_reader(world: Arc<SimWorld>, histories: Arc<ClientHistories>) {
     let mut client = SimClient::new(&world, 200);
-    while !people.is_stopping() {
+    while !histories.is_stopping() {
         SimulatedRuntime::sleep(client.rng.millis(50, 1_500)).await;
         let Some(node) = client.rng.pick(&world.ids()).copied() else { continue };
         for _ in 0..client.rng.within(1, 4) {
@@ -148,5 +148,5 @@ pub(crate) async fn run_reader(world: Arc<SimWorld>, people: Arc<ClientHistories
             }
         }
     }
-    people.finish_client();
+    histories.finish_client();
 }

@@ -93,15 +93,15 @@ pub(crate) async fn prepare(world: &Arc<SimWorld>) {
 }
 
 /// Simulates a router: writes steps, and sometimes contends for a lock.
-pub(crate) async fn run_router(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
+pub(crate) async fn run_router(world: Arc<SimWorld>, histories: Arc<ClientHistories>, n: u64) {
     let mut client = SimClient::new(&world, n);
     client.open().await;
     let mut owned = BTreeMap::new();
-    while !people.is_stopping() {
+    while !histories.is_stopping() {
         let (low, high) = world.plan.think_millis;
         SimulatedRuntime::sleep(client.rng.millis(low, high)).await;
         match client.rng.below(10) {
-            0..=3 => contend_for_lock(&mut client, &people, &mut owned).await,
+            0..=3 => contend_for_lock(&mut client, &histories, &mut owned).await,
             4 => client.resend_last().await,
             _ => {
                 let Some(view) = client.pick_view() else { continue };
@@ -110,16 +110,20 @@ pub(crate) async fn run_router(world: Arc<SimWorld>, people: Arc<ClientHistories
             }
         }
     }
-    people.finish_client();
+    histories.finish_client();
 }
 
 /// Performs one operation on one of the locks.
-async fn contend_for_lock(client: &mut SimClient, people: &ClientHistories, held: &mut BTreeMap<u64, (Owner, Epoch)>) {
+async fn contend_for_lock(
+    client: &mut SimClient,
+    histories: &ClientHistories,
+    held: &mut BTreeMap<u64, (Owner, Epoch)>,
+) {
     let thing = FIRST_LOCK + client.rng.below(LOCKS);
     let subject = OwnershipSubject::Session(SessionId(u128::from(thing)));
     let kind = client.rng.below(3);
     if kind == 0 {
-        return read_lock(client, people, thing).await;
+        return read_lock(client, histories, thing).await;
     }
     let (asked, command) = match held.get(&thing).copied().filter(|_| kind == 1) {
         Some((owner, seen)) => {
@@ -130,7 +134,7 @@ async fn contend_for_lock(client: &mut SimClient, people: &ClientHistories, held
             (LockRequest::Claim(owner), Command::ClaimOwner(ClaimOwner { subject, owner }))
         }
     };
-    let Some(call) = people.record_call(thing, asked) else { return };
+    let Some(call) = histories.record_call(thing, asked) else { return };
     let Some(done) = client.execute(command).await else { return };
     let reply = match done.outcome {
         Outcome::Granted { epoch } => LockReply::Granted(epoch),
@@ -144,7 +148,7 @@ async fn contend_for_lock(client: &mut SimClient, people: &ClientHistories, held
         (LockRequest::Claim(_), LockReply::Owned(by, epoch)) => drop(held.insert(thing, (by, epoch))),
         _ => drop(held.remove(&thing)),
     }
-    people.record_return(thing, call, reply);
+    histories.record_return(thing, call, reply);
 }
 
 fn unexpected_outcome(thing: u64, outcome: &Outcome) -> PropertyViolation {
@@ -154,8 +158,8 @@ fn unexpected_outcome(thing: u64, outcome: &Outcome) -> PropertyViolation {
     }
 }
 
-async fn read_lock(client: &mut SimClient, people: &ClientHistories, thing: u64) {
-    let Some(call) = people.record_call(thing, LockRequest::Read) else { return };
+async fn read_lock(client: &mut SimClient, histories: &ClientHistories, thing: u64) {
+    let Some(call) = histories.record_call(thing, LockRequest::Read) else { return };
     let last_acknowledged = client.world.recorder.last_acknowledged();
     let Some(view) = client.read().await else { return };
     client.world.recorder.count("linearizable reads");
@@ -167,7 +171,7 @@ async fn read_lock(client: &mut SimClient, people: &ClientHistories, thing: u64)
         }),
     });
     match view.session(SessionId(u128::from(thing))) {
-        Some(session) => people.record_return(thing, call, LockReply::Held(session.owner, session.epoch)),
+        Some(session) => histories.record_return(thing, call, LockReply::Held(session.owner, session.epoch)),
         None => client.world.recorder.record_result(Err(PropertyViolation {
             check: "no acknowledged write is lost",
             detail: format!("session {thing} was opened, and is not there at {}", view.applied()),
@@ -176,14 +180,14 @@ async fn read_lock(client: &mut SimClient, people: &ClientHistories, thing: u64)
 }
 
 /// Simulates a worker's incarnations, as a router that probes it reports them.
-pub(crate) async fn run_worker(world: Arc<SimWorld>, people: Arc<ClientHistories>, n: u64) {
+pub(crate) async fn run_worker(world: Arc<SimWorld>, histories: Arc<ClientHistories>, n: u64) {
     let mut client = SimClient::new(&world, 100 + n);
     client.open().await;
     let mut incarnation = 1;
-    while !people.is_stopping() {
+    while !histories.is_stopping() {
         drop(client.execute(script::register(n, incarnation, Micros::of(LEASE))).await);
         let dies = true_time() + client.rng.millis(3_000, 60_000);
-        while true_time() < dies && !people.is_stopping() {
+        while true_time() < dies && !histories.is_stopping() {
             SimulatedRuntime::sleep(client.rng.millis(700, 1_300)).await;
             // Sometimes the router is busy elsewhere for almost a lease.
             if client.rng.chance(80) {
@@ -197,7 +201,7 @@ pub(crate) async fn run_worker(world: Arc<SimWorld>, people: Arc<ClientHistories
         }
         incarnation += client.rng.below(2);
     }
-    people.finish_client();
+    histories.finish_client();
 }
 
 /// Maximum time until dead leases are expired in a healthy cluster: a lease, a fail-over, a tick, and slack.

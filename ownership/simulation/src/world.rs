@@ -53,12 +53,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SimWorld {
-    pub(crate) fn new(plan: SimPlan, book: RunRecorder) -> Arc<Self> {
+    pub(crate) fn new(plan: SimPlan, recorder: RunRecorder) -> Arc<Self> {
         let mixes = plan.changes.releases;
         let fabric = Mutex::new(NetworkModel::new(Rng::stream(plan.seed, "network")));
         Arc::new(Self {
             plan,
-            recorder: book,
+            recorder,
             fabric,
             slots: Mutex::default(),
             running: Mutex::default(),

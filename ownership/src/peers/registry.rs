@@ -244,8 +244,8 @@ impl DialPolicy for PeerRegistry {
         (!levels.contains(level)).then(what)
     }
 
-    fn on_greeted(&self, greeted: &HandshakeResult) {
-        match greeted {
+    fn on_greeted(&self, handshake: &HandshakeResult) {
+        match handshake {
             Ok(Welcome { node, levels, .. }) => {
                 self.record_levels(*node, *levels);
                 self.failures.dial_failures.lock().clear(*node);
@@ -258,9 +258,9 @@ impl DialPolicy for PeerRegistry {
         }
     }
 
-    fn on_dial_failed(&self, node: NodeId, missed: DialError) {
-        let (DialError::Tls(why) | DialError::Other(why)) = missed.clone();
-        let news = self.failures.dial_failures.lock().record(node, missed, Instant::now());
+    fn on_dial_failed(&self, node: NodeId, error: DialError) {
+        let (DialError::Tls(why) | DialError::Other(why)) = error.clone();
+        let news = self.failures.dial_failures.lock().record(node, error, Instant::now());
         if let Some(suppressed) = news {
             let address = self.address(node).unwrap_or_default();
             tracing::warn!(%node, address, reason = why, suppressed, "another node cannot be talked with until its certificate, or this node's, is mended");

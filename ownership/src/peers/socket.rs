@@ -39,10 +39,10 @@ pub(crate) trait DialPolicy: Send + Sync {
         None
     }
     /// Called with the other node's greeting, or its refusal.
-    fn on_greeted(&self, greeted: &HandshakeResult);
+    fn on_greeted(&self, handshake: &HandshakeResult);
     /// Called when a connection to a node failed.
-    fn on_dial_failed(&self, node: NodeId, missed: DialError) {
-        let _ = (node, missed);
+    fn on_dial_failed(&self, node: NodeId, error: DialError) {
+        let _ = (node, error);
     }
 }
 

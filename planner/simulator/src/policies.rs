@@ -164,12 +164,12 @@ pub trait Stopwatch {
 /// Routing policy: decides where every step goes. Deterministic: randomness comes from the seed it was made with.
 pub trait RoutingPolicy {
     /// Decides whether a step may start now.
-    fn admit(&mut self, _ask: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> PlacementTiming {
+    fn admit(&mut self, _request: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> PlacementTiming {
         PlacementTiming::Now
     }
 
     /// Decides which workers serve the step.
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch;
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch;
 
     /// Is notified that a step is over.
     fn step_finished(&mut self, _at: StepRef, _step: &TraceStep, _now: Seconds) {}
@@ -227,18 +227,23 @@ fn halves(fleet: &FleetView<'_>) -> (Range<usize>, Range<usize>) {
 }
 
 /// Returns the worker with the fewest prompt tokens to compute.
-fn prefiller(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, among: Range<usize>) -> usize {
-    argmin(among, |worker| fleet.workers[worker].load().prompt + ask.uncached_tokens(worker))
+fn prefiller(request: &PlacementRequest<'_>, fleet: &FleetView<'_>, among: Range<usize>) -> usize {
+    argmin(among, |worker| fleet.workers[worker].load().prompt + request.uncached_tokens(worker))
 }
 
 /// Every prompt is computed in one half and sent completely to the other.
 struct StaticPd;
 
 impl RoutingPolicy for StaticPd {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let (prefill, decode) = halves(fleet);
         let decode = argmin(decode, |worker| (fleet.workers[worker].load().context, fleet.requests(worker)));
-        Dispatch { prefill: prefiller(ask, fleet, prefill), decode, ship: TransferScope::Whole, ..Dispatch::at(decode) }
+        Dispatch {
+            prefill: prefiller(request, fleet, prefill),
+            decode,
+            ship: TransferScope::Whole,
+            ..Dispatch::at(decode)
+        }
     }
 }
 
@@ -251,28 +256,28 @@ impl ConditionalPd {
 }
 
 impl RoutingPolicy for ConditionalPd {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let (prefill, decode) = halves(fleet);
-        let decode = argmin(decode, |worker| dynamo(ask, fleet, worker));
-        let missing = ask.uncached_tokens(decode);
+        let decode = argmin(decode, |worker| dynamo(request, fleet, worker));
+        let missing = request.uncached_tokens(decode);
         let local = missing <= Self::MAX_LOCAL_PROMPT
-            && missing.0 as f64 <= Self::MAX_LOCAL_NEW_SHARE * ask.step.prompt.0 as f64;
-        let prefill = if local { decode } else { prefiller(ask, fleet, prefill) };
+            && missing.0 as f64 <= Self::MAX_LOCAL_NEW_SHARE * request.step.prompt.0 as f64;
+        let prefill = if local { decode } else { prefiller(request, fleet, prefill) };
         Dispatch { prefill, decode, ..Dispatch::at(decode) }
     }
 }
 
 /// Returns the prompt tokens to compute, including this request's, plus the contexts being decoded; overlap weight 1.
-fn dynamo(ask: &PlacementRequest<'_>, fleet: &FleetView<'_>, worker: usize) -> Tokens {
+fn dynamo(request: &PlacementRequest<'_>, fleet: &FleetView<'_>, worker: usize) -> Tokens {
     let load = fleet.workers[worker].load();
-    load.prompt + ask.uncached_tokens(worker) + load.context + ask.step.prompt
+    load.prompt + request.uncached_tokens(worker) + load.context + request.step.prompt
 }
 
 struct Dynamo;
 
 impl RoutingPolicy for Dynamo {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
-        Dispatch::at(argmin(fleet.all(), |worker| dynamo(ask, fleet, worker)))
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        Dispatch::at(argmin(fleet.all(), |worker| dynamo(request, fleet, worker)))
     }
 }
 
@@ -280,7 +285,7 @@ impl RoutingPolicy for Dynamo {
 struct LeastWork;
 
 impl RoutingPolicy for LeastWork {
-    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, _request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let key = |worker: usize| (fleet.workers[worker].load().work, fleet.workers[worker].batch().0);
         Dispatch::at(argmin(fleet.all(), key))
     }

@@ -331,8 +331,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn job(&mut self, ticket: RunRequestId) -> &mut StepJob {
-        self.jobs[ticket.0 as usize].as_mut().expect("a ticket is alive until its answer is whole")
+    fn job(&mut self, request: RunRequestId) -> &mut StepJob {
+        self.jobs[request.0 as usize].as_mut().expect("a ticket is alive until its answer is whole")
     }
 }
 

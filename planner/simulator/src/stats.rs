@@ -147,28 +147,29 @@ impl TraceStats {
 }
 
 impl StatsCollector<'_> {
-    fn read(&mut self, step: &TraceStep, place: &ConversationPosition) {
+    fn read(&mut self, step: &TraceStep, position: &ConversationPosition) {
         let runs = &self.trace.runs;
         let found = |has: &dyn Fn(&RunId) -> bool| {
             let known = step.path.iter().take_while(|run| has(run)).count();
             runs.end_depth(&step.path[..known])
         };
-        let own = found(&|run| self.seen_by_conversation.contains(&(place.conversation, *run)));
+        let own = found(&|run| self.seen_by_conversation.contains(&(position.conversation, *run)));
         let all = found(&|run| self.seen_runs[run.0 as usize]);
         let answers = found(&|run| self.seen_runs[run.0 as usize] || self.answered_runs[run.0 as usize]);
-        let forked =
-            self.visits.visit(runs, &step.path, |run| self.seen_by_conversation.contains(&(place.conversation, run)));
-        let forked = if self.trace.arrivals == ArrivalProcess::Recorded { place.forked } else { forked };
+        let forked = self
+            .visits
+            .visit(runs, &step.path, |run| self.seen_by_conversation.contains(&(position.conversation, run)));
+        let forked = if self.trace.arrivals == ArrivalProcess::Recorded { position.forked } else { forked };
         for run in step.path.iter() {
             self.seen_runs[run.0 as usize] = true;
-            self.seen_by_conversation.insert((place.conversation, *run));
+            self.seen_by_conversation.insert((position.conversation, *run));
         }
         step.resent_path.iter().flat_map(|path| path.iter()).for_each(|run| self.answered_runs[run.0 as usize] = true);
         for (sum, tokens) in self.hits.iter_mut().zip([all, answers, own]) {
             *sum += tokens.0;
         }
         self.new.push((step.prompt - own).0 as f64);
-        *self.kinds.entry(kind(step, place, (own, forked)).as_str()).or_default() += 1;
+        *self.kinds.entry(kind(step, position, (own, forked)).as_str()).or_default() += 1;
     }
 
     fn stats(self, conversations: &ConversationTracker, repetition: RepetitionCriteria) -> TraceStats {
@@ -212,14 +213,14 @@ impl StatsCollector<'_> {
     }
 }
 
-fn kind(step: &TraceStep, place: &ConversationPosition, (own, forked): (Tokens, bool)) -> StepKind {
+fn kind(step: &TraceStep, position: &ConversationPosition, (own, forked): (Tokens, bool)) -> StepKind {
     let relation = match () {
         () if forked => HeadRelation::Diverges,
-        () if place.first || own == Tokens::ZERO => HeadRelation::Unknown,
+        () if position.first || own == Tokens::ZERO => HeadRelation::Unknown,
         () if own >= step.prompt => HeadRelation::Equals,
         () => HeadRelation::Extends,
     };
-    let idle = place.gap.map(|gap| Micros((gap * 1e6) as u64));
+    let idle = position.gap.map(|gap| Micros((gap * 1e6) as u64));
     classify(
         &ClassificationInputs { prompt_tokens: step.prompt, reused_tokens: own, relation, idle },
         &StepThresholds::default(),

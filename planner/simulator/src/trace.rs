@@ -111,9 +111,9 @@ pub(crate) struct TraceBudget {
 
 impl TraceBudget {
     /// Takes `entries` from the budget for a prompt.
-    pub(crate) fn take(&mut self, place: TraceLocation<'_>, entries: usize) -> Result<(), TraceError> {
+    pub(crate) fn take(&mut self, location: TraceLocation<'_>, entries: usize) -> Result<(), TraceError> {
         let accepted = "prompts of 33554432 runs in all; split the trace";
-        let over = || place.out_of_range("the prompts", "more than can be held", accepted);
+        let over = || location.out_of_range("the prompts", "more than can be held", accepted);
         self.left = self.left.checked_sub(entries).ok_or_else(over)?;
         Ok(())
     }

@@ -106,8 +106,8 @@ impl PrefixRestore<'_> {
     }
 
     /// Returns the cost of one way.
-    pub fn price(&self, way: RestoreSplit, prefetch: PrefetchMode, prices: &RestorePrices) -> RestorePlan {
-        let load = match way.bytes {
+    pub fn price(&self, split: RestoreSplit, prefetch: PrefetchMode, prices: &RestorePrices) -> RestorePlan {
+        let load = match split.bytes {
             Bytes::ZERO => Micros::ZERO,
             Bytes(bytes) => prices.load_fixed + micros(bytes as f64 * valid_or_zero(prices.load_byte)),
         };
@@ -116,10 +116,10 @@ impl PrefixRestore<'_> {
             PrefetchMode::WhileQueued => (prices.queue.max(load), 1.0),
             PrefetchMode::Never => (prices.queue + load, valid_or_zero(prices.usage).min(1.0)),
         };
-        let recompute = prices.compute.span(way.start, self.until);
+        let recompute = prices.compute.span(split.start, self.until);
         let stored = self.spec.range_bytes(self.cached, self.until).0 as f64;
         let memory = micros(valid_or_zero(prices.memory_byte) * chance * stored);
-        RestorePlan { way, prefetch, wait, recompute, memory, total: wait + recompute + memory }
+        RestorePlan { way: split, prefetch, wait, recompute, memory, total: wait + recompute + memory }
     }
 
     /// Returns the cheapest way; among equal costs the one that loads least.

@@ -77,20 +77,20 @@ impl ResidentSessions {
 }
 
 impl RankUpdate<'_> {
-    pub(super) fn step_started(&mut self, session: SessionId, stay: KvFootprint, now: Micros) {
+    pub(super) fn step_started(&mut self, session: SessionId, footprint: KvFootprint, now: Micros) {
         let before = self.take(session);
-        let shared = before.map_or(stay.cached, |tenant| tenant.shared.min(stay.cached));
+        let shared = before.map_or(footprint.cached, |tenant| tenant.shared.min(footprint.cached));
         self.put(
             session,
             ResidentSession {
-                tokens: stay.tokens - shared,
+                tokens: footprint.tokens - shared,
                 shared,
                 steps: before.map_or(0, |tenant| tenant.steps) + 1,
                 last: now,
                 return_pattern: Some(ReturnPattern::New),
             },
         );
-        self.evict_down_to(stay.capacity);
+        self.evict_down_to(footprint.capacity);
     }
 
     pub(super) fn step_ended(&mut self, session: SessionId, (tokens, habit): (Tokens, ReturnPattern), now: Micros) {

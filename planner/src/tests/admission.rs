@@ -28,8 +28,8 @@ fn admit(queue: &mut StepQueue<u32>, step: u32, scene: &PlanningScene) -> Admiss
 }
 
 /// Returns the decision to start, for this reason.
-fn starts(why: AdmissionReason) -> AdmissionDecision {
-    AdmissionDecision::Start { why }
+fn starts(reason: AdmissionReason) -> AdmissionDecision {
+    AdmissionDecision::Start { why: reason }
 }
 
 fn waits(verdict: AdmissionDecision) -> bool {
@@ -97,8 +97,8 @@ fn displaced_compute_is_capped_for_sessions_that_return_at_once() {
 fn memory_full_of_running_answers_costs_the_maximum() {
     let mut scene = full(1);
     let at = Owner { worker: super::id("a"), incarnation: Incarnation(1), rank: DpRank(0) };
-    let stay = KvFootprint { tokens: FULL, cached: Tokens::ZERO, capacity: FULL };
-    scene.occupancy.step_started(at, SessionId(7), stay, scene.now);
+    let footprint = KvFootprint { tokens: FULL, cached: Tokens::ZERO, capacity: FULL };
+    scene.occupancy.step_started(at, SessionId(7), footprint, scene.now);
     assert_eq!(cost(&scene), 200 * 420_000);
 }
 

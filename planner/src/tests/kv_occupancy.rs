@@ -55,11 +55,11 @@ impl ReferenceOccupancy {
     }
 
     fn step_started(&mut self, at: Owner, session: SessionId, (tokens, found): (Tokens, Tokens), now: Micros) {
-        if let Some((_, habit, away)) = self.sessions.iter_mut().find(|(id, ..)| *id == session)
+        if let Some((_, pattern, away)) = self.sessions.iter_mut().find(|(id, ..)| *id == session)
             && let Some(since) = away.take()
         {
-            self.returns.record_return(*habit, now - since);
-            *habit = habit.after_gap(now - since);
+            self.returns.record_return(*pattern, now - since);
+            *pattern = pattern.after_gap(now - since);
         }
         if !self.incarnations.contains(&at) {
             self.incarnations.retain(|life| life.worker != at.worker);
@@ -81,10 +81,10 @@ impl ReferenceOccupancy {
             self.sessions.len() - 1
         });
         self.sessions[seen].2 = Some(now);
-        let habit = self.sessions[seen].1;
+        let pattern = self.sessions[seen].1;
         let Some(tenant) = self.find(at, session) else { return };
         tenant.steps = tenant.steps.saturating_sub(1);
-        (tenant.tokens, tenant.last, tenant.return_pattern) = (tokens - tenant.shared, now, Some(habit));
+        (tenant.tokens, tenant.last, tenant.return_pattern) = (tokens - tenant.shared, now, Some(pattern));
         self.residents.retain(|tenant| tenant.steps > 0 || tenant.tokens > Tokens::ZERO);
     }
 
@@ -169,7 +169,7 @@ impl ReferenceOccupancy {
 
 /// Applies the same event to both models.
 fn happen(
-    tenancy: &mut OccupancyModel,
+    occupancy: &mut OccupancyModel,
     plain: &mut ReferenceOccupancy,
     (what, place, session, tokens, _): OccupancyEvent,
     now: Micros,
@@ -180,28 +180,28 @@ fn happen(
     match what {
         0..8 => {
             if what != 0 {
-                tenancy.step_started(at, session, KvFootprint { tokens, cached: found, capacity: CAPACITY }, now);
+                occupancy.step_started(at, session, KvFootprint { tokens, cached: found, capacity: CAPACITY }, now);
                 plain.step_started(at, session, (tokens, found), now);
-                tenancy.prefill_started(at, Micros(tokens.0 * 100), now);
+                occupancy.prefill_started(at, Micros(tokens.0 * 100), now);
             }
             // Most events are a whole step: start and end.
             if what != 1 {
-                tenancy.step_ended(at, session, tokens, now);
+                occupancy.step_ended(at, session, tokens, now);
                 plain.step_ended(at, session, tokens, now);
             }
         }
         8 => {
-            tenancy.step_failed(at, session, now);
+            occupancy.step_failed(at, session, now);
             plain.step_failed(at, session, now);
         }
         9 => {
-            tenancy.session_moved(at, session);
+            occupancy.session_moved(at, session);
             if let Some(tenant) = plain.find(at, session) {
                 tenant.return_pattern = None;
             }
         }
         _ => {
-            tenancy.observe_held_tokens(at, tokens);
+            occupancy.observe_held_tokens(at, tokens);
             plain.observe_held_tokens(at, tokens);
         }
     }

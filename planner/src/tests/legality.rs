@@ -49,7 +49,7 @@ fn receive_only_worker_is_not_a_source() {
     };
     assert_eq!(violation_after(FETCH, |scene, _| only(scene, "a")), PlanViolation::SendsNothing(id("a")));
     let mut scene = PlanningScene::read(FETCH);
-    let transfers = |one: &&PlanCandidate| one.sequence.has_handoff() && one.rejection.is_none();
+    let transfers = |candidate: &&PlanCandidate| candidate.sequence.has_handoff() && candidate.rejection.is_none();
     let with = scene.plan().candidates.iter().filter(transfers).count();
     only(&mut scene, "a");
     let without = scene.plan().candidates.iter().filter(transfers).count();

@@ -30,8 +30,8 @@ fn between_steps(text: &str) -> PlanningScene {
 
 /// Runs a whole step of a session.
 fn steps(scene: &mut PlanningScene, session: SessionId, (name, tokens): (&str, Tokens)) {
-    let stay = KvFootprint { tokens, cached: Tokens::ZERO, capacity: Tokens(100_000) };
-    scene.occupancy.step_started(owner(name), session, stay, scene.now);
+    let footprint = KvFootprint { tokens, cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    scene.occupancy.step_started(owner(name), session, footprint, scene.now);
     scene.occupancy.step_ended(owner(name), session, tokens, scene.now);
 }
 
@@ -77,8 +77,8 @@ fn prefix_stays_with_an_owner_that_serves_as_soon() {
 #[test]
 fn no_replication_for_a_session_in_service_or_unknown() {
     let mut scene = between_steps(BUSY_OWNER);
-    let stay = KvFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
-    scene.occupancy.step_started(owner("a"), SESSION, stay, scene.now);
+    let footprint = KvFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    scene.occupancy.step_started(owner("a"), SESSION, footprint, scene.now);
     assert_eq!(decide(&scene), Err(ReplicationSkipReason::NotInGap));
     assert_eq!(decide(&PlanningScene::read(BUSY_OWNER)), Err(ReplicationSkipReason::NotInGap));
     let mut scene = between_steps(BUSY_OWNER);
@@ -155,8 +155,8 @@ fn replication_below_the_margin_is_refused() {
 fn replicated_copy_counts_at_its_target_without_ending_the_idle_gap() {
     let mut scene = between_steps(BUSY_OWNER);
     let before = scene.occupancy.short_term_return_probability(SESSION, scene.now);
-    let stay = KvFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
-    scene.occupancy.prefix_replicated(owner("b"), SESSION, stay, scene.now);
+    let footprint = KvFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    scene.occupancy.prefix_replicated(owner("b"), SESSION, footprint, scene.now);
     assert!(scene.occupancy.is_resident(owner("b"), SESSION) && scene.occupancy.is_resident(owner("a"), SESSION));
     assert!(before.is_some());
     assert_eq!(scene.occupancy.short_term_return_probability(SESSION, scene.now), before);
@@ -186,8 +186,8 @@ fn replication_skip_reasons_agree_in_code_and_json() {
 /// Adds a recent step of the scene's session, whichever worker owns it.
 fn away(mut scene: PlanningScene) -> PlanningScene {
     let at = Owner { rank: DpRank(0), ..owner("a") };
-    let stay = KvFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(100_000) };
-    scene.occupancy.step_started(at, scene.session.id, stay, scene.now);
+    let footprint = KvFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    scene.occupancy.step_started(at, scene.session.id, footprint, scene.now);
     scene.occupancy.step_ended(at, scene.session.id, Tokens(100), scene.now);
     scene
 }

@@ -93,17 +93,18 @@ fn recorded_victim_probabilities_round_trip_through_json() {
 
 #[test]
 fn sessions_whose_steps_only_fail_are_forgotten_too() {
-    let mut tenancy = OccupancyModel::default();
-    let (at, stay) = (place("a"), KvFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(FULL) });
+    let mut occupancy = OccupancyModel::default();
+    let (at, footprint) =
+        (place("a"), KvFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(FULL) });
     let second = |n: u64| Micros(n * 1_000_000);
     let mut steps = |session: u128, begin: u64| {
-        tenancy.step_started(at, SessionId(session), stay, second(begin));
-        tenancy.step_ended(at, SessionId(session), Tokens(100), second(begin + 1));
-        tenancy.step_started(at, SessionId(session), stay, second(begin + 2));
-        tenancy.step_failed(at, SessionId(session), second(begin + 3));
+        occupancy.step_started(at, SessionId(session), footprint, second(begin));
+        occupancy.step_ended(at, SessionId(session), Tokens(100), second(begin + 1));
+        occupancy.step_started(at, SessionId(session), footprint, second(begin + 2));
+        occupancy.step_failed(at, SessionId(session), second(begin + 3));
     };
     (0..2_000).for_each(|n| steps(n, 1_000 * n as u64));
-    assert!(tenancy.sessions() < 10, "{}", tenancy.sessions());
+    assert!(occupancy.sessions() < 10, "{}", occupancy.sessions());
 }
 
 #[test]

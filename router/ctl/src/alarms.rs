@@ -281,8 +281,8 @@ mod tests {
         assert!(cell_text(found[1].get("message")).contains("http://a"));
     }
 
-    fn client(front: &TestRouter) -> OperatorClient {
-        let endpoints = vec![format!("http://{}", front.operator_address())];
+    fn client(router: &TestRouter) -> OperatorClient {
+        let endpoints = vec![format!("http://{}", router.operator_address())];
         let waits = ClientTimeouts::with_timeout(TimeSpan::seconds(30));
         OperatorClient::new(OperatorClientOptions { endpoints, token: None, timeouts: waits, cacert: None }).unwrap()
     }
@@ -291,9 +291,9 @@ mod tests {
     async fn faulty_template_raises_an_alarm_about_fallback_prompts() {
         let worker = StubWorker::start("one", "tiny").await;
         let folder = proxy::catalog::tests::folder_with_template("You are kind.");
-        let front =
+        let router =
             start_router_at(&[worker.url()], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
-        let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
+        let found = collect_alarms(&client(&router), OutputFormat::Json).await.unwrap();
         assert_eq!(alarm_names(&found)[0], "prefix_cache_chat_template_invalid", "{found:?}");
         let what = cell_text(found[0].get("message"));
         assert!(
@@ -301,9 +301,9 @@ mod tests {
                 && what.contains("start the router again")
         );
         let body = r#"{"model":"tiny","messages":[{"role":"user","content":"otter"}]}"#;
-        assert_eq!(post(front.proxy_address(), "/v1/chat/completions", body).await.status, 200);
+        assert_eq!(post(router.proxy_address(), "/v1/chat/completions", body).await.status, 200);
         assert_eq!(
-            front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.token_ids_unavailable,
+            router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.token_ids_unavailable,
             Some("template_error")
         );
     }
@@ -311,14 +311,14 @@ mod tests {
     #[tokio::test]
     async fn reverted_action_raises_an_alarm_with_the_restore_command() {
         let worker = StubWorker::start("one", "tiny").await;
-        let front = start_router_at(&[worker.url()], &[]).await;
+        let router = start_router_at(&[worker.url()], &[]).await;
         let alarms = async || {
-            let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
+            let found = collect_alarms(&client(&router), OutputFormat::Json).await.unwrap();
             let guarded = found.iter().filter(|alarm| cell_text(alarm.get("alarm")).starts_with("guardrail"));
             guarded.cloned().collect::<Vec<_>>()
         };
         assert!(alarms().await.is_empty());
-        crate::testing::slow_down_action(&front.gateway, planner::Action::ArtifactFetch);
+        crate::testing::slow_down_action(&router.gateway, planner::Action::ArtifactFetch);
         let found = alarms().await;
         let what = cell_text(found[0].get("message"));
         assert_eq!(alarm_names(&found), ["guardrail_action_disabled"]);
@@ -334,15 +334,15 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
         let redis = ["shared_cache.redis_url=\"redis://127.0.0.1:9\"", "shared_cache.allow_plaintext=true"];
-        let front = start_router_at(&[worker.url()], &[&folder, redis[0], redis[1]]).await;
+        let router = start_router_at(&[worker.url()], &[&folder, redis[0], redis[1]]).await;
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
-        let redis = || front.gateway.caches.shared_cache.degraded_health().is_some();
+        let redis = || router.gateway.caches.shared_cache.degraded_health().is_some();
         wait_until("it is noticed", || {
-            front.gateway.ledger.ledger_problems().iter().any(|trouble| trouble.as_ref() == "data_dir_missing")
+            router.gateway.ledger.ledger_problems().iter().any(|trouble| trouble.as_ref() == "data_dir_missing")
                 && redis()
         })
         .await;
-        let found = collect_alarms(&client(&front), OutputFormat::Json).await.unwrap();
+        let found = collect_alarms(&client(&router), OutputFormat::Json).await.unwrap();
         let whats: Vec<_> = found.iter().map(|alarm| cell_text(alarm.get("message"))).collect();
         assert_eq!(alarm_names(&found)[0], "ledger_data_dir_missing", "{found:?}");
         assert!(

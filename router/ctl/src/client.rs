@@ -427,9 +427,9 @@ mod tests {
     #[tokio::test]
     async fn reads_fail_over_from_a_hung_endpoint_but_writes_do_not() {
         let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let front = crate::testing::start_router_at(&[], &[]).await;
+        let router = crate::testing::start_router_at(&[], &[]).await;
         let endpoints =
-            vec![format!("http://{}", hung.local_addr().unwrap()), format!("http://{}", front.operator_address())];
+            vec![format!("http://{}", hung.local_addr().unwrap()), format!("http://{}", router.operator_address())];
         let waits = ClientTimeouts {
             read_timeout: TimeSpan::millis(200),
             request_timeout: TimeSpan::millis(200),

@@ -47,17 +47,17 @@ impl WorkerUrls {
 }
 
 /// Formats the whole explanation.
-fn render(receipt: &Value, names: &WorkerUrls) -> String {
+fn render(receipt: &Value, urls: &WorkerUrls) -> String {
     let decision = &receipt["decision"];
     let parts = [
-        Some(field_list(lookup_rows(receipt, names))),
-        decision.is_object().then(|| candidates(decision, names)),
-        Some(field_list(outcome(receipt, names))),
+        Some(field_list(lookup_rows(receipt, urls))),
+        decision.is_object().then(|| candidates(decision, urls)),
+        Some(field_list(outcome(receipt, urls))),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
+fn lookup_rows(receipt: &Value, urls: &WorkerUrls) -> Vec<(&'static str, String)> {
     let lookup = &receipt["lookup"];
     let tokens = format!(
         "{} tokens, {} of them sealed; the most that a worker holds is {}",
@@ -78,7 +78,7 @@ fn lookup_rows(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String
     let by = if is_guess { by + guess } else { by };
     let owner = match &lookup["owner"] {
         Value::Null => "nobody".to_owned(),
-        owner => names.worker(&owner["worker"]),
+        owner => urls.worker(&owner["worker"]),
     };
     let evidence = &lookup["evidence"];
     let mut view = vec![format!("{} view of the ledger", cell_text(evidence.get("ledger_view")))];
@@ -118,7 +118,7 @@ fn span_text(value: &Value) -> String {
 }
 
 /// Formats all candidates, cheapest first, disallowed ones last. A `*` marks the choice.
-fn candidates(decision: &Value, names: &WorkerUrls) -> String {
+fn candidates(decision: &Value, urls: &WorkerUrls) -> String {
     let mut all: Vec<&Value> = decision["candidates"].as_array().into_iter().flatten().collect();
     all.sort_by_key(|one| (one["rejection"].is_string(), span(&one["total_cost"])));
     // The columns are the cost terms of this release.
@@ -131,13 +131,13 @@ fn candidates(decision: &Value, names: &WorkerUrls) -> String {
     let plan = &decision["plan"];
     for one in all {
         let is_chosen = ["action", "sequence"].iter().all(|part| one[*part] == plan[*part]);
-        let sources: Vec<_> = parts(one, "handoff").map(|handoff| names.leg(&handoff["source"])).collect();
+        let sources: Vec<_> = parts(one, "handoff").map(|handoff| urls.leg(&handoff["source"])).collect();
         let from = if sources.is_empty() { "-".into() } else { sources.join(" and ") };
         let [first, last] = [parts(one, "leg").next(), parts(one, "leg").last()];
         let mut cells = row([
             if is_chosen { "*" } else { "" },
             &cell_text(one.get("action")),
-            &last.map(|leg| names.leg(leg)).unwrap_or_default(),
+            &last.map(|leg| urls.leg(leg)).unwrap_or_default(),
             &from,
             &cell_text(last.and_then(|leg| leg.get("cached_tokens"))),
             &cell_text(first.and_then(|leg| leg.get("computed_tokens"))),
@@ -157,7 +157,7 @@ fn parts<'a>(plan: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Va
     plan["sequence"].as_array().into_iter().flatten().filter_map(move |part| part.get(kind))
 }
 
-fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
+fn outcome(receipt: &Value, urls: &WorkerUrls) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     let rationale = &receipt["decision"]["plan"]["rationale"];
     if rationale.is_object() {
@@ -166,14 +166,14 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
             next => {
                 let cost = |candidate: &Value| span(&candidate["total_cost"]).unwrap_or_default();
                 let more = duration_text(cost(next).saturating_sub(cost(rationale)));
-                let (action, worker) = (cell_text(next.get("action")), names.worker(&next["worker"]));
+                let (action, worker) = (cell_text(next.get("action")), urls.worker(&next["worker"]));
                 format!("next {action} at {worker}, {more} more")
             }
         };
         let (policy, price) = (cell_text(rationale.get("policy")), span_text(&rationale["total_cost"]));
         if receipt["mode"] == "shadow" {
             let plan = &receipt["decision"]["plan"];
-            let at = parts(plan, "leg").last().map(|leg| names.leg(leg)).unwrap_or_default();
+            let at = parts(plan, "leg").last().map(|leg| urls.leg(leg)).unwrap_or_default();
             let what = format!("{} at {at} for {price}; {next}", cell_text(plan.get("action")));
             let why = match receipt["control_group"] == true {
                 true => "Its session is of the guardrail's control group, so that the bypass served it:",
@@ -193,7 +193,7 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
     if receipt["admission_wait"].is_object() {
         rows.push(("waited", wait_text(&receipt["admission_wait"])));
     }
-    rows.extend(attempts(receipt, names));
+    rows.extend(attempts(receipt, urls));
     let observed = &receipt["observed"];
     if observed.is_object() {
         let beside = |what: &str, expected: &str| format!("{what} (expected {expected})");
@@ -219,11 +219,11 @@ fn outcome(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
 }
 
 /// Rows for the attempts, in order.
-fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> {
+fn attempts(receipt: &Value, urls: &WorkerUrls) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     for attempt in receipt["attempts"].as_array().into_iter().flatten() {
         let legs: Vec<_> =
-            attempt["legs"].as_array().into_iter().flatten().map(|leg| names.worker(&leg["worker"])).collect();
+            attempt["legs"].as_array().into_iter().flatten().map(|leg| urls.worker(&leg["worker"])).collect();
         let at = legs.join(" and ");
         let events = match attempt["events"].as_array().map(Vec::as_slice) {
             None | Some([]) => String::new(),
@@ -238,7 +238,7 @@ fn attempts(receipt: &Value, names: &WorkerUrls) -> Vec<(&'static str, String)> 
         };
         let (action, state) = (cell_text(attempt.get("action")), cell_text(attempt.get("kv_index_state")));
         let ejected: Vec<_> =
-            attempt["ejected_workers"].as_array().into_iter().flatten().map(|id| names.worker(id)).collect();
+            attempt["ejected_workers"].as_array().into_iter().flatten().map(|id| urls.worker(id)).collect();
         let ejected = if ejected.is_empty() { String::new() } else { format!("; ejected was {}", ejected.join(", ")) };
         let broken = match &attempt["not_resumable_reason"] {
             Value::Null => String::new(),

@@ -216,15 +216,15 @@ pub(crate) enum ArtifactCommand {
 
 impl ArtifactCommand {
     pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
-        let pin =
+        let affinity_key =
             |artifact: ArtifactId, pinned: bool| put(format!("artifacts/{artifact}/pin"), json!({"pinned": pinned}));
         let request = match self {
             Self::List(list) => return list.show((client, &lists::ARTIFACTS), output).await,
             Self::Get { artifact: ArtifactOperand { artifact }, consistency } => {
                 return show_one(client, (&format!("artifacts/{artifact}"), consistency), ("artifact", output)).await;
             }
-            Self::Pin(ArtifactOperand { artifact }) => pin(*artifact, true),
-            Self::Unpin(ArtifactOperand { artifact }) => pin(*artifact, false),
+            Self::Pin(ArtifactOperand { artifact }) => affinity_key(*artifact, true),
+            Self::Unpin(ArtifactOperand { artifact }) => affinity_key(*artifact, false),
             Self::Evict(ArtifactOperand { artifact }) => delete(format!("artifacts/{artifact}")),
         };
         writes::run(client, request, output).await

@@ -179,8 +179,8 @@ mod tests {
 
     #[tokio::test]
     async fn backup_is_private_counted_and_overwrites_no_file() {
-        let (front, folder) = (start_router_at(&[], &[]).await, tempfile::tempdir().unwrap());
-        let endpoints = vec![format!("http://{}", front.operator_address())];
+        let (router, folder) = (start_router_at(&[], &[]).await, tempfile::tempdir().unwrap());
+        let endpoints = vec![format!("http://{}", router.operator_address())];
         let waits = ClientTimeouts::with_timeout(TimeSpan::seconds(30));
         let client =
             OperatorClient::new(OperatorClientOptions { endpoints, token: None, timeouts: waits, cacert: None })
@@ -193,7 +193,7 @@ mod tests {
         let shown = report_json(&verify_file(&file).unwrap());
         assert!(shown["entries"]["sessions"].is_u64(), "{shown}");
         assert_eq!(save(&client, &file).await.unwrap_err().exit_code(), 2, "it is not written over");
-        front.stop().await;
+        router.stop().await;
         assert_eq!(save(&client, &folder.path().join("y")).await.unwrap_err().exit_code(), 3);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left of what failed");
     }

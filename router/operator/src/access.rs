@@ -129,7 +129,7 @@ impl OperatorTokens {
     }
 
     /// Re-reads the file whenever its time or size changes. If it became invalid, the old tokens stay in force.
-    pub(super) async fn follow_file(self: Arc<Self>, every: Duration, followed: WatchedFiles) {
+    pub(super) async fn follow_file(self: Arc<Self>, every: Duration, files: WatchedFiles) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
@@ -137,7 +137,7 @@ impl OperatorTokens {
             self.table.store(Some(Arc::new(table)));
             Ok::<_, TokensFileError>(())
         };
-        follow((self.file_stamp, || stamp_of(&path)), (every, &followed), take).await;
+        follow((self.file_stamp, || stamp_of(&path)), (every, &files), take).await;
     }
 }
 

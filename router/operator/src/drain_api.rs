@@ -90,11 +90,11 @@ pub(super) async fn drain(
     State(running): State<Arc<DrainRegistry>>,
     State(settings): State<Arc<OperatorSettings>>,
     PathId(id): PathId<WorkerId>,
-    fence: IfMatch,
+    if_match: IfMatch,
     JsonBody(body): JsonBody<DrainRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let ledger = &mover.ledger;
-    fence.check_optional(leases::find_worker(&*linearizable_view(ledger).await?, id)?.epoch)?;
+    if_match.check_optional(leases::find_worker(&*linearizable_view(ledger).await?, id)?.epoch)?;
     let draining = if body.draining { DrainFlag::Yes } else { DrainFlag::No };
     let options = body.drain_options(settings.drain_bandwidth)?;
     commit(ledger, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;

@@ -69,14 +69,14 @@ fn worker(parts: &OperatorParts, view: &WorkerView) {
     for (state, count) in [("connected", connected), ("disconnected", configured - connected)] {
         metrics.event_sources.with_label_values(&[name, state]).set(to_i64(count as u64));
     }
-    let prices = &parts.metrics.decisions;
-    prices.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
+    let cost_model = &parts.metrics.decisions;
+    cost_model.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
     let drift = parts.fleet.calibration.of(view.id).and_then(|prediction| prediction.drift);
     for way in [DriftDirection::Slower, DriftDirection::Faster] {
-        prices.cost_drift.with_label_values(&[name, way.as_ref()]).set(i64::from(drift == Some(way)));
+        cost_model.cost_drift.with_label_values(&[name, way.as_ref()]).set(i64::from(drift == Some(way)));
     }
     let ejected = parts.fleet.outliers.lock().ejection(view);
-    prices.outliers.ejected.with_label_values(&[name]).set(i64::from(ejected.is_some()));
+    cost_model.outliers.ejected.with_label_values(&[name]).set(i64::from(ejected.is_some()));
     let events = parts.fleet.workers.fleet().events(view.id).unwrap_or_default();
     metrics.events.with_label_values(&[name]).inc_by(events.events);
     metrics.event_gaps.with_label_values(&[name]).inc_by(events.gaps);
@@ -108,9 +108,9 @@ fn exchange(parts: &OperatorParts) {
 }
 
 fn identity(parts: &OperatorParts) {
-    let (metrics, trails) = (&parts.metrics.prefix_cache, &parts.prefix_cache.conversations);
-    metrics.conversations.set(to_i64(trails.len() as u64));
-    metrics.memory_bytes.set(to_i64(trails.memory_bytes().0));
+    let (metrics, conversations) = (&parts.metrics.prefix_cache, &parts.prefix_cache.conversations);
+    metrics.conversations.set(to_i64(conversations.len() as u64));
+    metrics.memory_bytes.set(to_i64(conversations.memory_bytes().0));
     metrics.disabled_models.set(to_i64(parts.catalog.disabled_by_spot_check().count() as u64));
     metrics.suspected_models.set(to_i64(parts.prefix_cache.tokenizer_drift.suspected_model_count() as u64));
 }

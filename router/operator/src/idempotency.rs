@@ -122,19 +122,19 @@ enum IdempotencyLookup {
 }
 
 impl IdempotencyTable {
-    fn begin(&mut self, keyed: IdempotentWrite, now: Instant) -> IdempotencyLookup {
+    fn begin(&mut self, write: IdempotentWrite, now: Instant) -> IdempotencyLookup {
         while let Some((since, _)) = self.by_age.front()
             && now.saturating_duration_since(*since) >= RETENTION
         {
             self.drop_oldest();
         }
-        if let Some((asked, state)) = self.by_key.get(&keyed.key) {
+        if let Some((asked, state)) = self.by_key.get(&write.key) {
             return IdempotencyLookup::Existing(*asked, state.clone());
         }
         if self.by_key.len() >= MAX_ENTRIES && !self.drop_oldest() {
             return IdempotencyLookup::Full;
         }
-        self.by_key.insert(keyed.key, (keyed.request, WriteState::Running));
+        self.by_key.insert(write.key, (write.request, WriteState::Running));
         IdempotencyLookup::New
     }
 
@@ -160,9 +160,9 @@ struct IdempotencyGuard {
 
 impl Drop for IdempotencyGuard {
     fn drop(&mut self) {
-        let mut shelf = self.repeats.0.lock();
-        if matches!(shelf.by_key.get(&self.key), Some((_, WriteState::Running))) {
-            shelf.by_key.remove(&self.key);
+        let mut index = self.repeats.0.lock();
+        if matches!(index.by_key.get(&self.key), Some((_, WriteState::Running))) {
+            index.by_key.remove(&self.key);
         }
     }
 }
@@ -171,13 +171,13 @@ impl IdempotencyStore {
     /// Executes the write, unless this key was used before.
     pub(super) async fn run_once(
         self: Arc<Self>,
-        keyed: IdempotentWrite,
+        write: IdempotentWrite,
         (request, run): (Request, impl AsyncFnOnce(Request) -> Response),
     ) -> Response {
-        let begin = self.0.lock().begin(keyed, Instant::now());
+        let begin = self.0.lock().begin(write, Instant::now());
         let problem = match begin {
             IdempotencyLookup::New => {
-                let begun = IdempotencyGuard { repeats: self, key: keyed.key };
+                let begun = IdempotencyGuard { repeats: self, key: write.key };
                 return begun.record(run(request).await).await;
             }
             IdempotencyLookup::Full => {
@@ -186,7 +186,7 @@ impl IdempotencyStore {
                 );
                 Problem::new(ProblemKind::TooManyRequests, detail)
             }
-            IdempotencyLookup::Existing(asked, _) if asked != keyed.request => {
+            IdempotencyLookup::Existing(asked, _) if asked != write.request => {
                 let detail =
                     "Nothing was changed: another write was sent under this Idempotency-Key. Choose a new one.";
                 Problem::new(ProblemKind::Unprocessable, detail).with_reason("idempotency_key_reused")
@@ -252,11 +252,11 @@ mod tests {
 
     async fn send(
         repeats: &Arc<IdempotencyStore>,
-        keyed: IdempotentWrite,
+        write: IdempotentWrite,
         answer: (StatusCode, &'static str),
     ) -> (u16, String, bool) {
         let request = Request::new(Body::empty());
-        let response = repeats.clone().run_once(keyed, (request, async |_| answer.into_response())).await;
+        let response = repeats.clone().run_once(write, (request, async |_| answer.into_response())).await;
         let (status, replayed) = (response.status().as_u16(), response.headers().contains_key(REPLAYED_HEADER));
         let body = to_bytes(response.into_body(), MAX_RESPONSE_BYTES).await.unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap(), replayed)
@@ -319,36 +319,36 @@ mod tests {
 
     #[test]
     fn oldest_responses_expire_by_age_and_count() {
-        let (mut shelf, now) = (IdempotencyTable::default(), Instant::now());
+        let (mut index, now) = (IdempotencyTable::default(), Instant::now());
         for n in 0..=MAX_ENTRIES {
-            assert!(matches!(shelf.begin(named(n), now), IdempotencyLookup::New));
-            answer(&mut shelf, n, now);
+            assert!(matches!(index.begin(named(n), now), IdempotencyLookup::New));
+            answer(&mut index, n, now);
         }
-        assert_eq!((shelf.by_key.len(), shelf.by_age.len()), (MAX_ENTRIES, MAX_ENTRIES));
-        assert!(matches!(shelf.begin(named(MAX_ENTRIES), now), IdempotencyLookup::Existing(..)));
-        assert!(matches!(shelf.begin(named(0), now), IdempotencyLookup::New), "the oldest made room");
+        assert_eq!((index.by_key.len(), index.by_age.len()), (MAX_ENTRIES, MAX_ENTRIES));
+        assert!(matches!(index.begin(named(MAX_ENTRIES), now), IdempotencyLookup::Existing(..)));
+        assert!(matches!(index.begin(named(0), now), IdempotencyLookup::New), "the oldest made room");
         assert!(
-            matches!(shelf.begin(named(MAX_ENTRIES), now + RETENTION), IdempotencyLookup::New),
+            matches!(index.begin(named(MAX_ENTRIES), now + RETENTION), IdempotencyLookup::New),
             "an hour later it is new"
         );
     }
 
     #[test]
     fn running_write_is_never_evicted_and_new_writes_are_rejected() {
-        let (mut shelf, now) = (IdempotencyTable::default(), Instant::now());
+        let (mut index, now) = (IdempotencyTable::default(), Instant::now());
         for n in 0..MAX_ENTRIES {
-            assert!(matches!(shelf.begin(named(n), now), IdempotencyLookup::New));
+            assert!(matches!(index.begin(named(n), now), IdempotencyLookup::New));
         }
         let late = now + RETENTION * 2;
-        assert!(matches!(shelf.begin(named(MAX_ENTRIES), late), IdempotencyLookup::Full));
+        assert!(matches!(index.begin(named(MAX_ENTRIES), late), IdempotencyLookup::Full));
         assert!(
-            matches!(shelf.begin(named(0), late), IdempotencyLookup::Existing(_, WriteState::Running)),
+            matches!(index.begin(named(0), late), IdempotencyLookup::Existing(_, WriteState::Running)),
             "it would be done twice"
         );
-        answer(&mut shelf, 7, late);
-        assert!(matches!(shelf.begin(named(MAX_ENTRIES), late), IdempotencyLookup::New));
-        assert!(matches!(shelf.begin(named(MAX_ENTRIES + 1), late), IdempotencyLookup::Full));
-        assert_eq!(shelf.by_key.len(), MAX_ENTRIES);
+        answer(&mut index, 7, late);
+        assert!(matches!(index.begin(named(MAX_ENTRIES), late), IdempotencyLookup::New));
+        assert!(matches!(index.begin(named(MAX_ENTRIES + 1), late), IdempotencyLookup::Full));
+        assert_eq!(index.by_key.len(), MAX_ENTRIES);
     }
 
     #[tokio::test]

@@ -142,15 +142,15 @@ pub(super) struct MigrateRequest {
 pub(super) async fn migrate(
     State(mover): State<SessionMover>,
     PathId(id): PathId<SessionId>,
-    fence: IfMatch,
+    if_match: IfMatch,
     JsonBody(body): JsonBody<MigrateRequest>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let view = linearizable_view(&mover.ledger).await?;
     let to = body.target.owner(&view)?;
     let session = sessions::find_session(&view, id)?;
-    let seen = fence.required_epoch(session.epoch)?;
+    let seen = if_match.required_epoch(session.epoch)?;
     // The ledger decides; this check only avoids a transfer in vain.
-    fence.check_optional(session.epoch)?;
+    if_match.check_optional(session.epoch)?;
     let transfer = match body.record_only {
         true => None,
         false => ensure_head_present(&mover, &view, (&session, to)).await?,

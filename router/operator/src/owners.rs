@@ -169,7 +169,7 @@ pub(super) async fn replicas(
     let looking = view.clone();
     let list = move || {
         let lines = |artifact: Artifact| {
-            let is_selected = |copy: &&Replica| filter.worker.is_none_or(|worker| copy.holder.worker == worker);
+            let is_selected = |replica: &&Replica| filter.worker.is_none_or(|worker| replica.holder.worker == worker);
             let copies = artifact.replicas.iter().filter(is_selected);
             (artifact.id, copies.map(|copy| ReplicaResource::new(&looking, &artifact, copy)).collect())
         };

@@ -77,10 +77,10 @@ fn find_owner(view: &LedgerView, subject: OwnershipSubject) -> Result<(Option<Ow
 async fn release_owner(
     ledger: &LedgerAccess,
     subject: OwnershipSubject,
-    fence: IfMatch,
+    if_match: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let (owner, current) = find_owner(&*linearizable_view(ledger).await?, subject)?;
-    let seen = fence.required_epoch(current)?;
+    let seen = if_match.required_epoch(current)?;
     let Some(owner) = owner else { return Ok(WriteResult::plain(ledger, "nobody owned it")) };
     commit(ledger, Command::Release(ReleaseOwner { subject, owner, seen })).await?;
     Ok(WriteResult::plain(ledger, format!("{} does not own it any more", owner.worker)))
@@ -93,10 +93,10 @@ async fn release_owner(
 pub(super) async fn release_session(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<SessionId>,
-    fence: IfMatch,
+    if_match: IfMatch,
     JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    release_owner(&ledger, OwnershipSubject::Session(id), fence).await
+    release_owner(&ledger, OwnershipSubject::Session(id), if_match).await
 }
 
 /// Takes an artifact from its owner without granting it to another.
@@ -106,10 +106,10 @@ pub(super) async fn release_session(
 pub(super) async fn release_artifact(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
-    fence: IfMatch,
+    if_match: IfMatch,
     JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    release_owner(&ledger, OwnershipSubject::Artifact(id), fence).await
+    release_owner(&ledger, OwnershipSubject::Artifact(id), if_match).await
 }
 
 /// Closes a session. Its artifacts stay until nothing references them and they go cold.
@@ -119,9 +119,9 @@ pub(super) async fn release_artifact(
 pub(super) async fn close_session(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<SessionId>,
-    fence: IfMatch,
+    if_match: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(sessions::find_session(&*linearizable_view(&ledger).await?, id)?.epoch)?;
+    if_match.check_optional(sessions::find_session(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     commit(&ledger, Command::CloseSession(id)).await?;
     Ok(WriteResult::plain(&ledger, "the session is closed"))
 }

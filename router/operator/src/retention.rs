@@ -33,10 +33,10 @@ pub(super) struct PinBody {
 pub(super) async fn pin(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
-    fence: IfMatch,
+    if_match: IfMatch,
     JsonBody(body): JsonBody<PinBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
+    if_match.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     let (pinned, result) = match body.pinned {
         true => (PinFlag::Yes, "the artifact is pinned"),
         false => (PinFlag::No, "the artifact is not pinned"),
@@ -62,10 +62,10 @@ pub(super) struct GroupBody {
 pub(super) async fn set_group(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
-    fence: IfMatch,
+    if_match: IfMatch,
     JsonBody(body): JsonBody<GroupBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
+    if_match.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     commit(&ledger, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
     let result =
         body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
@@ -143,9 +143,9 @@ pub(super) async fn new_group(
 pub(super) async fn evict(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
-    fence: IfMatch,
+    if_match: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
-    fence.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
+    if_match.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     commit(&ledger, Command::Evict(id)).await?;
     Ok(WriteResult::plain(&ledger, "the artifact is forgotten"))
 }
@@ -159,12 +159,12 @@ pub(super) async fn evict(
 pub(super) async fn renew(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<WorkerId>,
-    fence: IfMatch,
+    if_match: IfMatch,
     JsonBody(EmptyBody {}): JsonBody<EmptyBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let view = linearizable_view(&ledger).await?;
     let worker = leases::find_worker(&view, id)?;
-    fence.check_optional(worker.epoch)?;
+    if_match.check_optional(worker.epoch)?;
     let ttl = Micros::of(ledger.directory().lease_duration());
     let outcome =
         commit(&ledger, Command::RenewLease(RenewLease { alive: vec![(id, worker.incarnation)], ttl })).await?;
@@ -192,11 +192,11 @@ pub(super) async fn retire(
     State(ledger): State<LedgerAccess>,
     State(fleet): State<FleetSources>,
     PathId(id): PathId<WorkerId>,
-    fence: IfMatch,
+    if_match: IfMatch,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     let view = linearizable_view(&ledger).await?;
     let seen = leases::find_worker(&view, id)?.epoch;
-    fence.check_optional(seen)?;
+    if_match.check_optional(seen)?;
     let fleet = fleet.workers.fleet().snapshot();
     if fleet.iter().any(|worker| worker.id == id && worker.health != WorkerHealth::Unreachable) {
         let detail = "Nothing was changed: the worker answers, and would be registered again. Stop it first, or take it \

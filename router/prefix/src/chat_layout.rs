@@ -70,11 +70,11 @@ impl<'a> ChatLayout<'a> {
 
     /// Builds the layout of a converted body, whose messages begin at `start` and end the body. Everything before
     /// them determines the prompt.
-    pub(crate) fn converted(form: ChatEndpoint, body: &'a [u8], list_start: usize) -> Self {
+    pub(crate) fn converted(endpoint: ChatEndpoint, body: &'a [u8], list_start: usize) -> Self {
         let mut others = Xxh3::new();
-        others.update(&[form as u8]);
+        others.update(&[endpoint as u8]);
         others.update(&body[..list_start]);
-        Self { body, list_start, settings_digest: others.digest128(), call_order: form.call_order() }
+        Self { body, list_start, settings_digest: others.digest128(), call_order: endpoint.call_order() }
     }
 
     /// Parses a body's top-level fields. Returns `None` if it is not a JSON object with one message list.

@@ -124,8 +124,8 @@ impl ConversationCache {
     /// Creates a cache bounded to this much memory.
     pub fn new(bound: Bytes) -> Self {
         let max_bytes = usize::try_from(bound.0).unwrap_or(usize::MAX);
-        let shelf = ConversationIndex { checkpoints: FairLru::new(max_bytes), by_key: HashMap::new(), next_id: 0 };
-        Self { index: Mutex::new(shelf), max_bytes }
+        let index = ConversationIndex { checkpoints: FairLru::new(max_bytes), by_key: HashMap::new(), next_id: 0 };
+        Self { index: Mutex::new(index), max_bytes }
     }
 
     /// Returns whether the cache may hold anything.
@@ -155,9 +155,9 @@ impl ConversationCache {
 
     /// Removes all conversations.
     pub fn clear(&self) {
-        let mut shelf = self.lock_index();
-        shelf.checkpoints.clear();
-        shelf.by_key.clear();
+        let mut index = self.lock_index();
+        index.checkpoints.clear();
+        index.by_key.clear();
     }
 
     /// Returns the checkpoint that shares the longest beginning with `body`, as far as one pass over it can tell.
@@ -213,10 +213,10 @@ impl ConversationCache {
         (checked, leading): (usize, &BodyPrefixHasher<'a>),
         scope: u128,
     ) -> Option<CheckpointMatch<'a>> {
-        let (id, trail) = self.lock_index().get_and_touch(key).filter(|(_, trail)| trail.scope == scope)?;
-        let (known, leading) = trail.deepest_match(checked, leading)?;
-        let rung = if known + 1 == trail.boundaries.len() { LookupTier::Leading } else { LookupTier::Segment };
-        Some(CheckpointMatch { checkpoint: trail, id, boundary: known, hasher: leading, tier: rung })
+        let (id, checkpoint) = self.lock_index().get_and_touch(key).filter(|(_, trail)| trail.scope == scope)?;
+        let (known, leading) = checkpoint.deepest_match(checked, leading)?;
+        let tier = if known + 1 == checkpoint.boundaries.len() { LookupTier::Leading } else { LookupTier::Segment };
+        Some(CheckpointMatch { checkpoint, id, boundary: known, hasher: leading, tier })
     }
 
     pub(crate) fn remove(&self, found: &CheckpointMatch<'_>) {
@@ -231,16 +231,16 @@ impl ConversationCache {
         (session, replaced): (Option<u128>, Option<&CheckpointMatch<'_>>),
     ) {
         let bytes = trail.memory_bytes();
-        let mut shelf = self.lock_index();
+        let mut index = self.lock_index();
         // Another step of the conversation may have replaced it already.
-        let replaced = replaced.filter(|found| shelf.contains(found));
+        let replaced = replaced.filter(|found| index.contains(found));
         if let Some(old) = replaced.map(|found| found.id) {
-            if shelf.checkpoints.bytes() + bytes <= self.max_bytes && shelf.replace(old, (&trail, bytes), session) {
+            if index.checkpoints.bytes() + bytes <= self.max_bytes && index.replace(old, (&trail, bytes), session) {
                 return;
             }
-            shelf.remove(old);
+            index.remove(old);
         }
-        shelf.insert(tenant, (trail, bytes), session);
+        index.insert(tenant, (trail, bytes), session);
     }
 }
 
@@ -266,57 +266,57 @@ mod tests {
 
     const BODY: [u8; 4000] = [7; 4000];
 
-    fn check(trails: &ConversationCache, expected: &[&Arc<ConversationCheckpoint>]) {
-        let shelf = trails.lock_index();
-        let mut kept: Vec<_> = shelf.checkpoints.iter().map(|(_, slot)| slot.checkpoint.clone()).collect();
+    fn check(conversations: &ConversationCache, expected: &[&Arc<ConversationCheckpoint>]) {
+        let index = conversations.lock_index();
+        let mut kept: Vec<_> = index.checkpoints.iter().map(|(_, slot)| slot.checkpoint.clone()).collect();
         kept.sort_by_key(|trail| trail.boundaries.last().unwrap().body_bytes);
         assert!(
             kept.len() == expected.len() && kept.iter().zip(expected).all(|(kept, trail)| Arc::ptr_eq(kept, trail))
         );
-        assert_eq!(shelf.checkpoints.bytes(), kept.iter().map(|trail| trail.memory_bytes()).sum::<usize>());
-        assert!(shelf.by_key.values().all(|id| shelf.checkpoints.contains(id)));
+        assert_eq!(index.checkpoints.bytes(), kept.iter().map(|trail| trail.memory_bytes()).sum::<usize>());
+        assert!(index.by_key.values().all(|id| index.checkpoints.contains(id)));
     }
 
     #[test]
     fn extended_checkpoint_replaces_its_predecessor_and_gains_keys() {
-        let trails = ConversationCache::new(Bytes(1 << 20));
+        let conversations = ConversationCache::new(Bytes(1 << 20));
         let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
-        trails.insert("", first.clone(), (Some(1), None));
-        check(&trails, &[&first]);
-        let found = trails.find(0, Some(1), &BODY).unwrap();
-        trails.insert("", second.clone(), (Some(1), Some(&found)));
-        check(&trails, &[&second]);
-        assert_eq!(trails.lock_index().by_key.len(), 1 + second.lead_digests.len());
-        let unnamed = trails.find(0, None, &BODY).unwrap();
+        conversations.insert("", first.clone(), (Some(1), None));
+        check(&conversations, &[&first]);
+        let found = conversations.find(0, Some(1), &BODY).unwrap();
+        conversations.insert("", second.clone(), (Some(1), Some(&found)));
+        check(&conversations, &[&second]);
+        assert_eq!(conversations.lock_index().by_key.len(), 1 + second.lead_digests.len());
+        let unnamed = conversations.find(0, None, &BODY).unwrap();
         assert!(Arc::ptr_eq(&unnamed.checkpoint, &second) && unnamed.tier == LookupTier::Leading);
-        trails.remove(&unnamed);
-        check(&trails, &[]);
-        assert!(trails.lock_index().by_key.is_empty());
+        conversations.remove(&unnamed);
+        check(&conversations, &[]);
+        assert!(conversations.lock_index().by_key.is_empty());
     }
 
     #[test]
     fn concurrent_extension_does_not_replace_the_faster_one() {
-        let trails = ConversationCache::new(Bytes(1 << 20));
+        let conversations = ConversationCache::new(Bytes(1 << 20));
         let [first, quick, slow] =
             [&[600][..], &[600, 900], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
-        trails.insert("", first, (Some(1), None));
-        let [one, other] = [0, 0].map(|_| trails.find(0, Some(1), &BODY).unwrap());
-        trails.insert("", quick.clone(), (Some(1), Some(&one)));
-        trails.insert("", slow.clone(), (Some(1), Some(&other)));
-        check(&trails, &[&quick, &slow]);
-        assert!(Arc::ptr_eq(&trails.find(0, Some(1), &BODY).unwrap().checkpoint, &slow));
+        conversations.insert("", first, (Some(1), None));
+        let [one, other] = [0, 0].map(|_| conversations.find(0, Some(1), &BODY).unwrap());
+        conversations.insert("", quick.clone(), (Some(1), Some(&one)));
+        conversations.insert("", slow.clone(), (Some(1), Some(&other)));
+        check(&conversations, &[&quick, &slow]);
+        assert!(Arc::ptr_eq(&conversations.find(0, Some(1), &BODY).unwrap().checkpoint, &slow));
     }
 
     #[test]
     fn checkpoint_with_different_keys_is_inserted_anew() {
-        let trails = ConversationCache::new(Bytes(1 << 20));
+        let conversations = ConversationCache::new(Bytes(1 << 20));
         let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(checkpoint(&BODY, ends)));
-        trails.insert("", first, (None, None));
-        let found = trails.find(0, None, &BODY).unwrap();
-        trails.insert("", second.clone(), (Some(1), Some(&found)));
-        check(&trails, &[&second]);
-        assert!(trails.find(0, Some(1), &BODY).is_some());
-        let bound = trails.memory_bytes();
+        conversations.insert("", first, (None, None));
+        let found = conversations.find(0, None, &BODY).unwrap();
+        conversations.insert("", second.clone(), (Some(1), Some(&found)));
+        check(&conversations, &[&second]);
+        assert!(conversations.find(0, Some(1), &BODY).is_some());
+        let bound = conversations.memory_bytes();
         let full = ConversationCache::new(bound);
         full.insert("", second, (Some(1), None));
         let found = full.find(0, Some(1), &BODY).unwrap();

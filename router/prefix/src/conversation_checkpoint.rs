@@ -222,10 +222,10 @@ pub(crate) mod tests {
         assert!((0..).map_while(lead_bytes).count() < 64);
         let body = vec![7; 3000];
         for (end, expected) in [(511, 0), (512, 1), (2047, 2), (2048, 3), (3000, 3)] {
-            let trail = checkpoint(&body, &[end]);
-            assert_eq!(trail.lead_digests.len(), expected, "{end}");
+            let checkpoint = checkpoint(&body, &[end]);
+            assert_eq!(checkpoint.lead_digests.len(), expected, "{end}");
             assert!(
-                trail
+                checkpoint
                     .lead_digests
                     .iter()
                     .zip((0..).map_while(lead_bytes))
@@ -237,9 +237,9 @@ pub(crate) mod tests {
     #[test]
     fn body_matches_a_checkpoint_up_to_its_first_difference() {
         let body: Vec<u8> = (0..3000u32).map(|n| (n % 241) as u8).collect();
-        let trail = checkpoint(&body, &[100, 900, 2500]);
+        let checkpoint = checkpoint(&body, &[100, 900, 2500]);
         let deepest =
-            |body: &[u8], checked| trail.deepest_match(checked, &BodyPrefixHasher::new(body)).map(|(at, _)| at);
+            |body: &[u8], checked| checkpoint.deepest_match(checked, &BodyPrefixHasher::new(body)).map(|(at, _)| at);
         assert_eq!(deepest(&body, 0), Some(2));
         assert_eq!(deepest(&body[..2499], 0), Some(1));
         assert_eq!(deepest(&body[..50], 0), None);
@@ -272,19 +272,19 @@ pub(crate) mod tests {
     fn checkpoint_with_many_matching_keys_is_compared_once() {
         use crate::{ConversationCache, LookupTier};
         let body: Vec<u8> = (0..20_000u32).map(|n| (n % 241) as u8).collect();
-        let trails = ConversationCache::new(vocabulary::Bytes(1 << 20));
-        trails.insert("", Arc::new(checkpoint(&body, &[900, 19_000])), (Some(1), None));
+        let conversations = ConversationCache::new(vocabulary::Bytes(1 << 20));
+        conversations.insert("", Arc::new(checkpoint(&body, &[900, 19_000])), (Some(1), None));
         let forked: Vec<u8> = body[..9_000].iter().copied().chain([250; 11_000]).collect();
         let ends = |body: &[u8], known| -> Vec<usize> {
-            trails.candidates(0, body, known).iter().map(|candidate| candidate.end).collect()
+            conversations.candidates(0, body, known).iter().map(|candidate| candidate.end).collect()
         };
         assert_eq!(ends(&forked, None), [8192], "by the longest of five");
-        let found = trails.find(0, Some(1), &forked).unwrap();
+        let found = conversations.find(0, Some(1), &forked).unwrap();
         assert_eq!((found.tier, found.boundary), (LookupTier::Segment, 0));
         assert_eq!(ends(&forked, Some(found.id)), [0usize; 0], "it was found by its name");
-        trails.insert("", Arc::new(checkpoint(&forked, &[900, 2_500])), (None, None));
+        conversations.insert("", Arc::new(checkpoint(&forked, &[900, 2_500])), (None, None));
         assert_eq!(ends(&forked, None), [2048, 8192], "the newer one has the shorter beginnings");
-        assert_eq!(trails.find(0, None, &forked[..2_500]).unwrap().tier, LookupTier::Leading);
-        assert!(trails.find(0, None, &[9; 3_000]).is_none());
+        assert_eq!(conversations.find(0, None, &forked[..2_500]).unwrap().tier, LookupTier::Leading);
+        assert!(conversations.find(0, None, &[9; 3_000]).is_none());
     }
 }

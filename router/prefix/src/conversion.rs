@@ -47,11 +47,11 @@ impl ConvertedRequest {
 /// Converts a request to the chat request of a model with these template traits. Returns `None` if it already is a chat
 /// request.
 pub(crate) fn convert(
-    form: ChatEndpoint,
+    endpoint: ChatEndpoint,
     body: &[u8],
     traits: TemplateTraits,
 ) -> Option<Result<ConvertedRequest, PrefixError>> {
-    match form {
+    match endpoint {
         ChatEndpoint::Chat => None,
         ChatEndpoint::Messages => Some(messages::convert_request(body, traits)),
         ChatEndpoint::Responses => Some(responses::convert_request(body)),
@@ -78,7 +78,7 @@ impl ChatRequestHead<'_> {
     fn with_messages(
         &self,
         messages: &[ConvertedMessage<'_>],
-        form: ChatEndpoint,
+        endpoint: ChatEndpoint,
     ) -> Result<ConvertedRequest, PrefixError> {
         let mut body = serde_json::to_vec(self)?;
         body.pop();
@@ -89,7 +89,7 @@ impl ChatRequestHead<'_> {
         let start = body.len() + 1;
         serde_json::to_writer(&mut body, messages)?;
         body.push(b'}');
-        Ok(ConvertedRequest { form, body, list_start: start })
+        Ok(ConvertedRequest { form: endpoint, body, list_start: start })
     }
 }
 

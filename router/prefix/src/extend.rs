@@ -79,10 +79,10 @@ impl PromptResolver {
         &self,
         layout: ChatLayout<'_>,
         inputs: PromptInputs<'_>,
-        memory: ConversationLookup<'_>,
+        lookup: ConversationLookup<'_>,
     ) -> Option<ExtendedPrompt> {
         let step = self.extend_request(layout, inputs)?;
-        let found = memory.cache.find(step.scope(memory.tenant), memory.session, layout.message_list())?;
+        let found = lookup.cache.find(step.scope(lookup.tenant), lookup.session, layout.message_list())?;
         let places = (0..=found.boundary).rev().take(MAX_RESUME_ATTEMPTS);
         let (at, grown, next) = places.into_iter().find_map(|at| {
             let (grown, next) = self.extend_from(step, &found, at)?;
@@ -91,7 +91,7 @@ impl PromptResolver {
         if let Some(next) = next {
             let is_end = at + 1 == found.checkpoint.boundaries.len();
             let replaced = is_end.then_some(&found);
-            memory.cache.insert(memory.tenant, Arc::new(next), (memory.session, replaced));
+            lookup.cache.insert(lookup.tenant, Arc::new(next), (lookup.session, replaced));
         }
         Some(grown)
     }
@@ -101,20 +101,21 @@ impl PromptResolver {
         &self,
         layout: ChatLayout<'_>,
         inputs: PromptInputs<'_>,
-        known: Option<&TokenCheckpoint>,
-        memory: ConversationLookup<'_>,
+        checkpoint: Option<&TokenCheckpoint>,
+        lookup: ConversationLookup<'_>,
     ) -> ResolvedPrompt {
         let computed = self.render(layout, inputs.now).and_then(|(chat, rendered)| {
-            let tokenized = self.model_text()?.encode_rendered(&rendered.text, &chat, known)?;
+            let tokenized = self.model_text()?.encode_rendered(&rendered.text, &chat, checkpoint)?;
             Ok((chat, rendered, tokenized))
         });
         match computed {
-            Ok((chat, rendered, TokenizedPrompt { ids, reused_tokens: known, next_checkpoint: next })) => {
+            Ok((chat, rendered, TokenizedPrompt { ids, reused_tokens: checkpoint, next_checkpoint: next })) => {
                 let prompt = self.exact_prompt(ids, inputs.keys);
-                if let Some(trail) = self.checkpoint_of(layout, inputs, (&chat, &rendered, &prompt), memory.tenant) {
-                    memory.cache.insert(memory.tenant, Arc::new(trail), (memory.session, None));
+                if let Some(checkpoint) = self.checkpoint_of(layout, inputs, (&chat, &rendered, &prompt), lookup.tenant)
+                {
+                    lookup.cache.insert(lookup.tenant, Arc::new(checkpoint), (lookup.session, None));
                 }
-                ResolvedPrompt { prompt, reused_tokens: known, next_checkpoint: next }
+                ResolvedPrompt { prompt, reused_tokens: checkpoint, next_checkpoint: next }
             }
             Err(error) => {
                 let prompt = self.fallback_prompt(layout.body, &error, inputs.keys);
@@ -124,12 +125,12 @@ impl PromptResolver {
     }
 
     /// Removes the conversation that a request continues from the cache, and possibly others with the same beginning.
-    pub fn forget(&self, layout: ChatLayout<'_>, inputs: PromptInputs<'_>, memory: ConversationLookup<'_>) {
+    pub fn forget(&self, layout: ChatLayout<'_>, inputs: PromptInputs<'_>, lookup: ConversationLookup<'_>) {
         let Some(step) = self.extend_request(layout, inputs) else { return };
-        let scope = step.scope(memory.tenant);
+        let scope = step.scope(lookup.tenant);
         for _ in 0..MAX_RESUME_ATTEMPTS {
-            let Some(found) = memory.cache.find(scope, memory.session, layout.message_list()) else { break };
-            memory.cache.remove(&found);
+            let Some(found) = lookup.cache.find(scope, lookup.session, layout.message_list()) else { break };
+            lookup.cache.remove(&found);
         }
     }
 
@@ -229,57 +230,57 @@ impl PromptResolver {
 
     fn extend_from(
         &self,
-        step: ExtendRequest<'_>,
+        request: ExtendRequest<'_>,
         found: &CheckpointMatch<'_>,
         at: usize,
     ) -> Option<(ExtendedPrompt, Option<ConversationCheckpoint>)> {
-        let (trail, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
-        let frame = &trail.header;
-        let list = step.layout.message_list();
+        let (checkpoint, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
+        let frame = &checkpoint.header;
+        let list = request.layout.message_list();
         if list.len() - known.body_bytes > MAX_NEW_BYTES {
             return None;
         }
-        let scan = MessageScan::from_offset(list, known.body_bytes, step.text.content_literals())?;
-        if !step.rendering.supports_late_system && scan.has_late_system(0) {
+        let scan = MessageScan::from_offset(list, known.body_bytes, request.text.content_literals())?;
+        if !request.rendering.supports_late_system && scan.has_late_system(0) {
             return None;
         }
         let suffix = &list[scan.end..];
-        if frame.day.is_some_and(|day| day != day_of(step.now)) {
+        if frame.day.is_some_and(|day| day != day_of(request.now)) {
             return None;
         }
         let turn = TurnChange::of(&scan.messages);
-        if !step.rendering.is_cut_valid(known.following_turn, turn) {
+        if !request.rendering.is_cut_valid(known.following_turn, turn) {
             return None;
         }
         let new = &list[known.body_bytes..scan.end - 1];
-        let cut = step.cut(frame, (&known.history, turn), new, suffix)?;
+        let cut = request.cut(frame, (&known.history, turn), new, suffix)?;
         if cut.gap != known.gap
             || cut.cut_token != known.cut_token
-            || known.text_bytes + cut.rest.len() > step.text.max_rendered_bytes()
+            || known.text_bytes + cut.rest.len() > request.text.max_rendered_bytes()
         {
             return None;
         }
         // The full rendering might exceed the step limit; only the full computation can tell.
-        if known.template_steps + cut.template_steps > step.text.max_template_steps() {
+        if known.template_steps + cut.template_steps > request.text.max_template_steps() {
             return None;
         }
-        step.text.tokenizer().reject_endless_part(known.text_bytes, &cut.rest).ok()?;
-        self.join(step, found, at, (&scan, &cut))
+        request.text.tokenizer().reject_endless_part(known.text_bytes, &cut.rest).ok()?;
+        self.join(request, found, at, (&scan, &cut))
     }
 
     /// Joins the known part and the rest into one prompt and builds the checkpoint up to its end.
     fn join(
         &self,
-        step: ExtendRequest<'_>,
+        request: ExtendRequest<'_>,
         found: &CheckpointMatch<'_>,
         at: usize,
         (scan, cut): (&MessageScan, &RenderedCut),
     ) -> Option<(ExtendedPrompt, Option<ConversationCheckpoint>)> {
-        let (trail, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
+        let (checkpoint, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
         // No boundary lies after a message without text or after a tool call.
         let question = known.history.question.after(known.history.last_role);
-        let mut closings = trail.closings.clone();
-        let places = step.resume_points(&trail.header, scan, (question, &mut closings));
+        let mut closings = checkpoint.closings.clone();
+        let places = request.resume_points(&checkpoint.header, scan, (question, &mut closings));
         let places: Vec<_> =
             places.into_iter().filter(|(_, place)| cut.rest.ends_with(place.cut.rest.as_str())).collect();
         let size = self.block_size();
@@ -287,12 +288,12 @@ impl PromptResolver {
         let mut ids = Vec::with_capacity(known.tail.len() + cut.rest.len() / MIN_BYTES_PER_TOKEN);
         ids.extend_from_slice(&known.tail);
         let mut next = Vec::with_capacity(at + 1 + places.len());
-        next.extend_from_slice(&trail.boundaries[..=at]);
+        next.extend_from_slice(&checkpoint.boundaries[..=at]);
         let mut leading = found.hasher.clone();
         let (mut from, mut closing) = (0, None);
         for (message, place) in places {
             let to = cut.rest.len() - place.rest_len;
-            ids.extend(step.text.tokenizer().encode_part(&cut.rest[from..to]).ok()?);
+            ids.extend(request.text.tokenizer().encode_part(&cut.rest[from..to]).ok()?);
             from = to;
             let (text, tokens) = (known.text_bytes + to, base * size + ids.len());
             let depth = (text, known.template_steps + cut.template_steps, tokens, &ids[..]);
@@ -300,11 +301,11 @@ impl PromptResolver {
             push_boundary(&mut next, self.message_boundary(&mut leading, scan.messages[message].end, depth, place)?);
         }
         // The text after the last boundary is usually the one that followed the boundary before, already tokenized.
-        ids.extend_from_slice(closing.as_deref().unwrap_or(cut).token_ids(step.text.tokenizer()).ok()?);
-        let prompt = self.prompt_from(step.root, (&trail.blocks, base), ids);
+        ids.extend_from_slice(closing.as_deref().unwrap_or(cut).token_ids(request.text.tokenizer()).ok()?);
+        let prompt = self.prompt_from(request.root, (&checkpoint.blocks, base), ids);
         let last = next.last().filter(|last| last.body_bytes > known.body_bytes);
         let next = last.map(|last| (last.body_bytes, last.tokens / size)).map(|(body, depth)| {
-            let mut leads = trail.lead_digests.clone();
+            let mut leads = checkpoint.lead_digests.clone();
             // Lead digests past the boundary belong to the body that diverged.
             leads.truncate(
                 (0..)
@@ -314,13 +315,13 @@ impl PromptResolver {
             );
             let mut leading = found.hasher.clone();
             leading.push_lead_digests(&mut leads, body);
-            let blocks = trail.blocks.extended(base, &prompt.chain.ids[base..depth]);
+            let blocks = checkpoint.blocks.extended(base, &prompt.chain.ids[base..depth]);
             ConversationCheckpoint {
-                scope: trail.scope,
+                scope: checkpoint.scope,
                 lead_digests: leads,
                 boundaries: next,
                 blocks,
-                header: trail.header.clone(),
+                header: checkpoint.header.clone(),
                 closings,
             }
         });
@@ -354,17 +355,17 @@ impl ExtendRequest<'_> {
 
     fn cut(
         &self,
-        frame: &ConversationHeader,
+        header: &ConversationHeader,
         (before, turn): (&HistorySummary, TurnChange),
         new: &[u8],
         suffix: &[u8],
     ) -> Option<RenderedCut> {
         let heads = self.rendering.system_visibility(turn, before)?;
-        let head = self.layout.body_up_to(*frame.head_ends.get(before.leading_roles.len())?)?;
+        let head = self.layout.body_up_to(*header.head_ends.get(before.leading_roles.len())?)?;
         if heads == SystemVisibility::Full && head.len() + new.len() + suffix.len() > MAX_NEW_BYTES {
             return None;
         }
-        let shown = (heads, &frame.variables, BodyEnvelope { head, suffix, call_order: self.layout.call_order });
+        let shown = (heads, &header.variables, BodyEnvelope { head, suffix, call_order: self.layout.call_order });
         self.text.render_cut((before, new), shown, self.now).ok()?
     }
 
@@ -372,7 +373,7 @@ impl ExtendRequest<'_> {
     /// each. `asked` is the question state before the scan.
     fn resume_points(
         &self,
-        frame: &ConversationHeader,
+        header: &ConversationHeader,
         scan: &MessageScan,
         (asked, closings): (message_scan::QuestionState, &mut Vec<(MessageRole, Arc<RenderedCut>)>),
     ) -> Vec<(usize, ResumePoint)> {
@@ -382,12 +383,12 @@ impl ExtendRequest<'_> {
         let is_needed = self.rendering.kind != TemplateKind::AppendOnly || asked == message_scan::QuestionState::Never;
         let turn = scan.last_user().and_then(|user| user.checked_sub(1)).filter(|_| is_needed);
         let turns = turn.into_iter().chain(end.filter(|end| turn != Some(*end)));
-        turns.filter_map(|at| Some((at, self.resume_point(frame, scan, (at, asked), closings)?))).collect()
+        turns.filter_map(|at| Some((at, self.resume_point(header, scan, (at, asked), closings)?))).collect()
     }
 
     fn resume_point(
         &self,
-        frame: &ConversationHeader,
+        header: &ConversationHeader,
         scan: &MessageScan,
         (at, asked): (usize, message_scan::QuestionState),
         closings: &mut Vec<(MessageRole, Arc<RenderedCut>)>,
@@ -401,11 +402,11 @@ impl ExtendRequest<'_> {
         }
         let leads = match message.role.is_system() {
             // Boundaries among the leading system messages exist only after the last of them.
-            true if asked == message_scan::QuestionState::Never && at + 1 == frame.leading_roles.len() => {
-                &frame.leading_roles[..at]
+            true if asked == message_scan::QuestionState::Never && at + 1 == header.leading_roles.len() => {
+                &header.leading_roles[..at]
             }
             true => return None,
-            false => &frame.leading_roles,
+            false => &header.leading_roles,
         };
         let before = HistorySummary {
             leading_roles: leads.into(),
@@ -419,7 +420,7 @@ impl ExtendRequest<'_> {
             None => {
                 let list = self.layout.message_list();
                 let new = &list[message.end..scan.end - 1];
-                let cut = Arc::new(self.cut(frame, (&before, cut_in), new, &list[scan.end..])?);
+                let cut = Arc::new(self.cut(header, (&before, cut_in), new, &list[scan.end..])?);
                 if is_end {
                     closings.push((message.role, cut.clone()));
                 }
@@ -431,14 +432,14 @@ impl ExtendRequest<'_> {
 }
 
 impl ConversationHeader {
-    fn of(step: &ExtendRequest<'_>, chat: &ChatBody, scan: &MessageScan) -> Option<Self> {
+    fn of(request: &ExtendRequest<'_>, chat: &ChatBody, scan: &MessageScan) -> Option<Self> {
         let variables = shorten_variables(chat.variables().ok()?)?;
         let leads = scan.leading_roles()?;
         let ends = scan.messages[..leads.len()].iter().map(|message| message.end);
         let bytes = variables.iter().map(|(name, value)| 96 + name.to_string().len() + value.to_string().len());
         Some(Self {
             head_ends: std::iter::once(scan.start).chain(ends).collect(),
-            day: step.rendering.prints_date.then(|| day_of(step.now)),
+            day: request.rendering.prints_date.then(|| day_of(request.now)),
             bytes: bytes.sum(),
             leading_roles: leads,
             variables,

@@ -215,9 +215,9 @@ impl ModelText {
         &self,
         chat: &ChatBody,
         now: WallTime,
-        known: Option<&TokenCheckpoint>,
+        checkpoint: Option<&TokenCheckpoint>,
     ) -> Result<TokenizedPrompt, PrefixError> {
-        self.encode_rendered(&self.render(chat, now)?, chat, known)
+        self.encode_rendered(&self.render(chat, now)?, chat, checkpoint)
     }
 
     /// Tokenizes a chat request's rendered prompt.
@@ -225,7 +225,7 @@ impl ModelText {
         &self,
         rendered: &str,
         chat: &ChatBody,
-        known: Option<&TokenCheckpoint>,
+        checkpoint: Option<&TokenCheckpoint>,
     ) -> Result<TokenizedPrompt, PrefixError> {
         if rendered.is_empty() || self.template_fault.as_ref().is_some_and(TemplateFault::ignores_content) {
             let detail = "the chat template shows nothing of what is said";
@@ -237,7 +237,7 @@ impl ModelText {
                 let ids = self.encode(rendered, SpecialTokens::With)?;
                 Ok(TokenizedPrompt { ids, reused_tokens: Tokens::ZERO, next_checkpoint: None })
             }
-            false => tokenize(rendered, known, (&self.tokenizer, &self.digest)),
+            false => tokenize(rendered, checkpoint, (&self.tokenizer, &self.digest)),
         }
     }
 

@@ -113,26 +113,26 @@ impl PromptResolver {
     }
 
     /// Converts a request to this model's chat request. Returns `None` if it already is a chat request.
-    pub fn convert(&self, form: ChatEndpoint, body: &[u8]) -> Option<Result<ConvertedRequest, PrefixError>> {
+    pub fn convert(&self, endpoint: ChatEndpoint, body: &[u8]) -> Option<Result<ConvertedRequest, PrefixError>> {
         let traits = self.text().map(|text| text.template_traits()).unwrap_or_default();
-        conversion::convert(form, body, traits)
+        conversion::convert(endpoint, body, traits)
     }
 
     /// Converts a request to this model's chat request and parses it.
-    pub fn chat_request(&self, form: ChatEndpoint, body: &[u8]) -> Result<ChatBody, PrefixError> {
-        self.convert(form, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
+    pub fn chat_request(&self, endpoint: ChatEndpoint, body: &[u8]) -> Result<ChatBody, PrefixError> {
+        self.convert(endpoint, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
     }
 
     /// Resolves a conversation's request from its whole body, reusing the checkpoint `known` of an earlier prompt
     /// with the same beginning as far as it applies.
     pub fn resolve_conversation(
         &self,
-        form: ChatEndpoint,
+        endpoint: ChatEndpoint,
         body: &[u8],
         (asked, known): (PromptInputs<'_>, Option<&TokenCheckpoint>),
     ) -> ResolvedPrompt {
-        match self.convert(form, body).transpose() {
-            Ok(None) => self.resolve_body((form.call_order(), body), (asked, known)),
+        match self.convert(endpoint, body).transpose() {
+            Ok(None) => self.resolve_body((endpoint.call_order(), body), (asked, known)),
             Ok(Some(converted)) => self.resolve_converted(&converted, (asked, known)),
             Err(error) => self.resolve_rejected(body, &error, asked),
         }
@@ -210,10 +210,10 @@ impl PromptResolver {
         &self,
         (order, body): (CallFieldOrder, &[u8]),
         now: WallTime,
-        known: Option<&TokenCheckpoint>,
+        checkpoint: Option<&TokenCheckpoint>,
     ) -> Result<TokenizedPrompt, PrefixError> {
         let text = self.model_text()?;
-        text.encode_chat_from_checkpoint(&ChatBody::parse(body)?.with_call_order(order), now, known)
+        text.encode_chat_from_checkpoint(&ChatBody::parse(body)?.with_call_order(order), now, checkpoint)
     }
 
     /// Returns the token ids of each prompt of a completion request: one, or one per item of a batch.

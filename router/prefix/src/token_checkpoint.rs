@@ -78,14 +78,14 @@ pub struct TokenizedPrompt {
 /// Tokenizes `text`, reusing `known` if it applies. `name` identifies everything that determines the ids.
 pub(crate) fn tokenize(
     text: &str,
-    known: Option<&TokenCheckpoint>,
+    checkpoint: Option<&TokenCheckpoint>,
     by: (&TextTokenizer, &str),
 ) -> Result<TokenizedPrompt, PrefixError> {
     let (tokenizer, name) = by;
     tokenizer.reject_endless(text)?;
-    let known = known.and_then(|known| Some((known, known.remaining_text(text, by)?)));
-    let (mut ids, start) = match known {
-        Some((known, _)) => (known.ids.clone(), known.bytes),
+    let checkpoint = checkpoint.and_then(|checkpoint| Some((checkpoint, checkpoint.remaining_text(text, by)?)));
+    let (mut ids, start) = match checkpoint {
+        Some((checkpoint, _)) => (checkpoint.ids.clone(), checkpoint.bytes),
         None => (Vec::new(), 0),
     };
     let from_checkpoint = Tokens(ids.len() as u64);

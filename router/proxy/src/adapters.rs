@@ -76,7 +76,7 @@ pub fn mismatches(workers: &Fleet, catalog: &Catalog) -> Vec<AdapterMismatch> {
             }
         }
     }
-    let lists = |worker: &WorkerView, name: &ModelId| worker.models.contains(name);
+    let lists = |worker: &WorkerView, model: &ModelId| worker.models.contains(model);
     let are_known = fleet.iter().all(|worker| !worker.models.is_empty());
     for (name, base) in catalog.adapters().filter(|_| are_known) {
         if fleet.iter().any(|worker| lists(worker, base)) && !fleet.iter().any(|worker| lists(worker, name)) {
@@ -106,8 +106,8 @@ mod tests {
     use crate::lab::sim_command::tests::{sim, url};
     use crate::testing::{TestRouter, get, post, start_router_at, wait_until};
 
-    async fn reasons(front: &TestRouter) -> Vec<(Value, String)> {
-        let ready = get(front.operator_address(), "/readyz").await.json();
+    async fn reasons(router: &TestRouter) -> Vec<(Value, String)> {
+        let ready = get(router.operator_address(), "/readyz").await.json();
         let lines = ready["degraded"].as_array().unwrap();
         lines.iter().map(|line| (line["reason"].clone(), line["detail"].as_str().unwrap().to_owned())).collect()
     }
@@ -116,18 +116,18 @@ mod tests {
     async fn mismatched_adapters_are_reported_with_the_setting_to_change() {
         let worker = sim(&["--speed-up=50", "--lora-adapter=sql", "--lora-adapter=poet", "--lora-adapter=bard"]).await;
         let settings = ["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"sql\", \"peot\"]"];
-        let front = start_router_at(&[url(&worker)], &settings).await;
-        let told = reasons(&front).await;
+        let router = start_router_at(&[url(&worker)], &settings).await;
+        let told = reasons(&router).await;
         let [(unnamed, add), (unserved, rename)] = &told[..] else { panic!("{told:?}") };
         assert_eq!((unnamed, unserved), (&json!("adapter_not_configured"), &json!("adapter_not_served")));
         assert!(add.contains("add \"bard\", \"poet\" to models.\"tiny\".lora_adapters"), "{add}");
         assert!(rename.contains("models.\"tiny\".lora_adapters names \"peot\", which no engine lists"), "{rename}");
-        wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
+        wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
             .await;
         let fallback = async |model: &str| {
             let body = json!({"model": model, "max_tokens": 2, "prompt": "what is in the sea?"}).to_string();
-            assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 200);
-            front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.token_ids_unavailable
+            assert_eq!(post(router.proxy_address(), "/v1/completions", body).await.status, 200);
+            router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.token_ids_unavailable
         };
         assert_eq!([fallback("sql").await, fallback("poet").await], [None, Some("no_tokenizer")]);
     }
@@ -135,12 +135,12 @@ mod tests {
     #[tokio::test]
     async fn matching_adapters_and_models_without_a_tokenizer_report_no_mismatch() {
         let worker = sim(&["--lora-adapter=sql"]).await;
-        let front = start_router_at(
+        let router = start_router_at(
             &[url(&worker)],
             &["models.tiny.tokenizer_dir=builtin", "models.tiny.lora_adapters=[\"sql\"]"],
         )
         .await;
-        assert_eq!(reasons(&front).await, []);
+        assert_eq!(reasons(&router).await, []);
         let unread = start_router_at(&[url(&worker)], &[]).await;
         assert_eq!(reasons(&unread).await, []);
         // It is unknown what a worker serves that was never reached.

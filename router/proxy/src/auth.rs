@@ -148,7 +148,7 @@ impl ApiKeys {
 
     /// Reloads the file whenever its time or size changes; an invalid file leaves the keys unchanged. `tenants` are
     /// those with quotas.
-    pub async fn follow_file(self: Arc<Self>, every: Duration, followed: WatchedFiles, tenants: Vec<String>) {
+    pub async fn follow_file(self: Arc<Self>, every: Duration, files: WatchedFiles, tenants: Vec<String>) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
@@ -157,7 +157,7 @@ impl ApiKeys {
             self.warn_tenants_without_key(tenants.iter().map(String::as_str));
             Ok::<_, KeysError>(())
         };
-        follow((self.stamp, || stamp_of(&path)), (every, &followed), take).await;
+        follow((self.stamp, || stamp_of(&path)), (every, &files), take).await;
     }
 }
 

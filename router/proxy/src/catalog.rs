@@ -87,24 +87,24 @@ impl Model {
     }
 
     /// Returns the same model with this adapter.
-    fn with_adapter(&self, name: &ModelId) -> Self {
-        let format = format_of(name, self.kv_bytes_per_token);
+    fn with_adapter(&self, model: &ModelId) -> Self {
+        let format = format_of(model, self.kv_bytes_per_token);
         Self {
             identifier: self.identifier.clone(),
             shape: KvShape { format, ..self.shape },
             kv_bytes_per_token: self.kv_bytes_per_token,
             attention: self.attention.clone(),
-            adapter: Some(name.clone()),
+            adapter: Some(model.clone()),
             disabled_by_spot_check: self.disabled_by_spot_check.clone(),
             folder: self.folder.clone(),
         }
     }
 
-    fn new(name: &ModelId, config: &ModelConfig, known: LoadedModelFiles) -> Self {
+    fn new(model: &ModelId, config: &ModelConfig, known: LoadedModelFiles) -> Self {
         let LoadedModelFiles { text, attention } = known;
         let block = config.block_size.map_or(DEFAULT_BLOCK_TOKENS, |block| Tokens(block.into()));
         let revision: Arc<str> = config.revision.as_deref().unwrap_or_default().into();
-        let namespace = ChainNamespace { model: name.clone(), revision, tokenizer: "".into() };
+        let namespace = ChainNamespace { model: model.clone(), revision, tokenizer: "".into() };
         let options = PromptResolverOptions {
             namespace,
             seed: HashSeed::default(),
@@ -117,7 +117,7 @@ impl Model {
             None => config.tokenizer_dir.as_deref().and_then(built_in_kv_bytes).unwrap_or(DEFAULT_KV_BYTES),
         };
         let kinds = attention.as_deref().map_or_else(KvKinds::default, attention::ledger_kinds);
-        let shape = KvShape { format: format_of(name, bytes), kinds, block, block_bytes: bytes * block.0 };
+        let shape = KvShape { format: format_of(model, bytes), kinds, block, block_bytes: bytes * block.0 };
         Self {
             identifier: PromptResolver::new(options),
             shape,
@@ -229,13 +229,13 @@ impl Catalog {
     }
 
     /// Returns the model of this name, if it is configured.
-    pub fn configured_model(&self, name: &ModelId) -> Option<&Arc<Model>> {
-        self.models.get(name)
+    pub fn configured_model(&self, model: &ModelId) -> Option<&Arc<Model>> {
+        self.models.get(model)
     }
 }
 
-fn format_of(name: &ModelId, kv_bytes_per_token: Bytes) -> KvFormat {
-    KvFormat(xxh3_64(format!("{name} {kv_bytes_per_token}").as_bytes()))
+fn format_of(model: &ModelId, kv_bytes_per_token: Bytes) -> KvFormat {
+    KvFormat(xxh3_64(format!("{model} {kv_bytes_per_token}").as_bytes()))
 }
 
 /// Loads the small model of the simulated workers.

@@ -33,11 +33,16 @@ impl TokenCheckpointStore {
     }
 
     /// Returns the checkpoint of a conversation that a body of this size continues.
-    pub async fn lookup(&self, tenant: &TenantId, pin: SessionId, body_bytes: usize) -> Option<TokenCheckpoint> {
+    pub async fn lookup(
+        &self,
+        tenant: &TenantId,
+        affinity_key: SessionId,
+        body_bytes: usize,
+    ) -> Option<TokenCheckpoint> {
         if body_bytes < MIN_BODY_BYTES {
             return None;
         }
-        let key = key(tenant, pin);
+        let key = key(tenant, affinity_key);
         let stored = match body_bytes < MIN_REDIS_LOOKUP_BYTES {
             true => self.shared_cache.get_local(&key),
             false => self.shared_cache.get(&key).await,
@@ -47,22 +52,22 @@ impl TokenCheckpointStore {
 
     /// Whether to publish a step to other routers although its tokens were known from the step before: otherwise they
     /// would encode the conversation from its last full computation on.
-    pub fn should_publish(&self, prefixed: &IdentifiedRequest, known: Tokens) -> bool {
-        let is_long = prefixed.request.incoming.body.len() >= MIN_REDIS_LOOKUP_BYTES;
+    pub fn should_publish(&self, identified: &IdentifiedRequest, known: Tokens) -> bool {
+        let is_long = identified.request.incoming.body.len() >= MIN_REDIS_LOOKUP_BYTES;
         is_long
             && self.shared_cache.health().is_some()
-            && publish_level(prefixed.prompt.chain.tokens) > publish_level(known)
+            && publish_level(identified.prompt.chain.tokens) > publish_level(known)
     }
 
     /// Stores what a step has tokenized. Never waits.
-    pub fn store(&self, tenant: &TenantId, pin: SessionId, tokenized: TokenCheckpointUpdate) {
+    pub fn store(&self, tenant: &TenantId, affinity_key: SessionId, tokenized: TokenCheckpointUpdate) {
         let TokenCheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes } = tokenized;
         let next = next.filter(|next| body_bytes >= MIN_BODY_BYTES && next.token_count() > known);
         let Some((tokens, bytes)) = next.and_then(|next| Some((next.token_count(), next.to_bytes()?))) else { return };
         if body_bytes >= MIN_REDIS_LOOKUP_BYTES && publish_level(tokens) > publish_level(known) {
-            self.shared_cache.put(key(tenant, pin), bytes.into());
+            self.shared_cache.put(key(tenant, affinity_key), bytes.into());
         } else {
-            self.shared_cache.put_local(key(tenant, pin), bytes.into());
+            self.shared_cache.put_local(key(tenant, affinity_key), bytes.into());
         }
     }
 }
@@ -78,8 +83,8 @@ pub struct TokenCheckpointUpdate {
     pub body_bytes: usize,
 }
 
-fn key(tenant: &TenantId, pin: SessionId) -> CacheKey {
-    CacheKey::new(CacheEntryKind::Checkpoint, tenant, &pin.to_string())
+fn key(tenant: &TenantId, affinity_key: SessionId) -> CacheKey {
+    CacheKey::new(CacheEntryKind::Checkpoint, tenant, &affinity_key.to_string())
 }
 
 /// Logarithm of the token count to the base `PUBLISH_GROWTH_FACTOR`, rounded down.

@@ -95,8 +95,8 @@ impl WorkerDiscovery {
     }
 
     /// Replaces a list. It takes effect shortly afterwards.
-    pub fn update_list(&self, list: SourceKey, workers: Vec<WorkerConfig>) {
-        self.lists.lock().insert(list, workers);
+    pub fn update_list(&self, source: SourceKey, workers: Vec<WorkerConfig>) {
+        self.lists.lock().insert(source, workers);
         self.changed.notify_one();
     }
 

@@ -208,8 +208,12 @@ async fn admit_request(
 }
 
 /// Builds the response with headers for the tenant's remaining quotas.
-fn with_quota_headers(quotas: &TenantQuotas, answer: Result<Response, ApiError>, client: ErrorRecipient) -> Response {
-    let mut response = answer.unwrap_or_else(|error| error.response(client));
+fn with_quota_headers(
+    quotas: &TenantQuotas,
+    answer: Result<Response, ApiError>,
+    recipient: ErrorRecipient,
+) -> Response {
+    let mut response = answer.unwrap_or_else(|error| error.response(recipient));
     quotas.set_headers(response.headers_mut());
     response
 }

@@ -99,10 +99,10 @@ impl OccupancyTracker {
     }
 
     /// Records a replica of the session's KV that arrived at a rank while no step of the session is running there.
-    pub fn record_copy(&self, at: Owner, session: SessionId, stay: KvFootprint) {
+    pub fn record_copy(&self, at: Owner, session: SessionId, footprint: KvFootprint) {
         let mut account = self.lock();
         let now = account.now;
-        account.state.occupancy.prefix_replicated(at, session, stay, now);
+        account.state.occupancy.prefix_replicated(at, session, footprint, now);
     }
 
     /// Number of steps waiting for admission.
@@ -134,9 +134,9 @@ impl OccupancyTracker {
         let found = found.tokens(step.request.block_size);
         // What an owner holds without the model knowing it is the session's own KV, older than this router.
         let is_own = located.session.owner == Some(at) && !account.state.occupancy.is_resident(at, session);
-        let stay = KvFootprint { tokens, cached: if is_own { Tokens::ZERO } else { found }, capacity };
+        let footprint = KvFootprint { tokens, cached: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
-        account.state.occupancy.step_started(at, session, stay, now);
+        account.state.occupancy.step_started(at, session, footprint, now);
         let prompt_leg = plan.prompt_leg();
         if let Some(view) = view_of(prompt_leg.worker) {
             let (worker, rank) = (view.id, prompt_leg.rank);
@@ -202,16 +202,16 @@ impl Drop for KvReservation {
     fn drop(&mut self) {
         let mut account = self.tracker.lock();
         let now = account.now;
-        let tenancy = &mut account.state.occupancy;
+        let occupancy = &mut account.state.occupancy;
         match self.end {
-            ReservationEnd::Failed => tenancy.step_failed(self.owner, self.session, now),
-            ReservationEnd::Idle(tokens) => tenancy.step_ended(self.owner, self.session, tokens, now),
+            ReservationEnd::Failed => occupancy.step_failed(self.owner, self.session, now),
+            ReservationEnd::Idle(tokens) => occupancy.step_ended(self.owner, self.session, tokens, now),
             ReservationEnd::Served { tokens, answer } => {
-                tenancy.step_ended(self.owner, self.session, tokens, now);
-                tenancy.step_served(self.session, tokens);
-                answer.into_iter().for_each(|answer| tenancy.answer_completed(self.session, answer));
+                occupancy.step_ended(self.owner, self.session, tokens, now);
+                occupancy.step_served(self.session, tokens);
+                answer.into_iter().for_each(|answer| occupancy.answer_completed(self.session, answer));
                 if let Some(left) = self.vacated {
-                    tenancy.session_moved(left, self.session);
+                    occupancy.session_moved(left, self.session);
                 }
             }
         }

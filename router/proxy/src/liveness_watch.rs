@@ -103,11 +103,11 @@ mod tests {
     async fn a_restarted_worker_is_given_up() {
         let workers = [StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await];
         workers.iter().for_each(|worker| worker.process_start.store(7, Ordering::Relaxed));
-        let front = start_router(&[&workers[0], &workers[1]], &[]).await;
-        let lives = || front.gateway.fleet().snapshot().iter().all(|view| view.incarnation.0 == 7_000_000);
+        let router = start_router(&[&workers[0], &workers[1]], &[]).await;
+        let lives = || router.gateway.fleet().snapshot().iter().all(|view| view.incarnation.0 == 7_000_000);
         wait_until("both tell their lives", lives).await;
         let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "q"}], "behave": "hang once"});
-        let answer = tokio::spawn(post(front.proxy_address(), "/v1/chat/completions", body.to_string()));
+        let answer = tokio::spawn(post(router.proxy_address(), "/v1/chat/completions", body.to_string()));
         wait_until("it is asked", || workers.iter().any(|worker| !worker.requests().is_empty())).await;
         // No probe sees it as down, and its connection stays open.
         workers

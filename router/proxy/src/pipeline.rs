@@ -80,8 +80,8 @@ pub async fn serve_generation(
 ) -> Result<Response, ApiError> {
     let mut stages = StageTimer::begin(&pipeline.plans, incoming.id);
     let request = stages.run("parse", parse::parse_request(&pipeline.parse, endpoint, incoming)).await?;
-    let (prefixed, chat) = stages.run("identify", identify::identify(&pipeline.identify, request)).await?;
-    let located = stages.run("locate", locate::locate(&pipeline.locate, prefixed, chat)).await?;
+    let (identified, chat) = stages.run("identify", identify::identify(&pipeline.identify, request)).await?;
+    let located = stages.run("locate", locate::locate(&pipeline.locate, identified, chat)).await?;
     let step = stages.run_now("classify", || Ok::<_, ApiError>(plan::classify(&pipeline.classify, located)))?;
     let (ends, reporter) = (&pipeline.ends, &pipeline.stream.reporter);
     let mut planning = EndGuard::new(Planning::first(step), ends);

@@ -70,15 +70,15 @@ impl PrefixCache {
     }
 
     /// Counts a step, and queues a spot check if one is due or if other routers should get its checkpoint.
-    pub fn record_step(&self, prefixed: &IdentifiedRequest, known: Tokens) {
-        let Some(rung) = prefixed.tier else { return };
-        self.metrics.steps.with_label_values(&[rung.as_ref()]).inc();
-        if matches!(rung, LookupTier::Miss | LookupTier::Checkpoint) {
+    pub fn record_step(&self, identified: &IdentifiedRequest, known: Tokens) {
+        let Some(tier) = identified.tier else { return };
+        self.metrics.steps.with_label_values(&[tier.as_ref()]).inc();
+        if matches!(tier, LookupTier::Miss | LookupTier::Checkpoint) {
             return;
         }
         let is_next = self.verify_every.is_some_and(|every| self.steps.fetch_add(1, Ordering::Relaxed) % every == 0);
-        if is_next || self.checkpoints.should_publish(prefixed, known) {
-            self.spot_checks.enqueue(SpotCheck::new(prefixed, rung, known));
+        if is_next || self.checkpoints.should_publish(identified, known) {
+            self.spot_checks.enqueue(SpotCheck::new(identified, tier, known));
         }
     }
 }

@@ -222,7 +222,7 @@ mod tests {
     #[tokio::test]
     async fn replication_fails_without_a_request_when_the_encoding_queue_is_full() {
         let worker = StubWorker::start("one", "tiny").await;
-        let front = start_router(&[&worker], &[]).await;
+        let router = start_router(&[&worker], &[]).await;
         let ids: Vec<u32> = (0..64).collect();
         let chain = PrefixChain::over_tokens(PrefixId(9), HashSeed(3), Tokens(16), &ids);
         let tokens = PromptTokenIds::Known(ids);
@@ -236,17 +236,17 @@ mod tests {
             target: owner(2),
             action: Action::ArtifactFetch,
         };
-        let moved = || front.gateway.prefix_mover.relocate(&kept, wanted);
+        let moved = || router.gateway.prefix_mover.relocate(&kept, wanted);
 
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let waiting: Vec<_> = std::iter::from_fn(|| {
-            let (prompts, gate) = (front.gateway.caches.prompts.clone(), gate.clone());
+            let (prompts, gate) = (router.gateway.caches.prompts.clone(), gate.clone());
             Some(tokio::spawn(async move { prompts.read(move || gate.lock().recv().ok()).await }))
         })
         .take(64)
         .collect();
-        wait_until("they wait", || !front.gateway.caches.prompts.has_room()).await;
+        wait_until("they wait", || !router.gateway.caches.prompts.has_room()).await;
         assert_eq!(moved().await, Some(AttemptEvent::EncodeQueueFull));
         assert_eq!(
             (AttemptEvent::EncodeQueueFull.as_ref(), AttemptEvent::EncodeQueueFull.prevented_transfer()),
@@ -263,14 +263,14 @@ mod tests {
     #[tokio::test]
     async fn a_relocation_is_checked_once() {
         let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
-        let front = start_router_at(&[url(&one), url(&two)], &["transfer_check.sample_every=1"]).await;
-        let gateway = &front.gateway;
+        let router = start_router_at(&[url(&one), url(&two)], &["transfer_check.sample_every=1"]).await;
+        let app_state = &router.gateway;
         let is_linked = || {
-            let fleet = gateway.fleet().snapshot();
+            let fleet = app_state.fleet().snapshot();
             fleet.iter().filter(|view| view.link.is_some() && view.health == WorkerHealth::Ready).count() == 2
         };
         wait_until("both are ready", is_linked).await;
-        let fleet = gateway.fleet().snapshot();
+        let fleet = app_state.fleet().snapshot();
         let owner = |url: String| {
             let view = fleet.iter().find(|view| view.id == WorkerId::of_endpoint(&url)).unwrap();
             Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) }
@@ -287,16 +287,16 @@ mod tests {
             target: owner(url(&two)),
             action: Action::StateMigration,
         };
-        let remark = gateway.prefix_mover.relocate(&kept, wanted).await;
+        let remark = app_state.prefix_mover.relocate(&kept, wanted).await;
         assert!(matches!(remark, None | Some(AttemptEvent::SourceRecomputed)), "{remark:?}");
-        let outcomes = &gateway.metrics.decisions.checks;
+        let outcomes = &app_state.metrics.decisions.checks;
         let checks = || -> u64 {
             TransferCheckOutcome::VARIANTS.iter().map(|it| outcomes.with_label_values(&[it.as_ref()]).get()).sum()
         };
         wait_until("it is checked", || checks() > 0).await;
         assert_eq!(checks(), 1);
         let missing = PrefixRelocation { source: Owner { worker: WorkerId(1), ..wanted.source }, ..wanted };
-        assert_eq!(gateway.prefix_mover.relocate(&kept, missing).await, Some(AttemptEvent::ReplicateFailed));
+        assert_eq!(app_state.prefix_mover.relocate(&kept, missing).await, Some(AttemptEvent::ReplicateFailed));
         assert_eq!(checks(), 1, "nothing moved");
     }
 }

@@ -195,14 +195,15 @@ fn choose_replication(
     let (from, to) = (at(moving.from)?, at(moving.to)?);
     let has = overlaps.iter().filter(|one| (one.worker, one.rank) == (moving.to, moving.to_rank)).map(|one| one.blocks);
     let found = has.max().unwrap_or_default().tokens(ask.block_size);
-    let stay = KvFootprint { tokens: moving.blocks.tokens(ask.block_size), cached: found, capacity: to.capacity.kv };
+    let footprint =
+        KvFootprint { tokens: moving.blocks.tokens(ask.block_size), cached: found, capacity: to.capacity.kv };
     let (source, target) = (owner(from, moving.from_rank), owner(to, moving.to_rank));
-    Ok(ReplicationJob { session: id, predicted: expected, replication: moving, source, target, footprint: stay })
+    Ok(ReplicationJob { session: id, predicted: expected, replication: moving, source, target, footprint })
 }
 
 /// Copies the prefix, and returns the outcome.
 async fn execute(task: &ReplicationTask, chosen: &ReplicationJob) -> ReplicationProgress {
-    let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint: stay } = chosen;
+    let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint } = chosen;
     let relocation = PrefixRelocation {
         blocks: moving.blocks,
         bytes: moving.bytes,
@@ -221,7 +222,7 @@ async fn execute(task: &ReplicationTask, chosen: &ReplicationJob) -> Replication
     tracing::debug!(%session, %from, %to, bytes = moving.bytes.0, saves_ms, "a prefix was sent ahead of a step");
     metrics.prefix_replications.with_label_values(&["sent"]).inc();
     metrics.replicated_bytes.inc_by(moving.bytes.0);
-    task.occupancy.record_copy(*target, *session, *stay);
+    task.occupancy.record_copy(*target, *session, *footprint);
     ReplicationProgress::Sent(moving.to)
 }
 

@@ -39,14 +39,14 @@ pub struct StoredPrompt {
 impl StoredPrompt {
     /// Takes the prompt out of a finished step; `None` when its token ids are not known.
     pub fn of(step: &mut ClassifiedStep) -> Option<Self> {
-        let prefixed = &mut step.located.identified;
-        let salt = prefixed.request.cache_salt().map(str::to_owned);
-        let tokens = PromptTokenIds::take(prefixed)?;
-        let ids = std::mem::take(&mut prefixed.prompt.chain.ids);
+        let identified = &mut step.located.identified;
+        let salt = identified.request.cache_salt().map(str::to_owned);
+        let tokens = PromptTokenIds::take(identified)?;
+        let ids = std::mem::take(&mut identified.prompt.chain.ids);
         Some(Self {
-            tenant: prefixed.request.incoming.tenant.clone(),
-            model: prefixed.request.model.clone(),
-            chain: PrefixChain { ids, ..prefixed.prompt.chain },
+            tenant: identified.request.incoming.tenant.clone(),
+            model: identified.request.model.clone(),
+            chain: PrefixChain { ids, ..identified.prompt.chain },
             tokens,
             salt,
         })

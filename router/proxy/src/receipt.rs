@@ -209,8 +209,8 @@ pub enum WaitOutcome {
 }
 
 impl From<AdmissionReason> for WaitOutcome {
-    fn from(why: AdmissionReason) -> Self {
-        match why {
+    fn from(reason: AdmissionReason) -> Self {
+        match reason {
             AdmissionReason::Tolerated => Self::Admitted,
             AdmissionReason::Longest => Self::MaxWaitReached,
             AdmissionReason::NoPlace => Self::QueueFull,

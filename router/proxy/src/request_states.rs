@@ -64,9 +64,9 @@ impl LocatedRequest {
 
 /// Whole blocks of the prompt, rounded down to a multiple of every engine's own block size: engines keep and drop whole
 /// blocks only.
-pub(crate) fn sealable_blocks_of(prefixed: &IdentifiedRequest, workers: &[WorkerView]) -> Blocks {
-    let chain = &prefixed.prompt.chain;
-    let serving = workers.iter().filter(|worker| worker.models.contains(&prefixed.request.model));
+pub(crate) fn sealable_blocks_of(identified: &IdentifiedRequest, workers: &[WorkerView]) -> Blocks {
+    let chain = &identified.prompt.chain;
+    let serving = workers.iter().filter(|worker| worker.models.contains(&identified.request.model));
     let units = serving.map(|worker| worker.capacity.block.whole_blocks(chain.block).0.max(1));
     let unit = units.fold(1, lcm);
     Blocks(chain.blocks().0 / unit * unit)

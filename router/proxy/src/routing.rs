@@ -148,8 +148,8 @@ impl LiveRouting {
     }
 
     /// Disables exactly these actions, from the next request on. Returns those that were disabled before.
-    pub fn set_disabled(&self, disabled: ActionSet) -> ActionSet {
-        ActionSet::from_bits(self.disabled.swap(disabled.bits(), Ordering::Relaxed))
+    pub fn set_disabled(&self, disabled_actions: ActionSet) -> ActionSet {
+        ActionSet::from_bits(self.disabled.swap(disabled_actions.bits(), Ordering::Relaxed))
     }
 
     /// Disables one more action, atomically with respect to other changes.

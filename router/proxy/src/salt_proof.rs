@@ -232,25 +232,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
-        let front = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
-        let proofs = |verdict| front.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
+        let router = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
+        let proofs = |verdict| router.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
         wait_until("both are proven", || proofs("isolated") == 1 && proofs("not_isolated") == 1).await;
         for number in 0..12 {
             for (path, field) in [("/v1/completions", "prompt"), ("/tokenize", "prompt")] {
                 let body = json!({"model": "tiny", field: format!("question {number}"), "max_tokens": 1}).to_string();
                 let request = Request::post(path).header("authorization", "Bearer k1");
-                assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
+                assert_eq!(send(router.proxy_address(), request, body).await.status, 200);
             }
         }
-        let receipts = front.gateway.decisions.receipts.newest(100, |_| true);
+        let receipts = router.gateway.decisions.receipts.newest(100, |_| true);
         let id = vocabulary::WorkerId::of_endpoint(&urls[1]);
         assert!(receipts.iter().all(|receipt| receipt.attempts.iter().all(|attempt| attempt.target() != Some(id))));
-        let ready = get(front.operator_address(), "/readyz").await.json();
+        let ready = get(router.operator_address(), "/readyz").await.json();
         assert_eq!(
             (&ready["degraded"][0]["component"], &ready["degraded"][0]["reason"]),
             (&json!("workers"), &json!("salts_ignored"))
         );
-        let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
+        let workers = get(router.operator_address(), "/ownerserve/v1/workers").await.json();
         let line =
             workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == urls[1].as_str()).unwrap();
         assert!(
@@ -269,14 +269,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
-        let front = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
-        let proofs = |verdict| front.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
+        let router = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
+        let proofs = |verdict| router.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
         wait_until("the others are judged", || proofs("isolated") == 1 && proofs("unknown") == 1).await;
         assert_eq!(hanging.active.count(), 1, "it still hangs");
-        let ready = get(front.operator_address(), "/readyz").await.json();
+        let ready = get(router.operator_address(), "/readyz").await.json();
         let told = ready["degraded"].as_array().unwrap().iter().find(|line| line["reason"] == "salt_untold").unwrap();
         assert!(told["detail"].as_str().unwrap().contains(&silent.url()), "{ready}");
-        let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
+        let workers = get(router.operator_address(), "/ownerserve/v1/workers").await.json();
         let line = workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == silent.url()).unwrap();
         assert!(line["kv_index_reason"].as_str().unwrap().contains("cache_salt"), "{line}");
     }
@@ -288,25 +288,25 @@ mod tests {
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
         let url = format!("http://{}", ill.address());
-        let front = start_router_at(&[url], &[&format!("auth.keys_file={}", keys.display())]).await;
-        wait_until("it is proven", || !front.gateway.isolation.barred_workers().is_empty()).await;
+        let router = start_router_at(&[url], &[&format!("auth.keys_file={}", keys.display())]).await;
+        wait_until("it is proven", || !router.gateway.isolation.barred_workers().is_empty()).await;
         let ask = async |path: &str, field: &str| {
             let body = json!({"model": "tiny", field: "x", "max_tokens": 1}).to_string();
-            send(front.proxy_address(), Request::post(path).header("authorization", "Bearer k1"), body).await
+            send(router.proxy_address(), Request::post(path).header("authorization", "Bearer k1"), body).await
         };
         for (path, field) in [("/v1/completions", "prompt"), ("/tokenize", "prompt")] {
             let response = ask(path, field).await;
             assert_eq!(response.status, 503, "{path}");
             assert_eq!(response.json()["error"]["code"], "cache_salt_ignored", "{path}");
         }
-        let ready = get(front.operator_address(), "/readyz").await;
+        let ready = get(router.operator_address(), "/readyz").await;
         assert_eq!(ready.status, 503);
         assert!(ready.json()["detail"].as_str().unwrap().contains("auth.verify_cache_salt"));
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n").unwrap();
-        wait_until("there is one tenant", || !front.gateway.isolation.keys().has_several_tenants()).await;
+        wait_until("there is one tenant", || !router.gateway.isolation.keys().has_several_tenants()).await;
         assert_eq!(ask("/v1/completions", "prompt").await.status, 200);
-        assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
-        let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
+        assert_eq!(get(router.operator_address(), "/readyz").await.json()["degraded"], json!([]));
+        let workers = get(router.operator_address(), "/ownerserve/v1/workers").await.json();
         assert!(
             !workers["workers"][0]["kv_index_reason"].as_str().unwrap_or_default().contains("cache_salt"),
             "{workers}"
@@ -316,10 +316,10 @@ mod tests {
     #[tokio::test]
     async fn a_single_tenant_needs_no_salt_proof() {
         let ill = engine(true).await;
-        let front = start_router_at(&[format!("http://{}", ill.address())], &[]).await;
+        let router = start_router_at(&[format!("http://{}", ill.address())], &[]).await;
         let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 1}).to_string();
-        let response = send(front.proxy_address(), Request::post("/v1/completions"), body).await;
+        let response = send(router.proxy_address(), Request::post("/v1/completions"), body).await;
         assert_eq!(response.status, 200);
-        assert!(front.gateway.isolation.salt_proofs().barred().is_empty());
+        assert!(router.gateway.isolation.salt_proofs().barred().is_empty());
     }
 }

@@ -297,28 +297,28 @@ impl SharedCacheState {
 
     /// Decrypts a value of this kind, stored under `name`; `None` for what is too large or was not written by a router
     /// with the same secret.
-    fn read(&self, shared: &RedisBackend, kind: CacheEntryKind, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
+    fn read(&self, backend: &RedisBackend, kind: CacheEntryKind, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
         let most = self.max_value_bytes(kind);
         let opened =
-            (sealed.len() <= most + value_cipher::OVERHEAD).then(|| shared.cipher.open(name, sealed)).flatten();
+            (sealed.len() <= most + value_cipher::OVERHEAD).then(|| backend.cipher.open(name, sealed)).flatten();
         opened.filter(|value| value.len() <= most)
     }
 
-    async fn fetch(&self, shared: &RedisBackend, key: &CacheKey) -> (&'static str, Option<Bytes>) {
-        let text = key.redis_key(&shared.namespace);
+    async fn fetch(&self, backend: &RedisBackend, key: &CacheKey) -> (&'static str, Option<Bytes>) {
+        let text = key.redis_key(&backend.namespace);
         let most = self.max_value_bytes(key.kind) + value_cipher::OVERHEAD;
         let mut pipeline = redis::pipe();
         // Reads one byte more than the limit, so that an oversized value is recognised without reading all of it.
         pipeline.cmd("GETRANGE").arg(&text).arg(0).arg(most);
         let start = Instant::now();
-        let answer = shared.client.call::<(Vec<u8>,)>(&pipeline).await;
+        let answer = backend.client.call::<(Vec<u8>,)>(&pipeline).await;
         self.metrics.lookup_seconds.observe(start.elapsed().as_secs_f64());
         let sealed = match answer {
             Err(no_answer) => return (no_answer.as_str(), None),
             Ok((sealed,)) if sealed.is_empty() => return ("miss", None),
             Ok((sealed,)) => sealed,
         };
-        match self.read(shared, key.kind, &text, sealed) {
+        match self.read(backend, key.kind, &text, sealed) {
             None => ("corrupt", None),
             Some(value) if value.is_empty() => (TOMBSTONE_OUTCOME, None),
             Some(value) => {

@@ -26,14 +26,14 @@ pub struct EncodableRequest {
 
 impl EncodableRequest {
     /// Captures this request. One that holds a prompt belongs to no chat endpoint, so the default format is stored.
-    pub fn of(prefixed: &IdentifiedRequest) -> Self {
-        let request = &prefixed.request;
+    pub fn of(identified: &IdentifiedRequest) -> Self {
+        let request = &identified.request;
         Self {
             form: request.endpoint.chat_form().unwrap_or_default(),
             body: request.incoming.body.clone(),
-            model: prefixed.model.clone(),
+            model: identified.model.clone(),
             salt: request.cache_salt().map(Box::from),
-            wall_time: prefixed.wall_time,
+            wall_time: identified.wall_time,
         }
     }
 
@@ -57,7 +57,7 @@ impl EncodableRequest {
     }
 
     /// Removes its conversation from the cache.
-    pub fn forget(&self, memory: ConversationLookup<'_>) {
+    pub fn forget(&self, lookup: ConversationLookup<'_>) {
         let identifier = &self.model.identifier;
         let converted = identifier.convert(self.form, &self.body);
         let layout = match &converted {
@@ -65,7 +65,7 @@ impl EncodableRequest {
             Some(converted) => converted.as_ref().ok().map(ConvertedRequest::layout),
         };
         if let Some(layout) = layout {
-            identifier.forget(layout, self.prompt_options(), memory);
+            identifier.forget(layout, self.prompt_options(), lookup);
         }
     }
 }
@@ -81,19 +81,19 @@ pub enum PromptTokenIds {
 
 impl PromptTokenIds {
     /// Takes the token ids out of a step, where they are available.
-    pub fn take(prefixed: &mut IdentifiedRequest) -> Option<Self> {
-        match &mut prefixed.prompt.content {
+    pub fn take(identified: &mut IdentifiedRequest) -> Option<Self> {
+        match &mut identified.prompt.content {
             PromptContent::Tokens(ids) => Some(Self::Known(std::mem::take(ids))),
-            PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(prefixed))),
+            PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(identified))),
             PromptContent::Bytes(_) => None,
         }
     }
 
     /// Copies the token ids of a step, where they are available.
-    pub fn of(prefixed: &IdentifiedRequest) -> Option<Self> {
-        match &prefixed.prompt.content {
+    pub fn of(identified: &IdentifiedRequest) -> Option<Self> {
+        match &identified.prompt.content {
             PromptContent::Tokens(ids) => Some(Self::Known(ids.clone())),
-            PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(prefixed))),
+            PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(identified))),
             PromptContent::Bytes(_) => None,
         }
     }

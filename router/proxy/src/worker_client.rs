@@ -128,7 +128,7 @@ mod tests {
         std::fs::write(&path, keys_file.unwrap_or_default()).unwrap();
         let auth = AuthConfig { keys_file: keys_file.map(|_| path), ..AuthConfig::default() };
         let ledger = LedgerConfig { data_dir: folder.path().join("ledger"), ..LedgerConfig::default() };
-        let gateway = AppState::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
+        let app_state = AppState::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
         let mut config = WorkerConfig::from_url("http://a:1".parse().unwrap());
         config.api_key = worker_key.map(Secret::from);
         let worker = WorkerEntry { id: WorkerId::of_endpoint(config.endpoint()), source, config };
@@ -136,7 +136,7 @@ mod tests {
             (AUTHORIZATION, HeaderValue::from_static("Bearer client")),
             (http::HeaderName::from_static("x-api-key"), HeaderValue::from_static("client")),
         ]);
-        let headers = gateway.workers.headers_for(&worker, &client);
+        let headers = app_state.workers.headers_for(&worker, &client);
         (headers.get(AUTHORIZATION).map(|v| v.to_str().unwrap().to_owned()), headers.contains_key("x-api-key"))
     }
 

@@ -19,8 +19,8 @@ use vocabulary::RoutingMode;
 
 #[tokio::test]
 async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
-    let front = start_router_at(&[], &["routing.mode=shadow"]).await;
-    let at = front.operator_address();
+    let router = start_router_at(&[], &["routing.mode=shadow"]).await;
+    let at = router.operator_address();
     let path = "/ownerserve/v1/routing";
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
     assert_eq!(
@@ -53,8 +53,8 @@ async fn routing_mode_changes_at_run_time_and_shows_in_metrics() {
 
 #[tokio::test]
 async fn actions_are_disabled_and_enabled_at_run_time() {
-    let front = start_router_at(&[], &[]).await;
-    let (at, path) = (front.operator_address(), "/ownerserve/v1/routing");
+    let router = start_router_at(&[], &[]).await;
+    let (at, path) = (router.operator_address(), "/ownerserve/v1/routing");
     let turn = |body: &'static str| send(at, Request::put(path).header("content-type", "application/json"), body);
     let disabled = |response: crate::testing::TestResponse| response.json()["disabled_actions"].clone();
     let got = turn(r#"{"disabled_actions":["state_migration","artifact_fetch"]}"#).await;
@@ -65,7 +65,7 @@ async fn actions_are_disabled_and_enabled_at_run_time() {
         Some(2),
         "left out, it stays"
     );
-    let off = front.gateway.routing.get().disabled;
+    let off = router.gateway.routing.get().disabled;
     assert!(off.contains(planner::Action::ArtifactFetch) && !off.contains(planner::Action::RemotePrefill));
     for (body, why) in [
         (r#"{"disabled_actions":["colocated_prefill"]}"#, "colocated_prefill cannot be disabled, because every step"),
@@ -89,9 +89,9 @@ async fn readiness_follows_the_workers_but_liveness_does_not() {
     assert_eq!(get(nobody.operator_address(), "/readyz").await.status, 503);
     assert_eq!(get(nobody.operator_address(), "/livez").await.status, 200);
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    assert_eq!(get(front.operator_address(), "/readyz").await.status, 200);
-    let lines = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
+    let router = start_router(&[&worker], &[]).await;
+    assert_eq!(get(router.operator_address(), "/readyz").await.status, 200);
+    let lines = get(router.operator_address(), "/ownerserve/v1/workers").await.json();
     assert_eq!(lines["workers"][0]["endpoint"], worker.url());
     assert_eq!(lines["workers"][0]["health"], "ready");
     assert_eq!(lines["workers"][0]["models"][0], "tiny");
@@ -102,8 +102,8 @@ async fn inexact_worker_reports_its_reason_and_a_remedy() {
     let worker = StubWorker::start("one", "tiny").await;
     let url = worker.url();
     let listed = format!("workers=[{{url={url:?}, kv_events_endpoint=\"tcp://127.0.0.1:9\"}}]");
-    let front = start_router_at(&[], &[&listed, "models.tiny.tokenizer_dir=builtin"]).await;
-    let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
+    let router = start_router_at(&[], &[&listed, "models.tiny.tokenizer_dir=builtin"]).await;
+    let line = async || get(router.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let mut now = line().await;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while now["kv_event_sources"]["configured"] != 1 {
@@ -122,10 +122,10 @@ async fn inexact_worker_reports_its_reason_and_a_remedy() {
 #[tokio::test]
 async fn router_with_all_workers_drained_keeps_serving_and_reports_it() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let at = front.operator_address();
+    let router = start_router(&[&worker], &[]).await;
+    let at = router.operator_address();
     let id = WorkerId::of_endpoint(&worker.url());
-    wait_until("the ledger has it", || front.gateway.directory().view().worker(id).is_some()).await;
+    wait_until("the ledger has it", || router.gateway.directory().view().worker(id).is_some()).await;
     // Drains through the ledger: it would override a flag set only in the registry.
     let path = format!("/ownerserve/v1/workers/{id}/drain");
     let drain = |draining: bool| send(at, asking(Request::put(&path), None), format!("{{\"draining\":{draining}}}"));
@@ -134,7 +134,7 @@ async fn router_with_all_workers_drained_keeps_serving_and_reports_it() {
     assert_eq!(ready.status, 200, "{}", ready.json());
     let degraded = &ready.json()["degraded"][0];
     assert_eq!((degraded["component"].as_str(), degraded["reason"].as_str()), (Some("workers"), Some("all_draining")));
-    let clients = front.proxy_address();
+    let clients = router.proxy_address();
     assert_eq!(get(clients, "/readyz").await.status, 200);
     assert_eq!(get(clients, "/v1/models").await.json()["data"][0]["id"], "tiny");
     for path in ["/v1/completions", "/v1/embeddings"] {
@@ -148,12 +148,12 @@ async fn router_with_all_workers_drained_keeps_serving_and_reports_it() {
 #[tokio::test]
 async fn stopping_router_is_not_ready_while_requests_finish() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let (at, clients) = (front.operator_address(), front.proxy_address());
+    let router = start_router(&[&worker], &[]).await;
+    let (at, clients) = (router.operator_address(), router.proxy_address());
     let mut running =
         raw(clients, &request_bytes("/v1/completions", r#"{"model":"tiny","prompt":"x","behave":"stream"}"#)).await;
     read_until(&mut running, "data: 0").await;
-    let ending = tokio::spawn(front.stop());
+    let ending = tokio::spawn(router.stop());
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
     let mut ready = get(at, "/readyz").await;
     while ready.status == 200 {
@@ -167,8 +167,8 @@ async fn stopping_router_is_not_ready_while_requests_finish() {
 
 #[tokio::test]
 async fn unknown_paths_and_methods_return_problems() {
-    let front = start_router_at(&[], &[]).await;
-    let at = front.operator_address();
+    let router = start_router_at(&[], &[]).await;
+    let at = router.operator_address();
     for (request, status) in
         [(Request::post("/v1/chat/completions"), 404), (Request::get("/"), 404), (Request::delete("/metrics"), 405)]
     {
@@ -180,7 +180,7 @@ async fn unknown_paths_and_methods_return_problems() {
 
 /// Seals two sessions of one worker, one of them named by a client.
 async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, PrefixId) {
-    let gateway = &front.gateway;
+    let app_state = &front.gateway;
     let worker = WorkerId::of_endpoint("http://engine:1");
     let spec = WorkerSpec {
         endpoint: "http://engine:1".into(),
@@ -191,7 +191,7 @@ async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, Prefi
     };
     let ttl = Micros(60_000_000);
     let register = RegisterWorker { worker, incarnation: Incarnation(7), spec, ttl };
-    gateway.ledger.commit(Command::RegisterWorker(register)).await.unwrap();
+    app_state.ledger.commit(Command::RegisterWorker(register)).await.unwrap();
     let (tenant, model) = (TenantId::default(), ModelId::from("tiny"));
     let session = SessionId::of_key(&tenant, &model, "s1");
     let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(0), Tokens(16), &(0..64).collect::<Vec<_>>());
@@ -209,18 +209,18 @@ async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, Prefi
         owner,
         ownership: OwnershipTransition::Claim,
         shape,
-        router: gateway.ledger.node_id(),
+        router: app_state.ledger.node_id(),
     });
-    let outcome = gateway.ledger.commit(command.unwrap()).await.unwrap();
+    let outcome = app_state.ledger.commit(command.unwrap()).await.unwrap();
     assert!(outcome.refusals().is_empty(), "{outcome:?}");
     (session, chain.head())
 }
 
 #[tokio::test]
 async fn sessions_and_owners_are_read_from_the_ledger() {
-    let front = start_router_at(&[], &[]).await;
-    let at = front.operator_address();
-    let (session, prefix) = seal_something(&front).await;
+    let router = start_router_at(&[], &[]).await;
+    let at = router.operator_address();
+    let (session, prefix) = seal_something(&router).await;
     let got = get(at, &format!("/ownerserve/v1/sessions/{session}")).await.json();
     assert_eq!(got["session"]["owner"]["endpoint"], "http://engine:1");
     assert_eq!(got["session"]["owner"]["live"], true);
@@ -270,7 +270,7 @@ async fn ledger_state_survives_a_restart() {
 
 #[tokio::test]
 async fn invalid_ids_and_queries_return_problems_naming_accepted_values() {
-    let front = start_router_at(&[], &[]).await;
+    let router = start_router_at(&[], &[]).await;
     for (path, status, wanted) in [
         ("sessions/nonsense", 400, "accepted is s- and 32 hexadecimal digits"),
         ("sessions/s-95b041be", 400, "accepted is s- and 32 hexadecimal digits"),
@@ -286,12 +286,12 @@ async fn invalid_ids_and_queries_return_problems_naming_accepted_values() {
         ("decisions/req-00000000000000000000000000000001", 404, "No decision"),
         ("nothing", 404, "Served are"),
     ] {
-        let response = get(front.operator_address(), &format!("/ownerserve/v1/{path}")).await;
+        let response = get(router.operator_address(), &format!("/ownerserve/v1/{path}")).await;
         let json = response.json();
         assert_eq!((response.status, json["status"].as_u64()), (status, Some(u64::from(status))), "{path}");
         assert!(json["detail"].as_str().unwrap().contains(wanted), "{path}: {json}");
     }
-    let response = get(front.operator_address(), "/ownerserve/v1/decisions?limit=5").await.json();
+    let response = get(router.operator_address(), "/ownerserve/v1/decisions?limit=5").await.json();
     assert_eq!(response["decisions"], serde_json::json!([]));
 }
 
@@ -314,8 +314,8 @@ fn tokens(folder: &tempfile::TempDir) -> String {
 #[tokio::test]
 async fn reader_and_operator_roles_are_enforced_and_distinguished() {
     let folder = tempfile::tempdir().unwrap();
-    let front = start_router_at(&[], &[&tokens(&folder)]).await;
-    let at = front.operator_address();
+    let router = start_router_at(&[], &[&tokens(&folder)]).await;
+    let at = router.operator_address();
     let (list, mode) = ("/ownerserve/v1/sessions", "/ownerserve/v1/routing");
     for (token, read, write) in [
         (None, 401, 401),
@@ -327,7 +327,7 @@ async fn reader_and_operator_roles_are_enforced_and_distinguished() {
         let response = send(at, asking(Request::put(mode), token), "{\"mode\":\"bypass\"}").await;
         assert_eq!(response.status, write, "{token:?}");
         assert_eq!(response.headers.contains_key("www-authenticate"), write == 401);
-        assert_eq!(front.gateway.routing.get().mode == RoutingMode::Bypass, write == 200, "{token:?}");
+        assert_eq!(router.gateway.routing.get().mode == RoutingMode::Bypass, write == 200, "{token:?}");
     }
     assert_eq!(get(at, "/metrics").await.status, 401);
     for open in ["/livez", "/ownerserve/v1/openapi.json"] {
@@ -338,8 +338,8 @@ async fn reader_and_operator_roles_are_enforced_and_distinguished() {
 #[tokio::test]
 async fn every_write_is_audited_without_its_token() {
     let (folder, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let front = start_router_at(&[], &[&tokens(&folder), &format!("ledger.data_dir={:?}", data.path())]).await;
-    let at = front.operator_address();
+    let router = start_router_at(&[], &[&tokens(&folder), &format!("ledger.data_dir={:?}", data.path())]).await;
+    let at = router.operator_address();
     let named = |token| asking(Request::put("/ownerserve/v1/routing"), token).header("x-request-id", "mine");
     send(at, named(Some("works-on-everything")), "{\"mode\":\"bypass\"}").await;
     send(at, named(Some("looks-at-everything")), "{\"mode\":\"active\"}").await;
@@ -383,14 +383,14 @@ async fn write_that_cannot_be_audited_is_rejected_and_degrades_readiness() {
     std::fs::create_dir(data.path().join("audit")).unwrap();
     std::os::unix::fs::symlink("/dev/full", data.path().join("audit/audit.jsonl")).unwrap();
     let worker = crate::testing::StubWorker::start("one", "tiny").await;
-    let front = start_router_at(&[worker.url()], &[&format!("ledger.data_dir={:?}", data.path())]).await;
-    let at = front.operator_address();
-    let before = front.gateway.routing.get().mode;
+    let router = start_router_at(&[worker.url()], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let at = router.operator_address();
+    let before = router.gateway.routing.get().mode;
     let response = send(at, asking(Request::put("/ownerserve/v1/routing"), None), "{\"mode\":\"bypass\"}").await;
     let body = response.json();
     assert_eq!((response.status, body["reason"].as_str()), (503, Some("audit_log_unavailable")), "{body}");
     assert!(body["detail"].as_str().unwrap().contains("Free space"), "{body}");
-    assert_eq!(front.gateway.routing.get().mode, before);
+    assert_eq!(router.gateway.routing.get().mode, before);
     let ready = get(at, "/readyz").await.json();
     let degraded = &ready["degraded"][0];
     assert_eq!(
@@ -405,8 +405,8 @@ async fn write_that_cannot_be_audited_is_rejected_and_degrades_readiness() {
 #[tokio::test]
 async fn completed_write_of_a_disconnected_client_is_audited() {
     let data = tempfile::tempdir().unwrap();
-    let front = start_router_at(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
-    let (at, audit) = (front.operator_address(), data.path().join("audit/audit.jsonl"));
+    let router = start_router_at(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let (at, audit) = (router.operator_address(), data.path().join("audit/audit.jsonl"));
     for n in 0..50 {
         let body = "{\"max_entries\":7}";
         let head = format!("PUT /ownerserve/v1/tenants/gone-{n}/quota HTTP/1.1\r\nhost: x\r\n");
@@ -414,7 +414,7 @@ async fn completed_write_of_a_disconnected_client_is_audited() {
         let mut client = std::net::TcpStream::connect(at).unwrap();
         std::io::Write::write_all(&mut client, format!("{head}{length}{body}").as_bytes()).unwrap();
     }
-    let quota = |n: usize| front.gateway.directory().view().quota(&TenantId(format!("gone-{n}").into()));
+    let quota = |n: usize| router.gateway.directory().view().quota(&TenantId(format!("gone-{n}").into()));
     wait_until("some were done", || (0..50).filter(|n| quota(*n).is_some()).count() >= 10).await;
     for n in (0..50).filter(|n| quota(*n).is_some()) {
         let key = format!("/ownerserve/v1/tenants/gone-{n}/quota\"");
@@ -424,9 +424,9 @@ async fn completed_write_of_a_disconnected_client_is_audited() {
 
 #[tokio::test]
 async fn entity_tag_validates_reads_and_fences_writes() {
-    let front = start_router_at(&[], &[]).await;
-    let at = front.operator_address();
-    let (session, _) = seal_something(&front).await;
+    let router = start_router_at(&[], &[]).await;
+    let at = router.operator_address();
+    let (session, _) = seal_something(&router).await;
     let path = format!("/ownerserve/v1/sessions/{session}");
     let response = get(at, &path).await;
     let tag = response.headers["etag"].to_str().unwrap().to_owned();
@@ -471,8 +471,8 @@ async fn entity_tag_validates_reads_and_fences_writes() {
 
 #[tokio::test]
 async fn browser_form_writes_and_oversized_requests_change_nothing() {
-    let front = start_router_at(&[], &[]).await;
-    let at = front.operator_address();
+    let router = start_router_at(&[], &[]).await;
+    let at = router.operator_address();
     let level = || Request::put("/ownerserve/v1/cluster/feature-level");
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
     assert_eq!(send(at, level(), "{\"feature_level\":2}").await.status, 415);
@@ -509,13 +509,13 @@ async fn browser_form_writes_and_oversized_requests_change_nothing() {
 
 #[tokio::test]
 async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
-    let front = start_router_at(&[], &[]).await;
-    let at = front.operator_address();
-    seal_something(&front).await;
+    let router = start_router_at(&[], &[]).await;
+    let at = router.operator_address();
+    seal_something(&router).await;
     for name in ["a", "b", "c"] {
         let set = SetQuota { tenant: TenantId(name.into()), artifacts: Some(5) };
-        front.gateway.ledger.commit(Command::RaiseLevel(2)).await.unwrap();
-        assert_eq!(front.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+        router.gateway.ledger.commit(Command::RaiseLevel(2)).await.unwrap();
+        assert_eq!(router.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
     }
     let page = |query: String| async move { get(at, &format!("/ownerserve/v1/tenants?{query}")).await };
     let first = page("limit=3".into()).await.json();
@@ -527,9 +527,9 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
     let next = first["next_cursor"].as_str().unwrap();
     let long = "\u{1f980}".repeat(128);
     let set = SetQuota { tenant: TenantId(long.as_str().into()), artifacts: Some(5) };
-    assert_eq!(front.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+    assert_eq!(router.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
     let set = SetQuota { tenant: TenantId("\u{1f981}".into()), artifacts: Some(5) };
-    assert_eq!(front.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+    assert_eq!(router.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
     let longest = page("limit=5".into()).await.json()["next_cursor"].as_str().unwrap().to_owned();
     let document = get(at, "/ownerserve/v1/openapi.json").await.json();
     let parameters = document["paths"]["/ownerserve/v1/tenants"]["get"]["parameters"].as_array().unwrap().clone();
@@ -539,7 +539,7 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
     let bounded = TenantId(long.as_str().into());
     for tenant in [bounded, TenantId("\u{1f981}".into())] {
         let lifted = Command::SetQuota(SetQuota { tenant, artifacts: None });
-        assert_eq!(front.gateway.ledger.commit(lifted).await, Some(Outcome::Done));
+        assert_eq!(router.gateway.ledger.commit(lifted).await, Some(Outcome::Done));
     }
     let second = page(format!("limit=3&cursor={next}")).await.json();
     assert_eq!((names(&second), second["next_cursor"].is_null()), (vec!["default".to_owned()], true));
@@ -572,8 +572,8 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
 
 #[tokio::test]
 async fn openapi_document_lists_every_route_with_its_problems() {
-    let front = start_router_at(&[], &[]).await;
-    let document = get(front.operator_address(), "/ownerserve/v1/openapi.json").await.json();
+    let router = start_router_at(&[], &[]).await;
+    let document = get(router.operator_address(), "/ownerserve/v1/openapi.json").await.json();
     assert_eq!(document["openapi"], "3.1.0");
     let paths = document["paths"].as_object().unwrap();
     assert!(paths.len() > 25 && paths.contains_key("/ownerserve/v1/sessions/{id}/release"), "{}", paths.len());
@@ -650,8 +650,8 @@ fn has_api_word(document: &serde_json::Value, (kind, place): (&str, &[&str]), wo
 #[tokio::test]
 async fn api_uses_the_new_word_for_every_renamed_one() {
     let data = tempfile::tempdir().unwrap();
-    let front = start_router_at(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
-    let at = front.operator_address();
+    let router = start_router_at(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let at = router.operator_address();
     let document = get(at, "/ownerserve/v1/openapi.json").await.json();
     send(at, asking(Request::put("/ownerserve/v1/tenants/a/quota"), None), "{\"max_entries\":1}").await;
     let audit = std::fs::read_to_string(data.path().join("audit/audit.jsonl")).unwrap();
@@ -674,8 +674,8 @@ async fn api_uses_the_new_word_for_every_renamed_one() {
 
 #[tokio::test]
 async fn dns_rebinding_and_cross_origin_requests_are_rejected() {
-    let front = start_router_at(&[], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
-    let at = front.operator_address();
+    let router = start_router_at(&[], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
+    let at = router.operator_address();
     let register = async |headers: &[(&str, &str)]| {
         let mut request = Request::post("/ownerserve/v1/registrations").header("content-type", "application/json");
         for (name, value) in headers {
@@ -700,10 +700,10 @@ async fn dns_rebinding_and_cross_origin_requests_are_rejected() {
     }
     let read = Request::get("/ownerserve/v1/workers").header("host", "evil.example");
     assert_eq!(send(at, read, Body::new()).await.status, 403, "nor does it read anything");
-    assert!(front.gateway.fleet().snapshot().is_empty());
+    assert!(router.gateway.fleet().snapshot().is_empty());
     assert_eq!(register(&[("origin", "https://ui.example")]).await.status, 200);
     assert_eq!(register(&[("origin", &format!("http://{at}"))]).await.status, 200);
-    wait_until("it is listed", || front.gateway.fleet().snapshot().len() == 1).await;
+    wait_until("it is listed", || router.gateway.fleet().snapshot().len() == 1).await;
 }
 
 #[tokio::test]
@@ -711,9 +711,9 @@ async fn readiness_hides_details_from_callers_without_a_token() {
     let (folder, worker) = (tempfile::tempdir().unwrap(), StubWorker::start("one", "tiny").await);
     let name = "no-such-host.invalid:80";
     let dns = format!("discovery.dns=[{{address={name:?}, refresh_interval=\"1s\"}}]");
-    let front = start_router(&[&worker], &[&tokens(&folder), &dns]).await;
-    let at = front.operator_address();
-    wait_until("the name was looked up", || !front.gateway.discovery().failures().is_empty()).await;
+    let router = start_router(&[&worker], &[&tokens(&folder), &dns]).await;
+    let at = router.operator_address();
+    wait_until("the name was looked up", || !router.gateway.discovery().failures().is_empty()).await;
     let ask = |token| send(at, asking(Request::get("/readyz"), token), "");
     let details = |response: &crate::testing::TestResponse| {
         let told = response.json()["degraded"].as_array().unwrap().clone();
@@ -734,11 +734,11 @@ async fn readiness_hides_details_from_callers_without_a_token() {
             assert!(!detail.contains("127.0.0.1") && !detail.contains("resolve"), "{detail}");
         }
     }
-    drop(front);
-    let front = start_router_at(&[], &[&tokens(&folder), &dns]).await;
-    wait_until("the name was looked up", || !front.gateway.discovery().failures().is_empty()).await;
+    drop(router);
+    let router = start_router_at(&[], &[&tokens(&folder), &dns]).await;
+    wait_until("the name was looked up", || !router.gateway.discovery().failures().is_empty()).await;
     let ask = async |token| {
-        let response = send(front.operator_address(), asking(Request::get("/readyz"), token), "").await;
+        let response = send(router.operator_address(), asking(Request::get("/readyz"), token), "").await;
         assert_eq!(response.status, 503);
         response.json()["detail"].as_str().unwrap().to_owned()
     };
@@ -750,16 +750,16 @@ async fn readiness_hides_details_from_callers_without_a_token() {
 #[tokio::test]
 async fn no_tenant_takes_the_memory_of_operators_writes() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let mut held = front.gateway.memory_budget.reservation(&TenantId::default());
-    held.grow(front.gateway.config.proxy.request_memory_limit.0).unwrap();
+    let router = start_router(&[&worker], &[]).await;
+    let mut held = router.gateway.memory_budget.reservation(&TenantId::default());
+    held.grow(router.gateway.config.proxy.request_memory_limit.0).unwrap();
     let write = || Request::put("/ownerserve/v1/routing").header("content-type", "application/json");
-    let response = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;
+    let response = post(router.proxy_address(), "/tokenize", "{\"x\": 1}").await;
     assert_eq!(response.status, 429, "clients have none left");
-    let response = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
+    let response = send(router.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
     assert!(response.status != 429 && response.status < 500, "{response:?}");
-    let mut operators = front.gateway.operator_memory.reservation(&TenantId("".into()));
+    let mut operators = router.gateway.operator_memory.reservation(&TenantId("".into()));
     operators.grow(16 << 20).unwrap();
-    let response = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
+    let response = send(router.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
     assert_eq!((response.status, response.json()["title"].as_str()), (429, Some("Too many requests")));
 }

@@ -56,8 +56,8 @@ pub fn prompts(bytes: &[u8]) {
     };
     let inputs = PromptInputs { now: WallTime::default(), ..PromptInputs::default() };
     for identifier in IDENTIFIERS.iter() {
-        let trails = ConversationCache::new(Bytes(1 << 20));
-        let memory = ConversationLookup { cache: &trails, tenant: "t", session: Some(1) };
+        let conversations = ConversationCache::new(Bytes(1 << 20));
+        let memory = ConversationLookup { cache: &conversations, tenant: "t", session: Some(1) };
         let begun = ChatLayout::read(first).map(|layout| identifier.resolve_and_cache(layout, inputs, None, memory));
         let whole = identifier.resolve_chat(second, inputs);
         let checkpoint = begun.and_then(|begun| begun.next_checkpoint);
@@ -74,16 +74,16 @@ pub fn prompts(bytes: &[u8]) {
 }
 
 /// The same of bodies that become chat requests first.
-fn check_converted(identifier: &PromptResolver, form: ChatEndpoint, (first, second): (&[u8], &[u8])) {
-    let trails = ConversationCache::new(Bytes(1 << 20));
-    let memory = ConversationLookup { cache: &trails, tenant: "t", session: Some(1) };
-    let chat = |body| identifier.convert(form, body).and_then(Result::ok);
+fn check_converted(resolver: &PromptResolver, endpoint: ChatEndpoint, (first, second): (&[u8], &[u8])) {
+    let conversations = ConversationCache::new(Bytes(1 << 20));
+    let memory = ConversationLookup { cache: &conversations, tenant: "t", session: Some(1) };
+    let chat = |body| resolver.convert(endpoint, body).and_then(Result::ok);
     if let Some(first) = chat(first) {
-        identifier.resolve_and_cache(first.layout(), PromptInputs::default(), None, memory);
+        resolver.resolve_and_cache(first.layout(), PromptInputs::default(), None, memory);
     }
-    let whole = identifier.resolve_conversation(form, second, (PromptInputs::default(), None)).prompt;
-    let grown = chat(second).and_then(|second| identifier.extend(second.layout(), PromptInputs::default(), memory));
-    assert!(grown.is_none_or(|grown| grown.prompt.chain == whole.chain), "along a trail of {form:?}");
+    let whole = resolver.resolve_conversation(endpoint, second, (PromptInputs::default(), None)).prompt;
+    let grown = chat(second).and_then(|second| resolver.extend(second.layout(), PromptInputs::default(), memory));
+    assert!(grown.is_none_or(|grown| grown.prompt.chain == whole.chain), "along a trail of {endpoint:?}");
 }
 
 /// A model's template: loaded, judged, and rendered over a conversation with tools.

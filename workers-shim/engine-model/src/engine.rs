@@ -59,12 +59,12 @@ pub(crate) struct PendingTransfers {
 
 impl Engine {
     /// Creates an engine at time zero. `root` seeds its block hashes.
-    pub fn new(profile: Arc<EngineProfile>, voice: TokenGenerator, root: u64) -> Result<Self, ModelError> {
+    pub fn new(profile: Arc<EngineProfile>, generator: TokenGenerator, root: u64) -> Result<Self, ModelError> {
         profile.check()?;
         Ok(Self {
             pool: BlockPool::new(profile.num_gpu_blocks),
             profile,
-            voice,
+            voice: generator,
             sequences: HashMap::new(),
             batch: SchedulerState::default(),
             links: PendingTransfers::default(),

@@ -21,26 +21,26 @@ impl BlockContent {
         Self { start, tokens: Vec::new(), end: start }
     }
 
-    pub(crate) fn of(start: KvFingerprint, tokens: &[u32], voice: &TokenGenerator) -> Self {
+    pub(crate) fn of(start: KvFingerprint, tokens: &[u32], generator: &TokenGenerator) -> Self {
         let mut content = Self::empty(start);
-        tokens.iter().for_each(|token| content.push(*token, voice));
+        tokens.iter().for_each(|token| content.push(*token, generator));
         content
     }
 
-    pub(crate) fn push(&mut self, token: u32, voice: &TokenGenerator) {
+    pub(crate) fn push(&mut self, token: u32, generator: &TokenGenerator) {
         self.tokens.push(token);
-        self.end = voice.extend(self.end, token);
+        self.end = generator.extend(self.end, token);
     }
 
     /// Keeps the first `keep` tokens. Contents that were never written are garbage.
-    pub(crate) fn truncate(&mut self, keep: usize, voice: &TokenGenerator) {
+    pub(crate) fn truncate(&mut self, keep: usize, generator: &TokenGenerator) {
         if self.tokens.len() == keep {
             return;
         }
         let start = if self.tokens.len() < keep { self.start.corrupted() } else { self.start };
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.resize(keep, 0);
-        *self = Self::of(start, &tokens, voice);
+        *self = Self::of(start, &tokens, generator);
     }
 }
 

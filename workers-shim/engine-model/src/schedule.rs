@@ -25,26 +25,26 @@ impl Engine {
         self.batch.step = Some(EngineStep { ends: at + time, work: plan.work });
     }
 
-    fn schedule_running(&mut self, plan: &mut StepDraft) {
+    fn schedule_running(&mut self, draft: &mut StepDraft) {
         let mut next = 0;
         while let Some(id) = self.batch.running.get(next).copied() {
-            let tokens = self.sequences[&id].pending_tokens().min(plan.budget);
+            let tokens = self.sequences[&id].pending_tokens().min(draft.budget);
             if tokens == 0 {
                 break;
             }
-            if !self.make_room(id, tokens, plan) {
+            if !self.make_room(id, tokens, draft) {
                 continue;
             }
-            self.add_to_step(id, tokens, plan);
+            self.add_to_step(id, tokens, draft);
             next += 1;
         }
     }
 
     /// Allocates blocks for `tokens` more tokens, if needed by preempting the latest requests. Returns false if that
     /// was `id` itself.
-    fn make_room(&mut self, id: SequenceId, tokens: usize, plan: &mut StepDraft) -> bool {
+    fn make_room(&mut self, id: SequenceId, tokens: usize, draft: &mut StepDraft) -> bool {
         while self.sequences[&id].missing_blocks(tokens) > self.pool.free() {
-            plan.preempted = true;
+            draft.preempted = true;
             let Some(last) = self.batch.running.pop() else { return false };
             if let Some(sequence) = self.sequences.get_mut(&last) {
                 sequence.reset_kv(&mut self.pool);
@@ -59,8 +59,8 @@ impl Engine {
         true
     }
 
-    fn schedule_waiting(&mut self, at: Micros, plan: &mut StepDraft) {
-        while plan.budget > 0 && self.batch.running.len() < self.profile.max_num_seqs as usize {
+    fn schedule_waiting(&mut self, at: Micros, draft: &mut StepDraft) {
+        while draft.budget > 0 && self.batch.running.len() < self.profile.max_num_seqs as usize {
             let Some(id) = self.batch.waiting.front().copied() else { return };
             if self.sequences[&id].counts.arrived > at || !self.admit(id) {
                 return;
@@ -71,14 +71,14 @@ impl Engine {
                 self.begin_pull(at, id);
                 continue;
             }
-            let tokens = sequence.pending_tokens().min(plan.budget);
+            let tokens = sequence.pending_tokens().min(draft.budget);
             if let (TransferRole::ReversePull(source, _), 0) = (&sequence.transfer, sequence.counts.external) {
                 // The holder of the blocks for this turn is told that it may free them.
                 let source = source.clone();
                 self.emit(at, EngineOutputKind::Pulled { request: id, source });
             }
             self.batch.running.push(id);
-            self.add_to_step(id, tokens, plan);
+            self.add_to_step(id, tokens, draft);
         }
     }
 
@@ -105,14 +105,14 @@ impl Engine {
         self.kv_events.extend(self.pool.drain_evicted().into_iter().map(crate::PrefixCacheChange::Removed));
     }
 
-    fn add_to_step(&mut self, id: SequenceId, tokens: usize, plan: &mut StepDraft) {
+    fn add_to_step(&mut self, id: SequenceId, tokens: usize, draft: &mut StepDraft) {
         if self.sequences[&id].is_decoding() {
-            plan.decodes += 1;
+            draft.decodes += 1;
         } else {
-            plan.prefill += tokens as u32;
+            draft.prefill += tokens as u32;
         }
-        plan.budget -= tokens;
-        plan.work.push(ScheduledTokens { request: id, tokens });
+        draft.budget -= tokens;
+        draft.work.push(ScheduledTokens { request: id, tokens });
     }
 
     fn begin_pull(&mut self, at: Micros, id: SequenceId) {

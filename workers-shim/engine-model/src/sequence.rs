@@ -117,10 +117,10 @@ impl Sequence {
         &mut self,
         count: usize,
         pool: &mut BlockPool,
-        voice: &TokenGenerator,
+        generator: &TokenGenerator,
     ) -> Option<PrefixCacheChange> {
         let to = self.memory.computed + count;
-        self.memory.fill(&self.tokens[..to], pool, voice);
+        self.memory.fill(&self.tokens[..to], pool, generator);
         self.seal(pool)
     }
 
@@ -208,15 +208,15 @@ impl SequenceBlocks {
         }
     }
 
-    fn fill(&mut self, tokens: &[u32], pool: &mut BlockPool, voice: &TokenGenerator) {
+    fn fill(&mut self, tokens: &[u32], pool: &mut BlockPool, generator: &TokenGenerator) {
         for (at, token) in tokens.iter().enumerate().skip(self.computed) {
             let (block, offset) = (at / self.block_tokens, at % self.block_tokens);
             let content = pool.content_mut(self.blocks[block]);
             match offset {
                 0 => *content = BlockContent::empty(self.context),
-                _ => content.truncate(offset, voice),
+                _ => content.truncate(offset, generator),
             }
-            content.push(*token, voice);
+            content.push(*token, generator);
             if offset + 1 == self.block_tokens {
                 self.context = self.context.extend_block(content.end);
             }
@@ -262,17 +262,17 @@ impl SequenceBlocks {
         (received, used): (usize, usize),
         images: Vec<BlockImage>,
         pool: &mut BlockPool,
-        voice: &TokenGenerator,
+        generator: &TokenGenerator,
     ) {
         let mut images = images.into_iter();
         let whole = used / self.block_tokens;
         for block in self.sealed..received.div_ceil(self.block_tokens) {
             let content = pool.content_mut(self.blocks[block]);
             if let Some(image) = images.next() {
-                *content = BlockContent::of(image.start, &image.tokens, voice);
+                *content = BlockContent::of(image.start, &image.tokens, generator);
             }
             if block < whole {
-                content.truncate(self.block_tokens, voice);
+                content.truncate(self.block_tokens, generator);
                 self.context = self.context.extend_block(content.end);
             }
         }

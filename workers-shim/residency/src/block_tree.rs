@@ -66,8 +66,8 @@ impl BlockTree {
         self.engine_hashes.len()
     }
 
-    pub(crate) fn find(&self, name: EngineHash) -> Option<BlockHandle> {
-        self.engine_hashes.get(name).map(BlockHandle)
+    pub(crate) fn find(&self, hash: EngineHash) -> Option<BlockHandle> {
+        self.engine_hashes.get(hash).map(BlockHandle)
     }
 
     /// Prefetches what [`Self::find`] reads for `names`, so that the memory accesses overlap.
@@ -123,19 +123,19 @@ impl BlockTree {
     pub(crate) fn add_copy(
         &mut self,
         BlockHandle(at): BlockHandle,
-        place: CopyLocation,
+        location: CopyLocation,
         out: &mut Vec<ResidencyChange>,
     ) {
-        let served = self.serves(at, place.tier);
-        if let Some(more) = self.node(at).copies.incremented(place) {
+        let served = self.serves(at, location.tier);
+        if let Some(more) = self.node(at).copies.incremented(location) {
             self.node_mut(at).copies = more;
         } else {
             let mut copies = self.copies(at);
-            copies.add_copy(place);
+            copies.add_copy(location);
             self.set_copies(at, copies);
         }
-        if !served && self.serves(at, place.tier) {
-            self.mark_held(at, place.tier, out);
+        if !served && self.serves(at, location.tier) {
+            self.mark_held(at, location.tier, out);
         }
     }
 
@@ -143,12 +143,12 @@ impl BlockTree {
     /// whether there were any to change; None if there is no such block.
     pub(crate) fn change_copies(
         &mut self,
-        name: EngineHash,
+        hash: EngineHash,
         (tier, group): (Tier, u32),
         left: impl Fn(u32) -> u32 + Copy,
         out: &mut Vec<ResidencyChange>,
     ) -> Option<bool> {
-        let at = self.engine_hashes.get(name)?;
+        let at = self.engine_hashes.get(hash)?;
         let (served, before) = (self.serves(at, tier), self.node(at).copies);
         let known = if let Some(after) = before.count_in(tier, group).map(left).and_then(|left| before.with_count(left))
         {
@@ -164,7 +164,7 @@ impl BlockTree {
             self.mark_gone(at, tier, out);
         }
         if self.node(at).copies == PackedCopies::NONE {
-            self.engine_hashes.remove(name);
+            self.engine_hashes.remove(hash);
             self.remove_block(at);
             self.compact();
         }

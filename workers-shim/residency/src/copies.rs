@@ -50,8 +50,8 @@ impl PackedCopies {
     }
 
     /// Returns the copies with one more in `place`. None if they do not fit or are stored elsewhere.
-    pub(crate) fn incremented(self, place: CopyLocation) -> Option<Self> {
-        let one = Self::single_location(CopyCount { location: place, count: 1 })?;
+    pub(crate) fn incremented(self, location: CopyLocation) -> Option<Self> {
+        let one = Self::single_location(CopyCount { location, count: 1 })?;
         let same =
             self != Self::OVERFLOW && self.packed_location() == one.packed_location() && self.count() < Self::MAX_COUNT;
         if self == Self::NONE { Some(one) } else { same.then_some(Self(self.0 + 1)) }
@@ -134,15 +134,16 @@ impl BlockCopies {
     }
 
     /// Adds one copy.
-    pub(crate) fn add_copy(&mut self, place: CopyLocation) {
-        let same =
-            |counted: &&mut CopyCount| (counted.location.tier, counted.location.group) == (place.tier, place.group);
+    pub(crate) fn add_copy(&mut self, location: CopyLocation) {
+        let same = |counted: &&mut CopyCount| {
+            (counted.location.tier, counted.location.group) == (location.tier, location.group)
+        };
         if let Some(counted) = self.locations().find(same) {
             counted.count = counted.count.saturating_add(1);
         } else if self.first.is_none() {
-            self.first = Some(CopyCount { location: place, count: 1 });
+            self.first = Some(CopyCount { location, count: 1 });
         } else {
-            self.others.push(CopyCount { location: place, count: 1 });
+            self.others.push(CopyCount { location, count: 1 });
         }
     }
 
@@ -181,8 +182,8 @@ mod tests {
     const HOST: CopyLocation = CopyLocation { tier: Tier::Host, group: 0, kind: KvCacheSpecKind::Full };
     const WINDOW: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 1, kind: KvCacheSpecKind::Window };
 
-    fn remove(copies: &mut BlockCopies, place: CopyLocation) -> bool {
-        copies.change_copies(place.tier, place.group, |count| count - 1)
+    fn remove(copies: &mut BlockCopies, location: CopyLocation) -> bool {
+        copies.change_copies(location.tier, location.group, |count| count - 1)
     }
 
     #[test]

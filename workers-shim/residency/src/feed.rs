@@ -131,10 +131,10 @@ impl ResidencyFeed {
     }
 
     /// Returns a snapshot of the source before message `next`, which must be the first one not yet processed.
-    pub fn snapshot(&self, process: Incarnation, next: u64) -> ResidencySnapshotWriter<'_> {
+    pub fn snapshot(&self, incarnation: Incarnation, next: u64) -> ResidencySnapshotWriter<'_> {
         ResidencySnapshotWriter::new(
             &self.source,
-            ResidencySnapshotHeader { worker: self.worker, rank: self.rank, process, next },
+            ResidencySnapshotHeader { worker: self.worker, rank: self.rank, process: incarnation, next },
         )
     }
 
@@ -145,8 +145,8 @@ impl ResidencyFeed {
     }
 
     /// Sets how exactly the source's blocks are known.
-    pub fn set_knowledge(&mut self, knowledge: KvIndexState) {
-        self.steps.push_back(IndexUpdate::Knowledge(knowledge));
+    pub fn set_knowledge(&mut self, index_state: KvIndexState) {
+        self.steps.push_back(IndexUpdate::Knowledge(index_state));
     }
 
     /// Returns the counters of anomalies in the events.

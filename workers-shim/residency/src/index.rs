@@ -71,9 +71,9 @@ impl ResidencyIndex {
         &mut self,
         worker: WorkerId,
         rank: DpRank,
-        knowledge: KvIndexState,
+        index_state: KvIndexState,
     ) -> Result<SourceSlot, TooManySources> {
-        self.allocate_slot(SlotEntry { worker, rank, knowledge: Some(knowledge) })
+        self.allocate_slot(SlotEntry { worker, rank, knowledge: Some(index_state) })
     }
 
     /// Allocates a slot for blocks that are only assumed, beside the worker's own sources: [`Self::knowledge`] does not
@@ -150,9 +150,9 @@ impl ResidencyIndex {
     }
 
     /// Sets how exactly a source's blocks are known.
-    pub fn set_knowledge(&mut self, slot: SourceSlot, knowledge: KvIndexState) {
-        if let Some(seat) = &mut self.slots[usize::from(slot.0)] {
-            seat.knowledge = Some(knowledge);
+    pub fn set_knowledge(&mut self, slot: SourceSlot, index_state: KvIndexState) {
+        if let Some(slot) = &mut self.slots[usize::from(slot.0)] {
+            slot.knowledge = Some(index_state);
         }
     }
 
@@ -276,9 +276,9 @@ impl ResidencyIndex {
         while bits != 0 && depth > 0 {
             let slot = word * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;
-            if let Some(seat) = &self.slots[slot] {
+            if let Some(slot) = &self.slots[slot] {
                 let blocks = Blocks(depth);
-                found.push(Overlap { worker: seat.worker, rank: seat.rank, tier: tier(plane), blocks });
+                found.push(Overlap { worker: slot.worker, rank: slot.rank, tier: tier(plane), blocks });
             }
         }
     }

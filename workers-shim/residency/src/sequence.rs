@@ -85,18 +85,18 @@ impl SequenceTracker {
     }
 
     /// Sets which process should be publishing.
-    pub fn expect_process(&mut self, process: Incarnation) {
-        self.process = Some(process);
+    pub fn expect_process(&mut self, incarnation: Incarnation) {
+        self.process = Some(incarnation);
     }
 
     /// Compares the process behind the current connection with the expected one; None if it does not identify itself.
-    pub fn identify_process(&mut self, process: Option<Incarnation>) -> ProcessMatch {
-        let Some(process) = process else { return ProcessMatch::Unknown };
-        if self.process.is_some_and(|expected| expected != process) {
-            *self = Self { process: Some(process), ..Self::default() };
+    pub fn identify_process(&mut self, incarnation: Option<Incarnation>) -> ProcessMatch {
+        let Some(incarnation) = incarnation else { return ProcessMatch::Unknown };
+        if self.process.is_some_and(|expected| expected != incarnation) {
+            *self = Self { process: Some(incarnation), ..Self::default() };
             return ProcessMatch::Another;
         }
-        (self.process, self.identified) = (Some(process), true);
+        (self.process, self.identified) = (Some(incarnation), true);
         ProcessMatch::Same
     }
 
@@ -118,9 +118,9 @@ impl SequenceTracker {
 
     /// Starts from a snapshot of `process` before message `next`. It counts as complete only once a replay from there,
     /// or the next message itself, continued without a gap.
-    pub fn adopt(&mut self, process: Incarnation, next: u64) {
-        let identified = self.identified && self.process == Some(process);
-        *self = Self { process: Some(process), identified, next, ..Self::default() };
+    pub fn adopt(&mut self, incarnation: Incarnation, next: u64) {
+        let identified = self.identified && self.process == Some(incarnation);
+        *self = Self { process: Some(incarnation), identified, next, ..Self::default() };
     }
 
     /// Returns the next expected sequence number, from which to request a replay.

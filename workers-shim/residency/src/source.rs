@@ -172,16 +172,16 @@ impl SourceBlocks {
         &mut self,
         block: ReportedBlock<'_>,
         before: Option<ChainParent>,
-        place: CopyLocation,
+        location: CopyLocation,
         out: &mut Vec<ResidencyChange>,
     ) -> Option<ChainParent> {
         if let Some(before) = before.filter(|_| !block.tokens.is_empty()) {
             let earlier = if self.orphans.len() == 0 { None } else { self.orphans.remove(block.engine_hash) };
             let (at, placed) = self.place_block(&block, before)?;
             match earlier {
-                None => self.blocks.add_copy(at, place, out),
+                None => self.blocks.add_copy(at, location, out),
                 Some(Orphan { mut copies, .. }) => {
-                    copies.add_copy(place);
+                    copies.add_copy(location);
                     self.blocks.init_copies(at, copies, out);
                 }
             }
@@ -189,7 +189,7 @@ impl SourceBlocks {
             return Some(placed);
         }
         if let Some(earlier) = self.orphans.get_mut(block.engine_hash) {
-            earlier.copies.add_copy(place);
+            earlier.copies.add_copy(location);
             if earlier.tokens.is_empty() && !block.tokens.is_empty() {
                 // Reported earlier by a slower tier without tokens; now only its parent is missing.
                 let copies = self.orphans.remove(block.engine_hash).unwrap_or_default().copies;
@@ -200,26 +200,26 @@ impl SourceBlocks {
         } else {
             self.counts.orphans += 1;
             let mut copies = BlockCopies::default();
-            copies.add_copy(place);
+            copies.add_copy(location);
             self.orphans.insert(block.engine_hash, block.orphan(copies));
         }
         None
     }
 
     /// Places the orphans that waited for a placed block, and recursively those that waited for them.
-    fn place_descendants(&mut self, name: EngineHash, block: ChainParent, out: &mut Vec<ResidencyChange>) {
+    fn place_descendants(&mut self, hash: EngineHash, block: ChainParent, out: &mut Vec<ResidencyChange>) {
         if self.orphans.len() == 0 {
             return;
         }
-        let mut ready = vec![(name, block)];
+        let mut ready = vec![(hash, block)];
         while let Some((parent, before)) = ready.pop() {
-            for (name, orphan) in self.orphans.take_children(parent) {
+            for (hash, orphan) in self.orphans.take_children(parent) {
                 let Orphan { tokens, extra, copies, .. } = orphan;
                 let reported =
-                    ReportedBlock { engine_hash: name, parent: Some(parent), tokens: &tokens, extra: &extra };
+                    ReportedBlock { engine_hash: hash, parent: Some(parent), tokens: &tokens, extra: &extra };
                 if let Some((at, block)) = self.place_block(&reported, before) {
                     self.blocks.init_copies(at, copies, out);
-                    ready.push((name, block));
+                    ready.push((hash, block));
                 }
             }
         }

@@ -245,8 +245,8 @@ dialects! {
 
 impl KvConnector {
     /// Detects the connector from an engine's metrics; `None` where they show none.
-    pub fn from_metrics(page: &Scrape) -> Self {
-        Self::ALL.iter().copied().find(|spoken| spoken.dialect().is_shown_by(page)).unwrap_or_default()
+    pub fn from_metrics(scrape: &Scrape) -> Self {
+        Self::ALL.iter().copied().find(|spoken| spoken.dialect().is_shown_by(scrape)).unwrap_or_default()
     }
 }
 

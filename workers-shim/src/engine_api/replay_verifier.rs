@@ -59,10 +59,10 @@ pub struct ReplayVerifier {
 
 impl ReplayVerifier {
     /// Creates an empty verifier. `shown`: whether the client sees token ids, or only the router requested them.
-    pub fn new(api: Api, shown: TokenIdVisibility, determinism: AnswerDeterminism) -> Self {
+    pub fn new(api: Api, visibility: TokenIdVisibility, determinism: AnswerDeterminism) -> Self {
         Self {
             api,
-            visible_ids: shown,
+            visible_ids: visibility,
             determinism,
             phase: ReplayPhase::First,
             buffer: ReplayBuffer::default(),

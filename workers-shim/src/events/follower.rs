@@ -92,13 +92,13 @@ pub(crate) async fn follow(member: Arc<WorkerHandle>, with: FollowerEnvironment)
 
 /// Waits until the incarnation has ended or the worker has left. An unreachable worker may still be the same process;
 /// one without a process identity never counts as the same.
-async fn wait_incarnation_end(member: &WorkerHandle, incarnation: Incarnation) {
+async fn wait_incarnation_end(worker: &WorkerHandle, incarnation: Incarnation) {
     let over = |now: &Option<Incarnation>| now.map_or(incarnation == Incarnation(0), |now| now != incarnation);
-    let mut life = member.watch_incarnation();
+    let mut life = worker.watch_incarnation();
     tokio::select! {
         // The handle owns the sender.
         _ = life.wait_for(over) => {}
-        () = member.wait_left() => {}
+        () = worker.wait_left() => {}
     }
 }
 

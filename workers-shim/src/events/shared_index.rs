@@ -116,8 +116,8 @@ impl SharedIndex {
     ) -> KvIndexState {
         let now = Micros::of(self.started.elapsed());
         let mut all = self.approximate.lock();
-        let is_told = |guesses: &ApproximateResidency| {
-            guesses.mode == ApproximationMode::Observed && step.basis == ChainBasis::Tokens
+        let is_told = |residency: &ApproximateResidency| {
+            residency.mode == ApproximationMode::Observed && step.basis == ChainBasis::Tokens
         };
         if let Some(guesses) = all.get_mut(&worker).filter(|guesses| !is_told(guesses)) {
             self.approximate(guesses, (worker, rank), (step.prompts, room), now);
@@ -127,25 +127,25 @@ impl SharedIndex {
 
     fn approximate(
         &self,
-        guesses: &mut ApproximateResidency,
+        residency: &mut ApproximateResidency,
         (worker, rank): (WorkerId, DpRank),
         (prompts, room): (&[&PrefixChain], Option<Tokens>),
         now: Micros,
     ) {
         let Some(block) = prompts.first().map(|chain| chain.block) else { return };
-        if !guesses.ranks.contains_key(&rank) {
+        if !residency.ranks.contains_key(&rank) {
             let mut index = self.index.write();
-            let joined = match guesses.mode {
+            let joined = match residency.mode {
                 ApproximationMode::Approximate => index.add_source(worker, rank, KvIndexState::Approximate),
                 ApproximationMode::Observed => index.add_approximate_source(worker, rank),
             };
             // Without a free source slot nothing is assumed, which only costs accuracy.
             let Ok(slot) = joined else { return };
-            guesses.ranks.insert(rank, (RoutedBlocks::new(guesses.limits), slot));
+            residency.ranks.insert(rank, (RoutedBlocks::new(residency.limits), slot));
         }
-        let Some((routed, slot)) = guesses.ranks.get_mut(&rank) else { return };
+        let Some((routed, slot)) = residency.ranks.get_mut(&rank) else { return };
         let room = room.map_or(usize::MAX, |room| room.whole_blocks(block).0 as usize);
-        routed.set_limit(guesses.limits.blocks.min(room));
+        routed.set_limit(residency.limits.blocks.min(room));
         let mut changes = Vec::new();
         routed.record_prompts(prompts, now, &mut changes);
         self.apply(*slot, &changes);
@@ -187,8 +187,8 @@ impl SharedIndex {
         self.clear_approximate(guesses);
     }
 
-    fn clear_approximate(&self, guesses: &mut ApproximateResidency) {
-        for (_, (mut routed, slot)) in guesses.ranks.drain() {
+    fn clear_approximate(&self, residency: &mut ApproximateResidency) {
+        for (_, (mut routed, slot)) in residency.ranks.drain() {
             self.index.write().retire(slot);
             let mut changes = Vec::new();
             routed.clear(&mut changes);

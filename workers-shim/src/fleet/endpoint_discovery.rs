@@ -12,16 +12,16 @@ use crate::scrape::Scrape;
 /// Asks the worker for its transfer endpoint.
 pub(super) async fn discover_endpoint(
     client: &reqwest::Client,
-    member: &WorkerHandle,
-    page: &Scrape,
+    worker: &WorkerHandle,
+    scrape: &Scrape,
 ) -> ConnectorState {
-    let profile = &member.spec.profile.link;
-    let spoken = connector_of(profile, page);
-    let missing = spoken.dialect().missing_requirement(page).map(Arc::from);
-    if !spoken.dialect().needs_endpoint(member.spec.role) {
+    let profile = &worker.spec.profile.link;
+    let spoken = connector_of(profile, scrape);
+    let missing = spoken.dialect().missing_requirement(scrape).map(Arc::from);
+    if !spoken.dialect().needs_endpoint(worker.spec.role) {
         return ConnectorState { protocol: spoken, endpoint: None, fetch_only: true, missing_requirement: missing };
     }
-    let Some(url) = spoken.dialect().discovery_url(&member.spec.endpoint, profile.bootstrap_url.as_deref()) else {
+    let Some(url) = spoken.dialect().discovery_url(&worker.spec.endpoint, profile.bootstrap_url.as_deref()) else {
         return ConnectorState {
             protocol: spoken,
             endpoint: Some(Arc::default()),
@@ -29,11 +29,11 @@ pub(super) async fn discover_endpoint(
             ..ConnectorState::default()
         };
     };
-    let key = member.spec.api_key.as_ref().filter(|_| is_under_endpoint(&url, &member.spec.endpoint));
+    let key = worker.spec.api_key.as_ref().filter(|_| is_under_endpoint(&url, &worker.spec.endpoint));
     let answer = get_url(client, &url, key).await.map_err(|_| ConnectorUnavailable::NoAnswer);
     match answer
         .and_then(|text| spoken.dialect().parse_endpoint(&url, &text))
-        .and_then(|place| check_role(place, &member.spec))
+        .and_then(|place| check_role(place, &worker.spec))
     {
         Ok(place) => ConnectorState {
             protocol: spoken,

@@ -50,8 +50,8 @@ impl ConnectorState {
 
 /// Returns a worker's connector: the configured one, else the one its metrics show, else NIXL if the configuration
 /// alone enables KV exchange.
-pub(super) fn connector_of(profile: &LinkProfile, page: &Scrape) -> KvConnector {
-    match (profile.transfers, profile.connector, KvConnector::from_metrics(page)) {
+pub(super) fn connector_of(profile: &LinkProfile, scrape: &Scrape) -> KvConnector {
+    match (profile.transfers, profile.connector, KvConnector::from_metrics(scrape)) {
         (KvExchangeMode::Off, _, _) | (_, Some(KvConnector::None), _) => KvConnector::None,
         (_, Some(declared), _) => declared,
         (KvExchangeMode::On, None, KvConnector::None) => KvConnector::Nixl,

@@ -57,9 +57,9 @@ impl LinkEstimate {
     }
 
     /// Returns the estimate as a link of `fabric`.
-    pub(super) fn link(&self, fabric: Arc<str>, carries: KvLinkMode) -> KvLink {
+    pub(super) fn link(&self, fabric: Arc<str>, link_mode: KvLinkMode) -> KvLink {
         let fixed = Micros(self.fixed.value().round() as u64);
-        KvLink { fabric, fixed, bytes_per_second: self.rate.value(), carries }
+        KvLink { fabric, fixed, bytes_per_second: self.rate.value(), carries: link_mode }
     }
 }
 

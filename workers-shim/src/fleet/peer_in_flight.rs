@@ -112,9 +112,9 @@ struct ReceivedTable {
 
 impl PeerInFlightTables {
     /// Stores a router's table.
-    pub(super) fn merge(&mut self, router: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
+    pub(super) fn merge(&mut self, node: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
         self.expire(now);
-        let known = self.routers.get(&router).map(|known| (known.table.boot, known.table.sequence));
+        let known = self.routers.get(&node).map(|known| (known.table.boot, known.table.sequence));
         if known.is_some_and(|known| (table.boot, table.sequence) <= known) {
             return MergeOutcome::Stale;
         }
@@ -122,7 +122,7 @@ impl PeerInFlightTables {
             return MergeOutcome::TooMany;
         }
         self.generation += u64::from(known.is_none_or(|(boot, _)| boot != table.boot));
-        self.routers.insert(router, ReceivedTable { table, received: now });
+        self.routers.insert(node, ReceivedTable { table, received: now });
         MergeOutcome::Changed
     }
 

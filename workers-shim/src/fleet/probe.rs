@@ -24,13 +24,13 @@ const MAX_NAME: usize = 256;
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
 /// Creates the pooled client for all probes, separate from the one for client requests. No proxy and no redirects.
-pub(super) fn client(pace: ProbeSettings) -> Result<reqwest::Client, FleetError> {
+pub(super) fn client(settings: ProbeSettings) -> Result<reqwest::Client, FleetError> {
     // An error means that a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = || {
         reqwest::Client::builder()
-            .timeout(pace.patience)
-            .connect_timeout(pace.patience)
+            .timeout(settings.patience)
+            .connect_timeout(settings.patience)
             // Below the engines' own keep-alive timeout (uvicorn: 5 s), or probes would hit closed connections.
             .pool_idle_timeout(Duration::from_secs(4))
             .pool_max_idle_per_host(4)
@@ -42,8 +42,8 @@ pub(super) fn client(pace: ProbeSettings) -> Result<reqwest::Client, FleetError>
 }
 
 /// GETs a small text from the worker.
-pub(crate) async fn get(client: &reqwest::Client, member: &WorkerHandle, path: &str) -> ProbeReply<String> {
-    get_url(client, &format!("{}{path}", member.spec.endpoint), member.spec.api_key.as_ref()).await
+pub(crate) async fn get(client: &reqwest::Client, worker: &WorkerHandle, path: &str) -> ProbeReply<String> {
+    get_url(client, &format!("{}{path}", worker.spec.endpoint), worker.spec.api_key.as_ref()).await
 }
 
 /// GETs a small text, optionally with an API key.
@@ -74,8 +74,8 @@ pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Ar
 }
 
 /// Fetches the worker's current process identity.
-pub(crate) async fn current_incarnation(client: &reqwest::Client, member: &WorkerHandle) -> Option<Incarnation> {
-    Scrape::read(&get(client, member, "/metrics").await.ok()?).process
+pub(crate) async fn current_incarnation(client: &reqwest::Client, worker: &WorkerHandle) -> Option<Incarnation> {
+    Scrape::read(&get(client, worker, "/metrics").await.ok()?).process
 }
 
 /// The prober of one worker.
@@ -146,11 +146,11 @@ impl Prober {
 
 /// Returns the pause until the next probe: `every` +/- 10 %; after failures `again`, doubled for each one, up to
 /// `every`.
-fn pause(pace: ProbeSettings, failures: u32, chance: u64) -> Duration {
+fn pause(settings: ProbeSettings, failures: u32, chance: u64) -> Duration {
     let tenths = 0.9 + 0.2 * (chance % 1000) as f64 / 1000.0;
     let usual = match failures {
-        0 => pace.every,
-        failures => pace.again.saturating_mul(1 << (failures - 1).min(16)).min(pace.every),
+        0 => settings.every,
+        failures => settings.again.saturating_mul(1 << (failures - 1).min(16)).min(settings.every),
     };
     usual.mul_f64(tenths)
 }

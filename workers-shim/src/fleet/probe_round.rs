@@ -83,30 +83,30 @@ pub(super) enum IdentificationStage {
 impl ProbeRound {
     /// Returns whether the worker is alive. One that was unreachable must first answer `/metrics` (a 404 suffices),
     /// because it may be another process now.
-    pub(super) fn verdict(&self, known: IdentificationStage) -> ProbeVerdict {
-        match self.reachability_verdict(known) {
-            ProbeVerdict::Alive => self.metrics_verdict(known),
+    pub(super) fn verdict(&self, stage: IdentificationStage) -> ProbeVerdict {
+        match self.reachability_verdict(stage) {
+            ProbeVerdict::Alive => self.metrics_verdict(stage),
             other => other,
         }
     }
 
-    fn reachability_verdict(&self, known: IdentificationStage) -> ProbeVerdict {
+    fn reachability_verdict(&self, stage: IdentificationStage) -> ProbeVerdict {
         use ProbeFailure::{Absent, Refused, Unanswered, Unhealthy};
         match (&self.health, &self.models) {
             (Err(Refused | Unhealthy), _) => ProbeVerdict::Dead,
             (Ok(()) | Err(Absent), Ok(_)) => ProbeVerdict::Alive,
-            (Ok(()), Err(_)) if known != IdentificationStage::Unknown => ProbeVerdict::Alive,
+            (Ok(()), Err(_)) if stage != IdentificationStage::Unknown => ProbeVerdict::Alive,
             // Some OpenAI-compatible servers have no health endpoint; then the model list decides.
             (Err(Absent), Err(Refused | Unhealthy)) => ProbeVerdict::Dead,
             (Ok(()) | Err(Absent | Unanswered), _) => ProbeVerdict::Unsure,
         }
     }
 
-    fn metrics_verdict(&self, known: IdentificationStage) -> ProbeVerdict {
+    fn metrics_verdict(&self, stage: IdentificationStage) -> ProbeVerdict {
         match &self.metrics {
             Ok(scrape) if scrape.sleep_state == SleepState::Asleep => ProbeVerdict::Dead,
             Ok(_) | Err(ProbeFailure::Absent) => ProbeVerdict::Alive,
-            Err(_) if known == IdentificationStage::Identified => ProbeVerdict::Alive,
+            Err(_) if stage == IdentificationStage::Identified => ProbeVerdict::Alive,
             Err(_) => ProbeVerdict::Unsure,
         }
     }
@@ -122,7 +122,7 @@ mod tests {
         health: ProbeReply<()>,
         models: ProbeReply<()>,
         metrics: ProbeReply<()>,
-        known: IdentificationStage,
+        stage: IdentificationStage,
     ) -> ProbeVerdict {
         let models = models.map(|()| ServedModels::default());
         let metrics = metrics.map(|()| Arc::default());
@@ -135,7 +135,7 @@ mod tests {
             version: None,
             connector: None,
         }
-        .verdict(known)
+        .verdict(stage)
     }
 
     #[test]

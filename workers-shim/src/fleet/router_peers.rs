@@ -22,9 +22,9 @@ impl Fleet {
 
     /// Stores another router's table of requests in flight. It counts as load of the workers until that router is
     /// silent for [`super::SILENCE_TIMEOUT`].
-    pub fn merge_peer_table(&self, router: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
+    pub fn merge_peer_table(&self, node: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
         let mut overlay = self.peers.lock();
-        let merged = overlay.merge(router, table, now);
+        let merged = overlay.merge(node, table, now);
         if merged == MergeOutcome::Changed {
             self.update_peer_in_flight(&overlay);
         }

@@ -57,12 +57,12 @@ impl SpeedEstimate {
     }
 
     /// Updates the estimates with a step.
-    pub(super) fn observe(&mut self, seen: &SpeedSample) {
-        if seen.decoding < MIN_TOKEN_TIME * seen.decoded.0 {
+    pub(super) fn observe(&mut self, sample: &SpeedSample) {
+        if sample.decoding < MIN_TOKEN_TIME * sample.decoded.0 {
             return;
         }
-        self.learn_prefill(seen);
-        self.learn_decode(seen);
+        self.learn_prefill(sample);
+        self.learn_decode(sample);
     }
 
     pub(super) fn speeds(&self) -> EngineSpeed {
@@ -78,23 +78,23 @@ impl SpeedEstimate {
         (self.prefill.confidence(), self.step.confidence())
     }
 
-    fn learn_prefill(&mut self, seen: &SpeedSample) {
-        if seen.computed.0 < MIN_COMPUTED || seen.first_token == Micros::ZERO {
+    fn learn_prefill(&mut self, sample: &SpeedSample) {
+        if sample.computed.0 < MIN_COMPUTED || sample.first_token == Micros::ZERO {
             return;
         }
-        let waited = seen.first_token.0 as f64;
+        let waited = sample.first_token.0 as f64;
         // An overestimated decode step must not consume the whole sample.
         let computing = (waited - self.step.value()).max(waited / MAX_RATIO);
-        self.prefill.learn(seen.computed.0 as f64 * 1e6 / computing);
+        self.prefill.learn(sample.computed.0 as f64 * 1e6 / computing);
     }
 
-    fn learn_decode(&mut self, seen: &SpeedSample) {
-        if seen.decoded.0 < MIN_DECODED || seen.decoding == Micros::ZERO || seen.batch == 0 {
+    fn learn_decode(&mut self, sample: &SpeedSample) {
+        if sample.decoded.0 < MIN_DECODED || sample.decoding == Micros::ZERO || sample.batch == 0 {
             return;
         }
-        let token = seen.decoding.0 as f64 / seen.decoded.0 as f64;
-        let others = f64::from(seen.batch - 1);
-        if seen.batch <= 2 {
+        let token = sample.decoding.0 as f64 / sample.decoded.0 as f64;
+        let others = f64::from(sample.batch - 1);
+        if sample.batch <= 2 {
             let alone = (token - self.slowdown * others).max(token / MAX_RATIO);
             self.step.learn(alone);
         } else {

@@ -127,16 +127,20 @@ impl FleetHarness {
         Self::open(vec![spec], quick_probes(), Some(neighbour))
     }
 
-    fn with_probe_settings(workers: Vec<WorkerDefinition>, pace: ProbeSettings) -> Self {
-        Self::open(workers, pace, None)
+    fn with_probe_settings(workers: Vec<WorkerDefinition>, settings: ProbeSettings) -> Self {
+        Self::open(workers, settings, None)
     }
 
-    fn open(workers: Vec<WorkerDefinition>, pace: ProbeSettings, imprints: Option<Arc<dyn SnapshotProvider>>) -> Self {
-        Self::start((workers, pace, imprints), Fleet::start)
+    fn open(
+        workers: Vec<WorkerDefinition>,
+        settings: ProbeSettings,
+        imprints: Option<Arc<dyn SnapshotProvider>>,
+    ) -> Self {
+        Self::start((workers, settings, imprints), Fleet::start)
     }
 
-    fn kept(workers: Vec<WorkerDefinition>, pace: ProbeSettings, keep: SuperviseTask) -> Self {
-        Self::start((workers, pace, None), |options| Fleet::start_kept(options, keep))
+    fn kept(workers: Vec<WorkerDefinition>, settings: ProbeSettings, supervise: SuperviseTask) -> Self {
+        Self::start((workers, settings, None), |options| Fleet::start_kept(options, supervise))
     }
 
     fn start(

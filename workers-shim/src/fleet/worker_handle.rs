@@ -166,10 +166,10 @@ impl WorkerHandle {
     }
 
     /// Applies the result of a probe. Returns the liveness report if the worker is alive.
-    pub(super) fn apply_probe(&self, answers: &ProbeRound, pace: ProbeSettings) -> Option<LivenessReport> {
+    pub(super) fn apply_probe(&self, answers: &ProbeRound, settings: ProbeSettings) -> Option<LivenessReport> {
         let mut reach = self.reachability.lock();
         let before = self.state.load_full();
-        let mut verdict = answers.verdict(self.identification_stage(&before, &reach, pace));
+        let mut verdict = answers.verdict(self.identification_stage(&before, &reach, settings));
         if verdict == ProbeVerdict::Alive && answers.failure_reports != reach.failure_reports {
             // A request failed to reach it after this probe began; another probe was already requested.
             return None;
@@ -179,7 +179,7 @@ impl WorkerHandle {
             Err(_) => reach.probes_without_metrics.saturating_add(1),
         };
         reach.failures = if verdict == ProbeVerdict::Alive { 0 } else { reach.failures.saturating_add(1) };
-        if verdict == ProbeVerdict::Unsure && reach.failures >= pace.timeouts {
+        if verdict == ProbeVerdict::Unsure && reach.failures >= settings.timeouts {
             verdict = ProbeVerdict::Dead;
         }
         match verdict {
@@ -192,7 +192,7 @@ impl WorkerHandle {
                 None
             }
             ProbeVerdict::Alive => {
-                let old = reach.probes_without_metrics >= pace.timeouts;
+                let old = reach.probes_without_metrics >= settings.timeouts;
                 let seen = self.apply_alive(
                     &before,
                     answers,
@@ -208,13 +208,13 @@ impl WorkerHandle {
 
     fn identification_stage(
         &self,
-        before: &ProbedState,
+        previous: &ProbedState,
         reach: &Reachability,
-        pace: ProbeSettings,
+        settings: ProbeSettings,
     ) -> IdentificationStage {
-        if before.models.is_empty() {
+        if previous.models.is_empty() {
             IdentificationStage::Unknown
-        } else if before.health != WorkerHealth::Unreachable || reach.probes_without_metrics >= pace.timeouts {
+        } else if previous.health != WorkerHealth::Unreachable || reach.probes_without_metrics >= settings.timeouts {
             IdentificationStage::Identified
         } else {
             IdentificationStage::ModelsKnown
@@ -222,8 +222,8 @@ impl WorkerHandle {
     }
 
     /// Returns `before`, updated with the responses.
-    fn apply_alive(&self, before: &ProbedState, answers: &ProbeRound, figures: MetricsFreshness) -> ProbedState {
-        let mut seen = ProbedState { health: WorkerHealth::Ready, ..before.clone() };
+    fn apply_alive(&self, previous: &ProbedState, answers: &ProbeRound, figures: MetricsFreshness) -> ProbedState {
+        let mut seen = ProbedState { health: WorkerHealth::Ready, ..previous.clone() };
         if let Ok(models) = &answers.models {
             (seen.context, seen.adapters) = (models.context, models.adapters.clone());
             if self.spec.models.is_empty() {
@@ -260,20 +260,20 @@ impl WorkerHandle {
     }
 
     /// Publishes a new state. The caller holds `reachability`.
-    fn publish(&self, before: &ProbedState, seen: ProbedState) {
-        if before.health != seen.health {
+    fn publish(&self, previous: &ProbedState, seen: ProbedState) {
+        if previous.health != seen.health {
             tracing::info!(worker = %self.spec.endpoint, health = seen.health.as_str(), "worker");
         }
         if let Some(missing) = seen
             .connector
             .missing_requirement
             .as_ref()
-            .filter(|_| before.connector.missing_requirement != seen.connector.missing_requirement)
+            .filter(|_| previous.connector.missing_requirement != seen.connector.missing_requirement)
         {
             tracing::warn!(worker = %self.spec.endpoint, "worker exchanges no KV as long as this is so: {missing}");
         }
-        let known = before.incarnation != Incarnation::default();
-        if known && before.incarnation != seen.incarnation && seen.health == WorkerHealth::Ready {
+        let known = previous.incarnation != Incarnation::default();
+        if known && previous.incarnation != seen.incarnation && seen.health == WorkerHealth::Ready {
             tracing::warn!(worker = %self.spec.endpoint, "worker restarted");
         }
         let life = (seen.health == WorkerHealth::Ready).then_some(seen.incarnation);
@@ -361,7 +361,7 @@ impl WorkerHandle {
     }
 
     /// Returns the planner's view of it.
-    pub(super) fn view(&self, knowledge: KvIndexState) -> WorkerView {
+    pub(super) fn view(&self, index_state: KvIndexState) -> WorkerView {
         let seen = self.state.load();
         let profile = &self.spec.profile;
         let health = match seen.health {
@@ -376,7 +376,7 @@ impl WorkerHandle {
             models: seen.models.clone(),
             ranks: seen.ranks(),
             health,
-            knowledge,
+            knowledge: index_state,
             load: self.in_flight.counters.load(&seen.scrape, seen.counters, self.usual_prompt),
             capacity: seen.capacity(),
             speeds: self.in_flight.speeds(),

@@ -29,7 +29,7 @@ pub struct CodecError(pub String);
 /// A model's tokenizer and chat template.
 pub trait TextCodec: Send + Sync {
     /// Returns the tokens of a conversation's prompt, from the whole request body as the client sent it.
-    fn encode_chat(&self, words: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError>;
+    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError>;
     /// Returns the tokens of each prompt of a completion, from the whole request body: one prompt, or several in a
     /// batch.
     fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError>;

@@ -35,7 +35,7 @@ pub(crate) use state::{AdminState, SimState};
 pub(crate) use transfer_fields::SideChannelIdentity;
 pub(crate) use transfer_service::TransferService;
 
-pub(crate) fn routes(app: Arc<SimState>, body_limit: usize) -> Router {
+pub(crate) fn routes(state: Arc<SimState>, body_limit: usize) -> Router {
     let served = Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
@@ -66,7 +66,12 @@ pub(crate) fn routes(app: Arc<SimState>, body_limit: usize) -> Router {
         .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
         .route("/v1/load_lora_adapter", post(admin::load_adapter))
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter));
-    served.merge(routes).merge(administered).fallback(unknown).layer(DefaultBodyLimit::max(body_limit)).with_state(app)
+    served
+        .merge(routes)
+        .merge(administered)
+        .fallback(unknown)
+        .layer(DefaultBodyLimit::max(body_limit))
+        .with_state(state)
 }
 
 async fn unknown() -> Response {

@@ -21,21 +21,21 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    fn add_replica(&mut self, here: ParentPoint, mut copy: Replica) {
+    fn add_replica(&mut self, here: ParentPoint, mut replica: Replica) {
         let owned = |holder| move |artifact: &crate::Artifact| artifact.owner != Some(holder);
-        let Some(mut artifact) = self.artifact(here.artifact).filter(owned(copy.holder)) else { return };
-        if let Some(known) = artifact.replicas.iter().find(|known| known.holder == copy.holder) {
-            copy.expires = copy.expires.max(known.expires);
-            copy.upto = if known.upto.blocks > copy.upto.blocks { known.upto } else { copy.upto };
+        let Some(mut artifact) = self.artifact(here.artifact).filter(owned(replica.holder)) else { return };
+        if let Some(known) = artifact.replicas.iter().find(|known| known.holder == replica.holder) {
+            replica.expires = replica.expires.max(known.expires);
+            replica.upto = if known.upto.blocks > replica.upto.blocks { known.upto } else { replica.upto };
         }
         let now = self.now();
-        artifact.replicas.retain(|known| known.holder != copy.holder && known.expires > now);
+        artifact.replicas.retain(|known| known.holder != replica.holder && known.expires > now);
         if artifact.replicas.len() >= self.records.limits.replicas.max(1) as usize {
             let first = artifact.replicas.iter().map(|known| (known.expires, known.holder)).min();
             artifact.replicas.retain(|known| Some((known.expires, known.holder)) != first);
         }
-        let place = artifact.replicas.partition_point(|known| known.holder < copy.holder);
-        artifact.replicas.insert(place, copy);
+        let place = artifact.replicas.partition_point(|known| known.holder < replica.holder);
+        artifact.replicas.insert(place, replica);
         artifact.touched = now;
         self.put_artifact(artifact);
     }

@@ -157,10 +157,10 @@ impl Ledger {
         Ok(id)
     }
 
-    fn link(&mut self, parent: Option<ParentPoint>, child: ArtifactId, touched: LedgerTime) {
+    fn link(&mut self, parent: Option<ParentPoint>, child: ArtifactId, touched_at: LedgerTime) {
         if let Some(mut parent) = parent.and_then(|parent| self.artifact(parent.artifact)) {
             parent.children.insert(child);
-            parent.touched = touched;
+            parent.touched = touched_at;
             self.put_artifact(parent);
         }
     }

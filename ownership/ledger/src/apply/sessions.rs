@@ -72,12 +72,12 @@ impl Ledger {
         self.advance(AdvanceHead { session: fork.child, head: fork.at, replaces: None, intent: None })
     }
 
-    fn head_at(&self, session: &Session, place: PrefixRef) -> Result<Head, UnresolvedPrefix> {
-        let artifact = self.resolve_prefix(place)?;
+    fn head_at(&self, session: &Session, prefix: PrefixRef) -> Result<Head, UnresolvedPrefix> {
+        let artifact = self.resolve_prefix(prefix)?;
         if artifact.origin.tenant != session.tenant || artifact.origin.model != session.model {
             return Err(UnresolvedPrefix::Refused(Refusal::SessionScopeMismatch));
         }
-        Ok(Head { point: place.point, artifact: artifact.id, scope: place.scope, touched: self.now() })
+        Ok(Head { point: prefix.point, artifact: artifact.id, scope: prefix.scope, touched: self.now() })
     }
 
     /// Returns a session's heads after it reached `new`.
@@ -137,10 +137,10 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    fn withdraw_intents(&mut self, session: SessionId, router: NodeId, is_over: impl Fn(PrefixId) -> bool) {
+    fn withdraw_intents(&mut self, session: SessionId, node: NodeId, is_over: impl Fn(PrefixId) -> bool) {
         let Some(known) = self.records.intents.get(&session) else { return };
         let mut intents = (**known).clone();
-        intents.retain(|intent| intent.router != router || !is_over(intent.base));
+        intents.retain(|intent| intent.router != node || !is_over(intent.base));
         self.put_intents(session, intents);
     }
 }

@@ -46,6 +46,6 @@ impl Ledger {
     }
 }
 
-fn is_idle(touched: LedgerTime, after: Micros, now: LedgerTime) -> bool {
-    touched.after(after) <= now
+fn is_idle(touched_at: LedgerTime, after: Micros, now: LedgerTime) -> bool {
+    touched_at.after(after) <= now
 }

@@ -56,10 +56,10 @@ fn next_prompt() -> impl Strategy<Value = NextPrompt> {
     ]
 }
 
-fn prompt(ledger: &Ledger, session: u128, turn: &NextPrompt) -> PrefixChain {
+fn prompt(ledger: &Ledger, session: u128, prompt: &NextPrompt) -> PrefixChain {
     let head =
         ledger.session(SessionId(session)).and_then(|session| session.head()).map_or(0, |head| head.point.blocks.0);
-    match turn {
+    match prompt {
         NextPrompt::Extends(on) => chain(&conversation(session, (head + on).max(1))),
         NextPrompt::Rewrites(back, new) => {
             let mut parts = conversation(session, head.saturating_sub(*back).max(1));

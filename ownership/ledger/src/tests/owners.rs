@@ -107,7 +107,7 @@ fn the_effective_owner_falls_back_to_replicas_then_stores_then_none() {
         let copy = ReplicateReadonly { place: prefix_ref(&one, 64), holder, ttl: Micros(3_600_000_000) };
         assert_eq!(bench.run(Command::ReplicateReadonly(copy)), Outcome::Done);
     }
-    let standing = |bench: &LedgerFixture| bench.locate(Some(session(1)), &one).sealed.unwrap().status;
+    let standing = |fixture: &LedgerFixture| fixture.locate(Some(session(1)), &one).sealed.unwrap().status;
     assert_eq!(standing(&bench), OwnershipStatus::Owned(owner(1)));
     bench.expire_lease(1);
     assert_eq!(standing(&bench), OwnershipStatus::Replicated(owner(2)));
@@ -139,9 +139,9 @@ fn replicas_expire_and_cover_only_the_copied_prefix() {
     bench.step(step(1, &one, 0, 1));
     let copy = ReplicateReadonly { place: prefix_ref(&one, 64), holder: owner(2), ttl: Micros(2_000_000) };
     bench.run(Command::ReplicateReadonly(copy));
-    let copies = |bench: &LedgerFixture, blocks| {
+    let copies = |fixture: &LedgerFixture, blocks| {
         let prompt = chain(&[('a', blocks)]);
-        bench.locate(None, &prompt).sealed.unwrap().replicas
+        fixture.locate(None, &prompt).sealed.unwrap().replicas
     };
     assert_eq!(copies(&bench, 64), [owner(2)]);
     assert_eq!(copies(&bench, 130), []);
@@ -158,8 +158,8 @@ fn a_replicated_prefix_is_recorded_on_every_artifact_of_its_path() {
     bench.step(step(2, &two, 0, 1));
     let place = prefix_ref(&two, 74);
     bench.run(Command::ReplicateReadonly(ReplicateReadonly { place, holder: owner(3), ttl: TTL }));
-    let reach = |bench: &LedgerFixture, id| {
-        bench.head_artifact(session(id)).replicas.iter().map(|r| r.upto.blocks.0).collect::<Vec<_>>()
+    let reach = |fixture: &LedgerFixture, id| {
+        fixture.head_artifact(session(id)).replicas.iter().map(|r| r.upto.blocks.0).collect::<Vec<_>>()
     };
     assert_eq!((reach(&bench, 1), reach(&bench, 2)), (vec![64], vec![74]));
     bench.run(Command::DropReplica(DropReplica { place, holder: owner(3) }));

@@ -154,7 +154,7 @@ fn an_intent_lasts_until_its_step_commits_or_it_expires() {
     let intent = |router, step| {
         Command::Intent(SetIntent { session: session(1), base: one.head(), router: NodeId(router), step })
     };
-    let seen = |bench: &LedgerFixture| bench.ledger.intents(session(1)).map(|i| i.router.0).collect::<Vec<_>>();
+    let seen = |fixture: &LedgerFixture| fixture.ledger.intents(session(1)).map(|i| i.router.0).collect::<Vec<_>>();
     bench.run(intent(1, Some((owner(1), Micros(30_000_000)))));
     bench.run(intent(2, Some((owner(2), Micros(5_000_000)))));
     bench.run(intent(2, Some((owner(3), Micros(5_000_000)))));

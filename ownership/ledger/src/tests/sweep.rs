@@ -16,10 +16,10 @@ fn text(letter: char) -> PrefixChain {
 }
 
 /// Seals an artifact that nothing references afterwards.
-fn seal_unreferenced(bench: &mut LedgerFixture, id: u128, letter: char) -> ArtifactId {
-    bench.step(step(id, &text(letter), 0, 1));
-    let extent = bench.head_artifact(session(id)).id;
-    bench.run(Command::CloseSession(session(id)));
+fn seal_unreferenced(fixture: &mut LedgerFixture, id: u128, letter: char) -> ArtifactId {
+    fixture.step(step(id, &text(letter), 0, 1));
+    let extent = fixture.head_artifact(session(id)).id;
+    fixture.run(Command::CloseSession(session(id)));
     extent
 }
 
@@ -29,7 +29,7 @@ fn a_replica_is_listed_until_it_expires() {
     bench.step(step(1, &text('a'), 0, 1));
     let copy = ReplicateReadonly { place: prefix_ref(&text('a'), 30), holder: owner(2), ttl: SECOND * 2 };
     bench.run(Command::ReplicateReadonly(copy));
-    let copies = |bench: &LedgerFixture| bench.locate(None, &text('a')).sealed.unwrap().replicas.len();
+    let copies = |fixture: &LedgerFixture| fixture.locate(None, &text('a')).sealed.unwrap().replicas.len();
     let expires = bench.head_artifact(session(1)).replicas[0].expires;
     while bench.ledger.now().after(Micros(1)) < expires {
         assert_eq!(copies(&bench), 1);
@@ -112,7 +112,7 @@ fn a_full_table_evicts_only_the_coldest_unreferenced_artifact() {
     bench.step(step(3, &text('c'), 0, 1));
     let used = bench.head_artifact(session(3)).id;
     bench.step(step(4, &text('d'), 0, 1));
-    let there = |bench: &LedgerFixture, id| bench.ledger.artifact(id).is_some();
+    let there = |fixture: &LedgerFixture, id| fixture.ledger.artifact(id).is_some();
     assert_eq!([old, young, used].map(|id| there(&bench, id)), [false, true, true]);
     bench.step(step(5, &text('e'), 0, 1));
     assert_eq!([young, used].map(|id| there(&bench, id)), [false, true]);
@@ -201,9 +201,9 @@ fn tenant_named(tenant: &str) -> TenantId {
     TenantId(tenant.into())
 }
 
-fn open_session_of(bench: &mut LedgerFixture, id: u128, tenant: &TenantId) {
+fn open_session_of(fixture: &mut LedgerFixture, id: u128, tenant: &TenantId) {
     let open = OpenSession { session: session(id), tenant: tenant.clone(), model: ModelId::from("tiny"), parent: None };
-    assert!(matches!(bench.run(Command::OpenSession(open)), Outcome::Opened { .. }));
+    assert!(matches!(fixture.run(Command::OpenSession(open)), Outcome::Opened { .. }));
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_tenant_over_its_share_of_sessions_closes_its_own_coldest() {
     for id in 100..140 {
         open_session_of(&mut bench, id, &large);
     }
-    let held = |bench: &LedgerFixture, tenant| bench.ledger.usage(tenant).sessions;
+    let held = |fixture: &LedgerFixture, tenant| fixture.ledger.usage(tenant).sessions;
     assert_eq!((held(&bench, &small), held(&bench, &large)), (2, 6));
     assert!(bench.ledger.session(session(1)).is_some(), "the coldest of all, and within its tenant's share");
     // Later tenants get their share from the largest tenant, coldest first.
@@ -233,11 +233,11 @@ fn a_tenant_over_its_share_of_artifacts_evicts_its_own_or_is_refused() {
     let mut bench = LedgerFixture::empty(LedgerLimits { artifacts: 4, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     let (small, large) = (tenant_named("small"), tenant_named("large"));
-    let seal = |bench: &mut LedgerFixture, id: u128, letter: char, tenant: &TenantId, closes: bool| {
+    let seal = |fixture: &mut LedgerFixture, id: u128, letter: char, tenant: &TenantId, closes: bool| {
         let text = text(letter);
-        let outcome = bench.run(Command::commit_step(StepCommit { tenant, ..step(id, &text, 0, 1) }).unwrap());
+        let outcome = fixture.run(Command::commit_step(StepCommit { tenant, ..step(id, &text, 0, 1) }).unwrap());
         if closes {
-            bench.run(Command::CloseSession(session(id)));
+            fixture.run(Command::CloseSession(session(id)));
         }
         outcome
     };
@@ -245,7 +245,7 @@ fn a_tenant_over_its_share_of_artifacts_evicts_its_own_or_is_refused() {
     for (id, letter) in (10..).zip('b'..='h') {
         seal(&mut bench, id, letter, &large, true);
     }
-    let held = |bench: &LedgerFixture, tenant| bench.ledger.usage(tenant).artifacts;
+    let held = |fixture: &LedgerFixture, tenant| fixture.ledger.usage(tenant).artifacts;
     assert_eq!((held(&bench, &small), held(&bench, &large)), (1, 3), "the small one's was idle longest");
     for (id, letter) in (20..).zip('i'..='k') {
         seal(&mut bench, id, letter, &large, false);

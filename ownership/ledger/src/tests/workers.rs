@@ -4,8 +4,8 @@ fn renew(n: u64, incarnation: u64) -> Command {
     Command::RenewLease(RenewLease { alive: vec![(WorkerId(n), Incarnation(incarnation))], ttl: TTL })
 }
 
-fn lease(bench: &LedgerFixture, n: u64) -> (Epoch, Lease) {
-    let worker = bench.ledger.worker(WorkerId(n)).unwrap();
+fn lease(fixture: &LedgerFixture, n: u64) -> (Epoch, Lease) {
+    let worker = fixture.ledger.worker(WorkerId(n)).unwrap();
     (worker.epoch, worker.lease)
 }
 

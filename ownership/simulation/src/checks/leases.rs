@@ -40,14 +40,14 @@ fn min_lease() -> Duration {
 }
 
 impl LeaseCheck {
-    pub(crate) fn on_entry_proposed(&mut self, time: LedgerTime, office: TermLeader) {
-        self.leadership = self.leadership.max(office);
+    pub(crate) fn on_entry_proposed(&mut self, time: LedgerTime, term_leader: TermLeader) {
+        self.leadership = self.leadership.max(term_leader);
         self.proposed_at.entry(time).or_insert_with(true_time);
     }
 
-    pub(crate) fn on_liveness_report(&mut self, life: LeaseHolder, office: TermLeader) {
-        if office >= self.leadership && !self.ending.contains(&life.0) {
-            self.extend_promise(life, true_time());
+    pub(crate) fn on_liveness_report(&mut self, holder: LeaseHolder, term_leader: TermLeader) {
+        if term_leader >= self.leadership && !self.ending.contains(&holder.0) {
+            self.extend_promise(holder, true_time());
         }
     }
 
@@ -55,9 +55,9 @@ impl LeaseCheck {
         self.ending.insert(worker);
     }
 
-    fn extend_promise(&mut self, life: LeaseHolder, since: Duration) {
+    fn extend_promise(&mut self, holder: LeaseHolder, since: Duration) {
         let until = since + min_lease();
-        let promised = self.promised_until.entry(life).or_insert(until);
+        let promised = self.promised_until.entry(holder).or_insert(until);
         *promised = until.max(*promised);
     }
 
@@ -87,10 +87,10 @@ impl LeaseCheck {
         Ok(())
     }
 
-    fn renew(&mut self, life: LeaseHolder) {
-        self.ending.remove(&life.0);
+    fn renew(&mut self, holder: LeaseHolder) {
+        self.ending.remove(&holder.0);
         if let Some(since) = self.entry_proposed_at {
-            self.extend_promise(life, since);
+            self.extend_promise(holder, since);
         }
     }
 

@@ -14,8 +14,8 @@ pub(crate) fn check_entry(node: u64, levels: SupportedLevels, entry: &LedgerEntr
 }
 
 /// Returns the violation of a node that got something unreadable and stopped.
-pub(crate) fn unreadable_violation(node: u64, unreadable: UnsupportedLevel) -> PropertyResult {
-    ensure!(false, READABLE, "node {node}: {unreadable}")
+pub(crate) fn unreadable_violation(node: u64, level_error: UnsupportedLevel) -> PropertyResult {
+    ensure!(false, READABLE, "node {node}: {level_error}")
 }
 
 pub(crate) fn check_state(node: u64, levels: SupportedLevels, ledger: &Ledger) -> PropertyResult {

@@ -22,15 +22,15 @@ pub(crate) struct LogProgress {
     pub(crate) last: u64,
 }
 
-pub(crate) fn check(node: u64, marks: LogProgress) -> PropertyResult {
-    let LogProgress { purged, snapshot, applied, committed, last } = marks;
+pub(crate) fn check(node: u64, progress: LogProgress) -> PropertyResult {
+    let LogProgress { purged, snapshot, applied, committed, last } = progress;
     let ordered = purged <= snapshot && snapshot <= applied && applied <= committed && committed <= last;
-    ensure!(ordered, ORDER, "node {node}: {marks:?}")
+    ensure!(ordered, ORDER, "node {node}: {progress:?}")
 }
 
 /// Checks that a restarted node's log reaches from its snapshot to what it had committed.
-pub(crate) fn check_restart(node: u64, marks: LogProgress) -> PropertyResult {
-    let LogProgress { purged, snapshot, committed, last, .. } = marks;
+pub(crate) fn check_restart(node: u64, progress: LogProgress) -> PropertyResult {
+    let LogProgress { purged, snapshot, committed, last, .. } = progress;
     ensure!(
         purged <= snapshot,
         RESTART,

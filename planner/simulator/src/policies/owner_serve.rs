@@ -117,16 +117,16 @@ impl OwnerServe {
     }
 
     /// Looks the prompt up in the ledger.
-    fn locate(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> (PromptMatch, StepKind) {
-        let step = ask.step;
+    fn locate(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> (PromptMatch, StepKind) {
+        let step = request.step;
         // Independent requests name no session: the ledger finds it by the prefix that they resend.
-        let within = if ask.is_independent { ask.at.step as u128 } else { u128::from(step.agent) };
-        let id = SessionId((ask.at.session as u128) << 32 | within);
-        let named = (!ask.is_independent).then_some(id);
+        let within = if request.is_independent { request.at.step as u128 } else { u128::from(step.agent) };
+        let id = SessionId((request.at.session as u128) << 32 | within);
+        let named = (!request.is_independent).then_some(id);
         let quorum = self.ledger.get_or_insert_with(|| VirtualLedger::new(fleet));
         let query = PromptQuery { client_session: named, new_session: id, path: &step.path, prompt: step.prompt };
         let located = quorum.locate(&query, micros(fleet.now.0));
-        let deepest = ask.memory_by_worker.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
+        let deepest = request.memory_by_worker.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
         let facts = ClassificationInputs {
             prompt_tokens: step.prompt,
             reused_tokens: deepest.max(located.shared.tokens(fleet.block)),
@@ -140,22 +140,22 @@ impl OwnerServe {
     /// Passes the planning inputs of a step to `then`; also returns the ledger's match.
     fn with_inputs<T>(
         &mut self,
-        ask: &PlacementRequest<'_>,
+        request: &PlacementRequest<'_>,
         fleet: &FleetView<'_>,
         then: impl FnOnce(&PlanningInputs<'_>) -> T,
     ) -> (T, PromptMatch) {
         if self.views.is_empty() {
             self.init_fleet(fleet);
         }
-        self.refresh_loads(fleet, ask.step.prompt);
-        let (located, step) = self.locate(ask, fleet);
-        let overlaps = overlaps(ask, fleet.block);
+        self.refresh_loads(fleet, request.step.prompt);
+        let (located, step) = self.locate(request, fleet);
+        let overlaps = overlaps(request, fleet.block);
         let profile = planner::RequestProfile {
             model: MODEL.into(),
             adapter: None,
-            prompt_tokens: ask.step.prompt,
+            prompt_tokens: request.step.prompt,
             longest_prompt_tokens: None,
-            expected_output_tokens: self.expected_answer(located.session.id, ask.step),
+            expected_output_tokens: self.expected_answer(located.session.id, request.step),
             expected_growth_tokens: self.occupancy.expected_growth(),
             block_size: fleet.block,
             transfers: TransferPermission::Allowed,
@@ -180,41 +180,41 @@ impl OwnerServe {
     /// Records which worker serves the step.
     fn record_dispatch(
         &mut self,
-        ask: &PlacementRequest<'_>,
+        request: &PlacementRequest<'_>,
         fleet: &FleetView<'_>,
         (located, plan): (PromptMatch, Plan),
     ) {
         let (id, server) = (located.session.id, worker_index(plan.target()));
         let now = micros(fleet.now.0);
-        self.idle_agents.remove(ask.at.session, ask.step.agent);
+        self.idle_agents.remove(request.at.session, request.step.agent);
         let before = located.session.owner.filter(|before| worker_index(before.worker) != server);
         if let (Some(before), OwnershipEffect::Move { .. } | OwnershipEffect::Claim) = (before, plan.ownership) {
             self.occupancy.session_moved(before, id);
         }
-        let stay = KvFootprint {
-            tokens: ask.step.prompt + self.expected_answer(id, ask.step),
-            cached: ask.memory_by_worker[server].device,
+        let footprint = KvFootprint {
+            tokens: request.step.prompt + self.expected_answer(id, request.step),
+            cached: request.memory_by_worker[server].device,
             capacity: fleet.spec.sizes.device,
         };
-        self.occupancy.step_started(owner(server), id, stay, now);
+        self.occupancy.step_started(owner(server), id, footprint, now);
         self.occupancy.prefill_started(
             owner(worker_index(plan.prompt_leg().worker)),
             plan.rationale.cost_terms.compute,
             now,
         );
         self.ledger.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
-        self.in_flight.insert(ask.at, InFlightStep { prompt_match: located, plan });
+        self.in_flight.insert(request.at, InFlightStep { prompt_match: located, plan });
     }
 }
 
 impl RoutingPolicy for OwnerServe {
-    fn admit(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Admitted {
+    fn admit(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Admitted {
         if self.ablation == Some(Ablation::NoAdmission) {
             return Admitted::Now;
         }
         let mut queue = std::mem::take(&mut self.queue);
-        let (verdict, _) = self.with_inputs(ask, fleet, |inputs| {
-            plan(inputs).ok().map(|decision| queue.admit(ask.at, AdmissionRequest::of(inputs, &decision)))
+        let (verdict, _) = self.with_inputs(request, fleet, |inputs| {
+            plan(inputs).ok().map(|decision| queue.admit(request.at, AdmissionRequest::of(inputs, &decision)))
         });
         self.queue = queue;
         match verdict {
@@ -223,8 +223,8 @@ impl RoutingPolicy for OwnerServe {
         }
     }
 
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
-        let (decision, located) = self.with_inputs(ask, fleet, plan);
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let (decision, located) = self.with_inputs(request, fleet, plan);
         // Every worker is ready and large enough, so there is always a plan; a step without one is counted and placed
         // anywhere.
         let Ok(decision) = decision else {
@@ -233,7 +233,7 @@ impl RoutingPolicy for OwnerServe {
         };
         let chosen = decision.plan;
         let (prefill, decode) = (worker_index(chosen.prompt_leg().worker), worker_index(chosen.target()));
-        self.record_dispatch(ask, fleet, (located, chosen));
+        self.record_dispatch(request, fleet, (located, chosen));
         let fetch = chosen.sequence.handoff(HandoffKind::Replicate).and_then(|handoff| {
             let until = handoff.blocks?.tokens(fleet.block);
             Some(PrefixFetch { from: worker_index(handoff.source.worker), until })
@@ -290,9 +290,9 @@ impl RoutingPolicy for OwnerServe {
     }
 }
 
-fn overlaps(ask: &PlacementRequest<'_>, block: Tokens) -> Vec<Overlap> {
-    let mut all = Vec::with_capacity(ask.memory_by_worker.len());
-    for (worker, memory) in ask.memory_by_worker.iter().enumerate() {
+fn overlaps(request: &PlacementRequest<'_>, block: Tokens) -> Vec<Overlap> {
+    let mut all = Vec::with_capacity(request.memory_by_worker.len());
+    for (worker, memory) in request.memory_by_worker.iter().enumerate() {
         let mut deepest = Blocks::ZERO;
         let TierDepths { device, with_host, with_disk } = *memory;
         let tiers = [(Tier::Hbm, device), (Tier::Host, with_host), (Tier::Disk, with_disk)];

@@ -13,7 +13,7 @@ pub(super) struct RoundRobin {
 }
 
 impl RoutingPolicy for RoundRobin {
-    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, _request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let worker = self.turn % fleet.workers.len();
         self.turn += 1;
         Dispatch::at(worker)
@@ -24,7 +24,7 @@ impl RoutingPolicy for RoundRobin {
 pub(super) struct LeastLoaded;
 
 impl RoutingPolicy for LeastLoaded {
-    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, _request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         Dispatch::at(argmin(fleet.all(), |worker| (fleet.requests(worker), fleet.workers[worker].memory_used())))
     }
 }
@@ -41,7 +41,7 @@ impl PowerOfTwo {
 }
 
 impl RoutingPolicy for PowerOfTwo {
-    fn place(&mut self, _ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, _request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let workers = fleet.workers.len() as u64;
         let one = self.rng.below(workers);
         let other = (one + 1 + self.rng.below(workers.saturating_sub(1))) % workers;
@@ -57,13 +57,13 @@ pub(super) struct SessionPinning {
 }
 
 impl RoutingPolicy for SessionPinning {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
-        if ask.is_independent {
-            return PrefixAffinity.place(ask, fleet);
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        if request.is_independent {
+            return PrefixAffinity.place(request, fleet);
         }
         self.sessions.resize(fleet.workers.len(), 0);
         let sessions = &mut self.sessions;
-        let home = self.homes.entry(ask.at.session).or_insert_with(|| {
+        let home = self.homes.entry(request.at.session).or_insert_with(|| {
             let home = argmin(fleet.all(), |worker| (sessions[worker], fleet.requests(worker)));
             sessions[home] += 1;
             home
@@ -82,8 +82,8 @@ impl RoutingPolicy for SessionPinning {
 pub(super) struct PrefixAffinity;
 
 impl RoutingPolicy for PrefixAffinity {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
-        let key = |worker: usize| (Reverse(ask.memory_by_worker[worker].with_disk), fleet.requests(worker));
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let key = |worker: usize| (Reverse(request.memory_by_worker[worker].with_disk), fleet.requests(worker));
         Dispatch::at(argmin(fleet.all(), key))
     }
 }

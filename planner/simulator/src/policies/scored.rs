@@ -7,18 +7,18 @@ use vocabulary::Tokens;
 
 use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, argmin};
 
-fn match_rate(found: Tokens, ask: &PlacementRequest<'_>) -> f64 {
-    found.0 as f64 / ask.step.prompt.0.max(1) as f64
+fn match_rate(found: Tokens, request: &PlacementRequest<'_>) -> f64 {
+    found.0 as f64 / request.step.prompt.0.max(1) as f64
 }
 
 /// Cached share of the prompt minus the load as a share of the busiest worker's requests.
 pub(super) struct MatchRateMinusLoad;
 
 impl RoutingPolicy for MatchRateMinusLoad {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let most = fleet.all().map(|worker| fleet.requests(worker)).max().unwrap_or_default().max(1) as f64;
         let score = |worker: usize| {
-            match_rate(ask.memory_by_worker[worker].with_disk, ask) - fleet.requests(worker) as f64 / most
+            match_rate(request.memory_by_worker[worker].with_disk, request) - fleet.requests(worker) as f64 / most
         };
         Dispatch::at(argmin(fleet.all(), |worker| -score(worker)))
     }
@@ -35,10 +35,10 @@ impl MultiOwner {
 }
 
 impl RoutingPolicy for MultiOwner {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
-        let cached = |worker: usize| ask.memory_by_worker[worker].with_disk;
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+        let cached = |worker: usize| request.memory_by_worker[worker].with_disk;
         let deepest = fleet.all().map(cached).max().unwrap_or_default();
-        let owned = match_rate(deepest, ask) > Self::MIN_OWNED_SHARE;
+        let owned = match_rate(deepest, request) > Self::MIN_OWNED_SHARE;
         let owns = |worker: &usize| !owned || cached(*worker).0 as f64 >= Self::OWNER_SHARE * deepest.0 as f64;
         let key = |worker: usize| (fleet.requests(worker), fleet.workers[worker].memory_used());
         Dispatch::at(argmin(fleet.all().filter(owns), key))
@@ -64,24 +64,24 @@ impl Sglang {
 }
 
 impl RoutingPolicy for Sglang {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         self.trees.resize(fleet.workers.len(), ApproximateTree::default());
         let loads = || fleet.all().map(|worker| fleet.requests(worker));
         let (most, fewest) = (loads().max().unwrap_or_default(), loads().min().unwrap_or_default());
         let apart = most - fewest > Self::MAX_REQUEST_GAP && most as f64 > Self::MAX_REQUEST_RATIO * fewest as f64;
         let found = |worker: usize| {
-            let known = ask.step.path.iter().take_while(|run| self.trees[worker].runs.contains(run)).count();
-            fleet.runs.end_depth(&ask.step.path[..known])
+            let known = request.step.path.iter().take_while(|run| self.trees[worker].runs.contains(run)).count();
+            fleet.runs.end_depth(&request.step.path[..known])
         };
         let worker = if apart {
             argmin(fleet.all(), |worker| fleet.requests(worker))
         } else {
             let deepest = argmin(fleet.all(), |worker| std::cmp::Reverse(found(worker)));
-            let matches = match_rate(found(deepest), ask) > Self::MATCH;
+            let matches = match_rate(found(deepest), request) > Self::MATCH;
             if matches { deepest } else { argmin(fleet.all(), |worker| self.trees[worker].tokens) }
         };
         let tree = &mut self.trees[worker];
-        for run in ask.step.path.iter() {
+        for run in request.step.path.iter() {
             if tree.runs.insert(*run) {
                 tree.tokens += fleet.runs.tokens(*run);
             }
@@ -97,7 +97,7 @@ pub(super) struct Llmd {
 }
 
 impl RoutingPolicy for Llmd {
-    fn place(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> Dispatch {
         let queue = |worker: usize| {
             let engine = &fleet.workers[worker];
             engine.queued() as f64 + f64::from(u8::from(engine.is_prefilling()))
@@ -109,7 +109,7 @@ impl RoutingPolicy for Llmd {
         let score = |worker: usize| {
             let short = if most == fewest { 1.0 } else { (most - queue(worker)) / (most - fewest) };
             let usage = (self.used_memory)(fleet.workers[worker]).0 as f64 / fleet.spec.sizes.device.0.max(1) as f64;
-            3.0 * match_rate(ask.memory_by_worker[worker].with_disk, ask) + 2.0 * short + 2.0 * (1.0 - usage)
+            3.0 * match_rate(request.memory_by_worker[worker].with_disk, request) + 2.0 * short + 2.0 * (1.0 - usage)
         };
         Dispatch::at(argmin(fleet.all(), |worker| -score(worker)))
     }

@@ -101,8 +101,8 @@ impl ThunderAgent {
 }
 
 impl RoutingPolicy for ThunderAgent {
-    fn admit(&mut self, ask: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> PlacementTiming {
-        let (session, context) = (ask.at.session, ask.step.prompt);
+    fn admit(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> PlacementTiming {
+        let (session, context) = (request.at.session, request.step.prompt);
         let queue = self.programs.values().any(|program| !program.waiting.is_empty());
         let known = self.programs.contains_key(&session);
         let fresh = Program { context, worker: None, tool_call_since: None, waiting: Vec::new(), steps: 0 };
@@ -125,13 +125,13 @@ impl RoutingPolicy for ThunderAgent {
             }
         }
         if let Some(program) = self.programs.get_mut(&session) {
-            program.waiting.push(ask.at);
+            program.waiting.push(request.at);
         }
         PlacementTiming::Later
     }
 
-    fn place(&mut self, ask: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> Dispatch {
-        let home = self.programs.get(&ask.at.session).and_then(|program| program.worker);
+    fn place(&mut self, request: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> Dispatch {
+        let home = self.programs.get(&request.at.session).and_then(|program| program.worker);
         Dispatch::at(home.unwrap_or_default())
     }
 

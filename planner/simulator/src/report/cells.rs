@@ -113,9 +113,10 @@ pub(super) fn with_confidence(cells: &[PolicySummary], names: &[&str]) -> Vec<Ve
 
 fn rows(cells: &[PolicySummary], metrics: &[&Metric], said: fn(&Metric, Mean) -> String) -> Vec<Vec<String>> {
     let names = ["policy", "load"].into_iter().chain(metrics.iter().map(|metric| metric.name));
-    let row = |cell: &PolicySummary| {
-        let said = |metric: &&Metric| cell.mean(metric.name).map_or_else(|| "-".to_owned(), |mean| said(metric, mean));
-        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(metrics.iter().map(said)).collect()
+    let row = |summary: &PolicySummary| {
+        let said =
+            |metric: &&Metric| summary.mean(metric.name).map_or_else(|| "-".to_owned(), |mean| said(metric, mean));
+        [summary.policy.to_owned(), summary.load.to_string()].into_iter().chain(metrics.iter().map(said)).collect()
     };
     std::iter::once(names.map(str::to_owned).collect()).chain(cells.iter().map(row)).collect()
 }

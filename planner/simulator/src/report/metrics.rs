@@ -41,8 +41,8 @@ pub struct MetricDefinition {
     pub what: &'static str,
 }
 
-fn replication_share(figures: &RunStats, moves: usize) -> Option<f64> {
-    let all = figures.service.prefix_replication.moves;
+fn replication_share(stats: &RunStats, moves: usize) -> Option<f64> {
+    let all = stats.service.prefix_replication.moves;
     (all > 0).then(|| moves as f64 / all as f64)
 }
 
@@ -83,13 +83,13 @@ const PREDICTION_ERROR: &str = "median of |predicted - observed| / observed, of 
     policy predicted them and as they were";
 
 /// Returns a part of the prediction quality; none if the policy predicts nothing.
-fn prediction(figures: &RunStats, part: fn(&PredictionQuality) -> f64) -> Option<f64> {
-    figures.service.ttft_prediction.get(ALL_ACTIONS).map(part)
+fn prediction(stats: &RunStats, part: fn(&PredictionQuality) -> f64) -> Option<f64> {
+    stats.service.ttft_prediction.get(ALL_ACTIONS).map(part)
 }
 
 /// Returns a part of the step time; none if no step was measured.
-fn step_part(figures: &RunStats, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
-    (figures.step.count > 0).then(|| part(&figures.service.step_breakdown))
+fn step_part(stats: &RunStats, part: fn(&StepBreakdown) -> f64) -> Option<f64> {
+    (stats.step.count > 0).then(|| part(&stats.service.step_breakdown))
 }
 
 const RESTORED: &str = "measured steps that were loaded KV from the host tier or from disk, or sent KV by another worker \
@@ -99,8 +99,8 @@ const WRITE_AMPLIFICATION: &str = "bytes of KV written to disks, by those of the
     each worker: what a byte of use costs in writes. An SSD's own rewriting comes on top. Nothing where none was read";
 
 /// Returns a part of the time to first token of restored steps; none if there are none.
-fn restore(figures: &RunStats, part: fn(&RestoreBreakdown) -> f64) -> Option<f64> {
-    (figures.reuse.restores.steps > 0).then(|| part(&figures.reuse.restores.split))
+fn restore(stats: &RunStats, part: fn(&RestoreBreakdown) -> f64) -> Option<f64> {
+    (stats.reuse.restores.steps > 0).then(|| part(&stats.reuse.restores.split))
 }
 
 const OWNER_HIT: &str = "share of the steps that go on from others which found, in the memory of the worker that \
@@ -234,8 +234,8 @@ impl Metric {
     }
 
     /// Formats the value; `nothing` if nothing was measured.
-    pub(super) fn format(&self, figures: &RunStats, nothing: &str) -> String {
-        (self.value)(figures).map_or_else(|| nothing.to_owned(), |value| format!("{value:.*}", self.digits))
+    pub(super) fn format(&self, stats: &RunStats, nothing: &str) -> String {
+        (self.value)(stats).map_or_else(|| nothing.to_owned(), |value| format!("{value:.*}", self.digits))
     }
 }
 

@@ -21,7 +21,7 @@ const FIGURES: [&str; 13] = [
 
 /// Returns one row per cell after a header row; `-` if nothing was measured.
 pub fn tier_policy_table(cells: &[PolicySummary]) -> Vec<Vec<String>> {
-    let cache = |cell: &PolicySummary| cell.tier_policy.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
+    let cache = |summary: &PolicySummary| summary.tier_policy.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
     let caches = std::iter::once("tier_policy".to_owned()).chain(cells.iter().map(cache));
     caches.zip(with_confidence(cells, &FIGURES)).map(|(cache, row)| [vec![cache], row].concat()).collect()
 }

@@ -59,9 +59,10 @@ fn verdict(
     (cells, own): (&[PolicySummary], &PolicySummary),
     (figure, bound): (&'static str, f64),
 ) -> Option<BaselineVerdict> {
-    let complete = |cell: &&PolicySummary| cell.load == own.load && cell.unserved == 0 && is_baseline(cell.policy);
+    let complete =
+        |summary: &&PolicySummary| summary.load == own.load && summary.unserved == 0 && is_baseline(summary.policy);
     // A missing seed would make the mean one of different traffic.
-    let whole = |cell: &PolicySummary| cell.mean(figure).filter(|mean| mean.seeds == cell.seeds);
+    let whole = |summary: &PolicySummary| summary.mean(figure).filter(|mean| mean.seeds == summary.seeds);
     let others = cells.iter().filter(complete).filter_map(|cell| Some((cell.policy, whole(cell)?)));
     let (best, theirs) = others.min_by(|(_, a), (_, b)| a.mean.total_cmp(&b.mean))?;
     let ours = whole(own)?;

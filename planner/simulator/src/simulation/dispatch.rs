@@ -144,7 +144,7 @@ impl Simulation<'_> {
     /// Sends the missing runs, and pins them at the source until they are sent.
     pub(super) fn fetch(
         &mut self,
-        ticket: RunRequestId,
+        request: RunRequestId,
         step: &TraceStep,
         (fetch, to): (PrefixFetch, usize),
     ) -> PendingFetch {
@@ -166,7 +166,7 @@ impl Simulation<'_> {
             .links
             .send(loaded_at, (fetch.from, to), tokens)
             .max(loaded_at + Seconds(turn + self.links.transfer_seconds(tokens)));
-        self.events.add(ready, WorldEvent::FetchArrived(ticket));
+        self.events.add(ready, WorldEvent::FetchArrived(request));
         PendingFetch { runs: fetched, pinned_runs: kept, ready }
     }
 
@@ -181,9 +181,9 @@ impl Simulation<'_> {
     }
 
     /// The KV that a prompt was waiting for has arrived.
-    pub(super) fn fetch_arrived(&mut self, ticket: RunRequestId) {
+    pub(super) fn fetch_arrived(&mut self, request: RunRequestId) {
         let runs = &self.trace.runs;
-        let job = self.job(ticket);
+        let job = self.job(request);
         let (dispatch, lent) = (job.dispatch, std::mem::take(&mut job.pinned_runs));
         if let Some(PrefixFetch { from, .. }) = dispatch.fetch {
             self.engines[from].engine.transfer_sent(runs, &lent);

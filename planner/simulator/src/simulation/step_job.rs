@@ -61,9 +61,9 @@ impl Simulation<'_> {
         self.job(started.ticket).stages.prompt_started(now, started, again);
     }
 
-    fn first_token(&mut self, ticket: RunRequestId) {
+    fn first_token(&mut self, request: RunRequestId) {
         let now = self.now;
-        let job = self.job(ticket);
+        let job = self.job(request);
         job.stages.first_token = now;
         let (at, stages, prediction) = (job.at, job.stages, job.dispatch.prediction);
         self.tally.record_first_token(at, &stages);
@@ -86,9 +86,9 @@ impl Simulation<'_> {
     }
 
     /// The KV has arrived; if the decode worker has no memory, the step waits.
-    pub(super) fn shipment_arrived(&mut self, ticket: RunRequestId) {
+    pub(super) fn shipment_arrived(&mut self, request: RunRequestId) {
         let (now, runs) = (self.now, &self.trace.runs);
-        let job = self.job(ticket);
+        let job = self.job(request);
         let (Dispatch { prefill, decode, .. }, tries) = (job.dispatch, job.tries);
         let Some(prefilled) = job.prefilled.take() else { return };
         let around = EngineEnvironment { runs, shared: self.shared_pool.as_mut() };
@@ -100,12 +100,12 @@ impl Simulation<'_> {
                 self.answer_at_source((prefill, decode), prefilled);
                 return;
             }
-            let job = self.job(ticket);
+            let job = self.job(request);
             (job.tries, job.prefilled) = (tries + 1, Some(prefilled));
-            self.events.add(now + RETRY_INTERVAL, WorldEvent::ShipmentArrived(ticket));
+            self.events.add(now + RETRY_INTERVAL, WorldEvent::ShipmentArrived(request));
             return;
         }
-        self.first_token(ticket);
+        self.first_token(request);
         self.engines[prefill].engine.release_prefilled(runs, &prefilled);
         self.wake_engine(decode);
         self.wake_engine(prefill);
@@ -123,9 +123,9 @@ impl Simulation<'_> {
         self.wake_engine(prefill);
     }
 
-    fn finished(&mut self, ticket: RunRequestId) {
+    fn finished(&mut self, request: RunRequestId) {
         let trace = self.trace;
-        let Some(job) = self.jobs[ticket.0 as usize].take() else { return };
+        let Some(job) = self.jobs[request.0 as usize].take() else { return };
         let step = &trace.sessions[job.at.session].steps[job.at.step];
         self.tally.step_finished((job.at, step), self.now, &job.stages);
         self.driver.policy.step_finished(job.at, step, self.now);

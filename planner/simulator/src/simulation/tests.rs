@@ -16,7 +16,7 @@ use crate::trace::ReplayLimits;
 struct ScriptedPolicy(VecDeque<Dispatch>);
 
 impl RoutingPolicy for ScriptedPolicy {
-    fn place(&mut self, _ask: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> Dispatch {
+    fn place(&mut self, _request: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> Dispatch {
         self.0.pop_front().expect("every step is told")
     }
 }

@@ -23,8 +23,8 @@ fn without(ablation: Ablation) -> RunStats {
     run(PolicyKind::Ablated(ablation))
 }
 
-fn taken(figures: &RunStats, action: &str) -> usize {
-    figures.service.actions.get(action).copied().unwrap_or_default()
+fn taken(stats: &RunStats, action: &str) -> usize {
+    stats.service.actions.get(action).copied().unwrap_or_default()
 }
 
 #[test]

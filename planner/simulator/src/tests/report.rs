@@ -18,8 +18,8 @@ fn figures() -> RunStats {
 }
 
 /// Returns the same run with other step times.
-fn as_if(figures: &RunStats, policy: PolicyKind, seed: u64, step: f64) -> RunStats {
-    let mut other = RunStats { policy: policy.as_str(), ..figures.clone() };
+fn as_if(stats: &RunStats, policy: PolicyKind, seed: u64, step: f64) -> RunStats {
+    let mut other = RunStats { policy: policy.as_str(), ..stats.clone() };
     other.traffic.seed = seed;
     (other.step, other.session) = (TimeDistribution::of(vec![step]), TimeDistribution::of(vec![10.0 * step]));
     other.ttft = TimeDistribution::of(vec![step / 2.0]);

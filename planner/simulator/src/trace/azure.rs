@@ -35,8 +35,8 @@ pub(super) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result
     Ok(())
 }
 
-fn step(place: TraceLocation<'_>, line: &str) -> Result<TraceStep, TraceError> {
-    let malformed = |why: String| place.fault(TraceFault::Malformed { why, accepted: ACCEPTED });
+fn step(location: TraceLocation<'_>, line: &str) -> Result<TraceStep, TraceError> {
+    let malformed = |why: String| location.fault(TraceFault::Malformed { why, accepted: ACCEPTED });
     let fields: Vec<&str> = line.split(',').collect();
     let [time, prompt, answer] = fields[..] else {
         return Err(malformed(format!("{} columns where 3 belong", fields.len())));
@@ -45,8 +45,8 @@ fn step(place: TraceLocation<'_>, line: &str) -> Result<TraceStep, TraceError> {
         text.trim().parse::<u64>().map_err(|_| malformed(format!("{field} `{text}` is not a whole number from 0 on")))
     };
     let at = parse_time(time.trim()).ok_or_else(|| malformed(format!("`{time}` is not a time")))?;
-    let prompt = place.check_prompt("ContextTokens", number("ContextTokens", prompt)?)?;
-    let answer = place.check_answer("GeneratedTokens", number("GeneratedTokens", answer)?)?;
+    let prompt = location.check_prompt("ContextTokens", number("ContextTokens", prompt)?)?;
+    let answer = location.check_answer("GeneratedTokens", number("GeneratedTokens", answer)?)?;
     let (after, think) = (Vec::new(), Micros::ZERO);
     Ok(TraceStep { agent: 0, after, pause: think, at, prompt, answer, path: [].into(), resent_path: None })
 }

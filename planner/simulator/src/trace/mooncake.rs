@@ -49,16 +49,16 @@ pub(super) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result
     Ok(())
 }
 
-fn parse_row(place: TraceLocation<'_>, row: &MooncakeRow) -> Result<(TraceStep, BlockIds), TraceError> {
-    let prompt = place.check_prompt("input_length", row.input_length)?;
-    let answer = place.check_answer("output_length", row.output_length)?;
-    let at = place.check_seconds("timestamp (in seconds)", row.timestamp / 1e3)?;
+fn parse_row(location: TraceLocation<'_>, row: &MooncakeRow) -> Result<(TraceStep, BlockIds), TraceError> {
+    let prompt = location.check_prompt("input_length", row.input_length)?;
+    let answer = location.check_answer("output_length", row.output_length)?;
+    let at = location.check_seconds("timestamp (in seconds)", row.timestamp / 1e3)?;
     let (blocks, whole) = (row.hash_ids.len() as u64, prompt.0 / u64::from(BLOCK));
     if blocks < whole || blocks > whole + 1 {
         let accepted = "one for each 512 tokens of input_length, the last one perhaps partial";
-        return Err(place.out_of_range("hash_ids", format!("{blocks} ids for {prompt} tokens"), accepted));
+        return Err(location.out_of_range("hash_ids", format!("{blocks} ids for {prompt} tokens"), accepted));
     }
-    row.hash_ids.iter().try_for_each(|id| place.check_ids("hash_ids", *id, 1))?;
+    row.hash_ids.iter().try_for_each(|id| location.check_ids("hash_ids", *id, 1))?;
     let mut ids: BlockIds = row.hash_ids.iter().copied().collect();
     // Only whole blocks can be reused.
     ids.truncate(whole as u32);

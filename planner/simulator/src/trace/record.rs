@@ -20,17 +20,17 @@ pub(crate) fn lines<'a>(file: &'a str, text: &'a str) -> impl Iterator<Item = (T
 
 /// Parses one JSON record that starts at `place`.
 pub(crate) fn json<'a, T: Deserialize<'a>>(
-    place: TraceLocation<'_>,
+    location: TraceLocation<'_>,
     text: &'a str,
     accepted: &'static str,
 ) -> Result<T, TraceError> {
     serde_json::from_str(text).map_err(|error| {
-        let line = place.line + error.line().saturating_sub(1);
+        let line = location.line + error.line().saturating_sub(1);
         let full = error.to_string();
         let why = full.split(" at line ").next().unwrap_or_default();
         let cut = if error.is_eof() { "the text is cut off: " } else { "" };
         let why = format!("{cut}{why} (column {})", error.column());
-        TraceLocation { line, ..place }.fault(TraceFault::Malformed { why, accepted })
+        TraceLocation { line, ..location }.fault(TraceFault::Malformed { why, accepted })
     })
 }
 
@@ -43,8 +43,8 @@ pub(crate) struct LineCursor<'a> {
 
 impl<'a> LineCursor<'a> {
     /// Starts at the beginning of `text`, which itself starts at `place`.
-    pub(crate) fn new(place: TraceLocation<'a>, text: &'a str) -> Self {
-        Self { text, location: place, at: 0 }
+    pub(crate) fn new(location: TraceLocation<'a>, text: &'a str) -> Self {
+        Self { text, location, at: 0 }
     }
 
     /// Returns the location of a part that starts at or after the previous one.

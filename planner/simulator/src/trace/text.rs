@@ -131,7 +131,7 @@ pub(super) fn tau_bench(builder: &mut TraceBuilder, file: &str, text: &str) -> R
 
 fn dialogue_steps(
     builder: &mut TraceBuilder,
-    place: TraceLocation<'_>,
+    location: TraceLocation<'_>,
     messages: &[Value],
 ) -> Result<Vec<TraceStep>, TraceError> {
     let (mut path, mut steps, mut before): (Vec<RunId>, Vec<TraceStep>, _) = (Vec::new(), Vec::new(), None);
@@ -145,15 +145,15 @@ fn dialogue_steps(
                 (_, Some("tool")) => TOOL_PAUSE,
                 _ => USER_PAUSE,
             };
-            builder.budget.take(place, 2 * path.len() + 1)?;
+            builder.budget.take(location, 2 * path.len() + 1)?;
             let resent = [&path[..], &[run]].concat().into();
             steps.push(TraceStep {
                 agent: 0,
                 after: index.checked_sub(1).into_iter().collect(),
                 pause: think,
                 at: Micros::ZERO,
-                prompt: place.check_prompt("traj", builder.runs.end_depth(&path).0)?,
-                answer: place.check_answer("traj", builder.runs.tokens(run).0)?,
+                prompt: location.check_prompt("traj", builder.runs.end_depth(&path).0)?,
+                answer: location.check_answer("traj", builder.runs.tokens(run).0)?,
                 path: path.as_slice().into(),
                 resent_path: Some(resent),
             });

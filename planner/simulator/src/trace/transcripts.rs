@@ -100,7 +100,7 @@ pub(super) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result
 }
 
 impl<'a> Transcript<'a> {
-    fn add(&mut self, place: TraceLocation<'a>, line: TranscriptLine) -> Result<(), TraceError> {
+    fn add(&mut self, location: TraceLocation<'a>, line: TranscriptLine) -> Result<(), TraceError> {
         let TranscriptLine { kind: Some(kind), uuid: Some(uuid), parent, side, timestamp, message: Some(message) } =
             line
         else {
@@ -112,7 +112,7 @@ impl<'a> Transcript<'a> {
         }
         let written = timestamp.unwrap_or_default();
         let at = parse_time(&written).ok_or_else(|| {
-            place.fault(TraceFault::Malformed {
+            location.fault(TraceFault::Malformed {
                 why: format!("the timestamp `{written}` is not a time"),
                 accepted: ACCEPTED,
             })
@@ -134,7 +134,7 @@ impl<'a> Transcript<'a> {
             match known.and_then(|call| self.calls.get_mut(call)) {
                 Some(call) => call.messages.push(record),
                 None => self.calls.push(ModelCall {
-                    location: place,
+                    location,
                     is_sidechain: side,
                     model: message.model.unwrap_or_default(),
                     prompt: message.usage.map_or(0, |usage| usage.prompt()),

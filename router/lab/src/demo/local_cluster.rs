@@ -89,10 +89,10 @@ pub(crate) struct LocalCluster {
 
 impl LocalCluster {
     /// Starts all processes and waits until each responds.
-    pub(crate) async fn start(shape: LocalClusterOptions) -> Result<LocalCluster, LocalClusterError> {
+    pub(crate) async fn start(options: LocalClusterOptions) -> Result<LocalCluster, LocalClusterError> {
         let mut attempt = 1;
         loop {
-            match LocalCluster::start_once(&shape).await {
+            match LocalCluster::start_once(&options).await {
                 Err(LocalClusterError::Exited { lines, .. })
                     if attempt < MAX_START_ATTEMPTS && is_port_conflict(&lines) =>
                 {
@@ -103,20 +103,20 @@ impl LocalCluster {
         }
     }
 
-    async fn start_once(shape: &LocalClusterOptions) -> Result<LocalCluster, LocalClusterError> {
-        let ports = free_ports(shape.roles.len() + 2)?;
+    async fn start_once(options: &LocalClusterOptions) -> Result<LocalCluster, LocalClusterError> {
+        let ports = free_ports(options.roles.len() + 2)?;
         let (own, workers) = ports.split_at(2);
         let data = tempfile::tempdir().map_err(system_error("make a folder for the ledger"))?;
         let profile = data.path().join("profile.toml");
-        std::fs::write(&profile, shape.profile).map_err(system_error("write the workers' profile"))?;
+        std::fs::write(&profile, options.profile).map_err(system_error("write the workers' profile"))?;
         let mut started = Vec::new();
-        for (number, (role, address)) in shape.roles.iter().copied().zip(workers).enumerate() {
+        for (number, (role, address)) in options.roles.iter().copied().zip(workers).enumerate() {
             let name = format!("{} worker {number}", role.as_str());
-            let args = worker_args((role, *address), shape, &profile);
+            let args = worker_args((role, *address), options, &profile);
             let process = ChildProcess::spawn(name, &args).map_err(system_error("start a worker"))?;
             started.push(LocalWorker { role, address: *address, process });
         }
-        let args = serve_args(shape, own, &started, data.path());
+        let args = serve_args(options, own, &started, data.path());
         let serve = ChildProcess::spawn("serve".into(), &args).map_err(system_error("start serve"))?;
         let (proxy, operator, client) = (own[0], own[1], AgentClient::new());
         let mut cluster = LocalCluster { workers: started, proxy, operator, serve, client, _data: data };
@@ -175,19 +175,23 @@ impl LocalCluster {
     }
 }
 
-fn worker_args((role, address): (WorkerRole, SocketAddr), shape: &LocalClusterOptions, profile: &Path) -> Vec<String> {
+fn worker_args(
+    (role, address): (WorkerRole, SocketAddr),
+    options: &LocalClusterOptions,
+    profile: &Path,
+) -> Vec<String> {
     [
         "sim-worker".to_owned(),
         EXIT_WITH_PARENT.to_owned(),
         format!("--listen={address}"),
         format!("--role={}", role.as_str()),
         format!("--profile={}", profile.display()),
-        format!("--speed-up={}", shape.speed_up),
+        format!("--speed-up={}", options.speed_up),
     ]
     .into()
 }
 
-fn serve_args(shape: &LocalClusterOptions, own: &[SocketAddr], workers: &[LocalWorker], data: &Path) -> Vec<String> {
+fn serve_args(options: &LocalClusterOptions, own: &[SocketAddr], workers: &[LocalWorker], data: &Path) -> Vec<String> {
     let mut args = vec![
         "serve".to_owned(),
         EXIT_WITH_PARENT.to_owned(),
@@ -197,7 +201,7 @@ fn serve_args(shape: &LocalClusterOptions, own: &[SocketAddr], workers: &[LocalW
         "--set=models.tiny.tokenizer_dir=builtin".to_owned(),
     ];
     args.extend(workers.iter().map(|worker| format!("--worker=http://{}#{}", worker.address, worker.role.as_str())));
-    args.extend(shape.policy.settings().iter().chain(shape.settings).map(|setting| format!("--set={setting}")));
+    args.extend(options.policy.settings().iter().chain(options.settings).map(|setting| format!("--set={setting}")));
     args
 }
 

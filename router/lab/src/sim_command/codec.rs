@@ -44,8 +44,8 @@ impl ModelCodec {
 }
 
 impl TextCodec for ModelCodec {
-    fn encode_chat(&self, words: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
-        let form = match words {
+    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+        let form = match api {
             ConversationApi::Chat => ChatEndpoint::Chat,
             ConversationApi::Messages => ChatEndpoint::Messages,
             ConversationApi::Responses => ChatEndpoint::Responses,

@@ -142,8 +142,8 @@ async fn generated_text_round_trips_with_tokenizer_framing() {
 #[tokio::test]
 async fn simulated_worker_is_served_through_the_router() {
     let worker = sim(&["--speed-up=50"]).await;
-    let front = start_router_at(&[url(&worker)], &[]).await;
-    let at = front.proxy_address();
+    let router = start_router_at(&[url(&worker)], &[]).await;
+    let at = router.proxy_address();
     let models = get(at, "/v1/models").await.json();
     assert_eq!(models["data"][0]["id"], "tiny");
     let chat = |stream: bool| {
@@ -174,8 +174,8 @@ async fn simulated_worker_is_served_through_the_router() {
 #[tokio::test]
 async fn dead_worker_is_replaced_before_and_during_its_answer() {
     let (first, second) = (sim(&["--speed-up=0.5"]).await, sim(&["--speed-up=50"]).await);
-    let front = start_router_at(&[url(&first), url(&second)], &["routing.fallback_policy=round_robin"]).await;
-    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
+    let router = start_router_at(&[url(&first), url(&second)], &["routing.fallback_policy=round_robin"]).await;
+    wait_until("both are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 2).await;
     let body = |stream: bool| {
         json!({"model": "tiny", "max_tokens": 400, "ignore_eos": true, "prompt": "Go on.", "stream": stream})
             .to_string()
@@ -183,11 +183,11 @@ async fn dead_worker_is_replaced_before_and_during_its_answer() {
     // Two at once, so that one is at the slow worker, whole answers and streams each.
     let mut streams = Vec::new();
     for _ in 0..2 {
-        let mut stream = raw(front.proxy_address(), &request_bytes("/v1/completions", &body(true))).await;
+        let mut stream = raw(router.proxy_address(), &request_bytes("/v1/completions", &body(true))).await;
         read_until(&mut stream, "data: {").await;
         streams.push(stream);
     }
-    let at = front.proxy_address();
+    let at = router.proxy_address();
     let whole: Vec<_> = (0..2)
         .map(|_| {
             let body = body(false);
@@ -203,20 +203,20 @@ async fn dead_worker_is_replaced_before_and_during_its_answer() {
         let end = crate::testing::read_chunked_body(&mut stream).await;
         assert!(!end.contains("event: error") && end.contains("[DONE]"), "{end}");
     }
-    assert_eq!(front.gateway.metrics.requests.broken_streams.with_label_values(&["resumed"]).get(), 1);
+    assert_eq!(router.gateway.metrics.requests.broken_streams.with_label_values(&["resumed"]).get(), 1);
 }
 
 #[tokio::test]
 async fn operators_see_worker_events_load_and_lease() {
     let worker = sim(&["--speed-up=50"]).await;
-    let front = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
-    let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
-    let metrics = async || String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
+    let router = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
+    let line = async || get(router.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
+    let metrics = async || String::from_utf8(get(router.operator_address(), "/metrics").await.body.to_vec()).unwrap();
     let body =
         json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "word ".repeat(400)}]});
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     loop {
-        assert_eq!(post(front.proxy_address(), "/v1/chat/completions", body.to_string()).await.status, 200);
+        assert_eq!(post(router.proxy_address(), "/v1/chat/completions", body.to_string()).await.status, 200);
         let line = line().await;
         if line["kv_index_state"] == "exact"
             && line["lease"]["state"] == "held"
@@ -246,5 +246,5 @@ async fn operators_see_worker_events_load_and_lease() {
         (value(&format!("residency_blocks{{worker=\"{name}\"}}")), value("residency_distinct_blocks"));
     assert!(held > 10.0 && held == distinct, "one worker holds each block once: {held} {distinct}");
     assert_eq!(value("ledger_leases{state=\"held\"}"), 1.0);
-    assert_eq!(value("client_connections") as i64, front.gateway.metrics.process.connections.get());
+    assert_eq!(value("client_connections") as i64, router.gateway.metrics.process.connections.get());
 }

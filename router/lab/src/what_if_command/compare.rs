@@ -163,14 +163,15 @@ pub(super) struct ComparisonBuilder {
 /// The candidate that a decision's plan is.
 fn chosen_candidate(decision: &Decision) -> Option<&PlanCandidate> {
     let plan = &decision.plan;
-    let is = |one: &&PlanCandidate| (one.action, one.sequence) == (plan.action, plan.sequence);
+    let is = |candidate: &&PlanCandidate| (candidate.action, candidate.sequence) == (plan.action, plan.sequence);
     decision.candidates.iter().find(is)
 }
 
 /// The candidate that was carried out. The bypass calls whatever it does at one worker colocated prefill, the planner tells apart
 /// what the worker lacks.
 fn served_candidate<'a>(decision: &'a Decision, tried: &ReplayAttempt) -> Option<&'a PlanCandidate> {
-    let at = |one: &&PlanCandidate| one.sequence.legs().map(AttemptLeg::from).eq(tried.legs.iter().copied());
+    let at =
+        |candidate: &&PlanCandidate| candidate.sequence.legs().map(AttemptLeg::from).eq(tried.legs.iter().copied());
     let all = || decision.candidates.iter().filter(at);
     all().find(|one| one.action == tried.action).or_else(|| all().find(|one| !one.sequence.has_handoff()))
 }

@@ -54,34 +54,34 @@ fn trails() -> ConversationCache {
     ConversationCache::new(Bytes(1 << 20))
 }
 
-fn memory(trails: &ConversationCache) -> ConversationLookup<'_> {
-    ConversationLookup { cache: trails, tenant: "t", session: Some(1) }
+fn memory(conversations: &ConversationCache) -> ConversationLookup<'_> {
+    ConversationLookup { cache: conversations, tenant: "t", session: Some(1) }
 }
 
 /// Resolves a prompt from the cache, or in full, and compares both.
 fn resolve_and_verify(
-    identifier: &PromptResolver,
+    resolver: &PromptResolver,
     body: &str,
-    memory: ConversationLookup<'_>,
+    lookup: ConversationLookup<'_>,
     now: WallTime,
 ) -> LookupTier {
-    resolve_and_verify_as(ChatEndpoint::Chat, identifier, (body, now), memory)
+    resolve_and_verify_as(ChatEndpoint::Chat, resolver, (body, now), lookup)
 }
 
 fn resolve_and_verify_as(
-    form: ChatEndpoint,
-    identifier: &PromptResolver,
+    endpoint: ChatEndpoint,
+    resolver: &PromptResolver,
     (body, now): (&str, WallTime),
-    memory: ConversationLookup<'_>,
+    lookup: ConversationLookup<'_>,
 ) -> LookupTier {
     let inputs = PromptInputs { keys: RootKeys::default(), now };
-    let whole = identifier.resolve_conversation(form, body.as_bytes(), (inputs, None)).prompt;
-    let converted = identifier.convert(form, body.as_bytes());
+    let whole = resolver.resolve_conversation(endpoint, body.as_bytes(), (inputs, None)).prompt;
+    let converted = resolver.convert(endpoint, body.as_bytes());
     let layout = match &converted {
         None => ChatLayout::read(body.as_bytes()),
         Some(converted) => converted.as_ref().ok().map(ConvertedRequest::layout),
     };
-    match layout.and_then(|layout| identifier.extend(layout, inputs, memory)) {
+    match layout.and_then(|layout| resolver.extend(layout, inputs, lookup)) {
         Some(ExtendedPrompt { prompt, reused_tokens: known, tier: rung }) => {
             assert_eq!((prompt.identity, &prompt.detail), (whole.identity, &whole.detail), "{body}");
             assert_eq!(prompt.chain, whole.chain, "{body}");
@@ -90,15 +90,15 @@ fn resolve_and_verify_as(
             rung
         }
         None => {
-            let begun = layout.map(|layout| identifier.resolve_and_cache(layout, inputs, None, memory).prompt);
+            let begun = layout.map(|layout| resolver.resolve_and_cache(layout, inputs, None, lookup).prompt);
             assert!(begun.is_none_or(|begun| begun == whole));
             LookupTier::Miss
         }
     }
 }
 
-fn step(identifier: &PromptResolver, body: &Value, memory: ConversationLookup<'_>) -> LookupTier {
-    resolve_and_verify(identifier, &body.to_string(), memory, WallTime::default())
+fn step(resolver: &PromptResolver, body: &Value, lookup: ConversationLookup<'_>) -> LookupTier {
+    resolve_and_verify(resolver, &body.to_string(), lookup, WallTime::default())
 }
 
 fn user(text: &str) -> Value {
@@ -123,9 +123,9 @@ fn body(messages: &[Value]) -> Value {
 }
 
 /// Writes the same conversation in another endpoint's format.
-fn convert_body(form: ChatEndpoint, messages: &[Value]) -> Value {
+fn convert_body(endpoint: ChatEndpoint, messages: &[Value]) -> Value {
     let body = json!({"model": "m", "max_tokens": 9});
-    let (list, tools): (&str, Value) = match form {
+    let (list, tools): (&str, Value) = match endpoint {
         ChatEndpoint::Chat => ("messages", tools()),
         ChatEndpoint::Messages => ("messages", json!([{"name": "look", "description": "Looks", "input_schema": {}}])),
         ChatEndpoint::Responses => {
@@ -134,7 +134,7 @@ fn convert_body(form: ChatEndpoint, messages: &[Value]) -> Value {
     };
     let mut body = body;
     body["tools"] = tools;
-    body[list] = match form {
+    body[list] = match endpoint {
         ChatEndpoint::Chat => messages.into(),
         ChatEndpoint::Messages => messages.iter().map(of_messages).collect(),
         ChatEndpoint::Responses => messages.iter().flat_map(of_responses).collect(),
@@ -211,8 +211,8 @@ fn talk() -> Vec<Value> {
 #[track_caller]
 fn check_tiers(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
     for (name, identifier) in models() {
-        let trails = trails();
-        let rungs = ends.iter().map(|end| step(identifier, &body(&talk[..*end]), memory(&trails)).into());
+        let conversations = trails();
+        let rungs = ends.iter().map(|end| step(identifier, &body(&talk[..*end]), memory(&conversations)).into());
         let rungs: Vec<&str> = rungs.collect();
         let family = expected.iter().find(|(names, _)| names.contains(&name));
         let (_, expected) = family.unwrap_or_else(|| panic!("nothing is expected of {name}"));
@@ -258,10 +258,10 @@ fn chat_conversations_resume_at_the_last_answer_or_rewritten_turn() {
 #[test]
 fn converted_conversations_resume_like_chat_conversations() {
     let of = |form, name: &str, ends: &[usize]| -> Vec<&str> {
-        let (trails, talk) = (trails(), talk());
+        let (conversations, talk) = (trails(), talk());
         let step = |end: &usize| {
             let body = convert_body(form, &talk[..*end]).to_string();
-            resolve_and_verify_as(form, model(name), (&body, WallTime::default()), memory(&trails)).into()
+            resolve_and_verify_as(form, model(name), (&body, WallTime::default()), memory(&conversations)).into()
         };
         ends.iter().map(step).collect()
     };
@@ -278,10 +278,10 @@ fn converted_conversations_resume_like_chat_conversations() {
 
 #[test]
 fn same_conversation_through_two_endpoints_is_cached_twice() {
-    let (trails, tiny) = (trails(), model("tiny"));
+    let (conversations, tiny) = (trails(), model("tiny"));
     let known = |form, end: usize| {
         let body = convert_body(form, &talk()[..end]).to_string();
-        resolve_and_verify_as(form, tiny, (&body, WallTime::default()), memory(&trails))
+        resolve_and_verify_as(form, tiny, (&body, WallTime::default()), memory(&conversations))
     };
     assert_eq!(known(ChatEndpoint::Responses, 4), LookupTier::Miss);
     assert_eq!(known(ChatEndpoint::Messages, 4), LookupTier::Miss, "their calls are shown in another order");
@@ -303,9 +303,9 @@ fn tool_response_markers_and_late_system_messages_keep_prompts_exact() {
     talk.extend([said("C"), system, user("c"), said("D"), user("d")]);
     for (_, identifier) in models() {
         for first in 1..talk.len() {
-            let trails = trails();
+            let conversations = trails();
             for end in first..=talk.len() {
-                step(identifier, &body(&talk[..end]), memory(&trails));
+                step(identifier, &body(&talk[..end]), memory(&conversations));
             }
         }
     }
@@ -313,13 +313,13 @@ fn tool_response_markers_and_late_system_messages_keep_prompts_exact() {
 
 #[test]
 fn new_question_resumes_before_the_turn_it_rewrites() {
-    let (trails, talk) = (trails(), talk());
-    let rungs = [2, 4, 6, 8, 10].map(|end| step(model("qwen_like"), &body(&talk[..end]), memory(&trails)));
+    let (conversations, talk) = (trails(), talk());
+    let rungs = [2, 4, 6, 8, 10].map(|end| step(model("qwen_like"), &body(&talk[..end]), memory(&conversations)));
     assert_eq!(
         rungs,
         [LookupTier::Miss, LookupTier::Session, LookupTier::Session, LookupTier::Segment, LookupTier::Session]
     );
-    let rungs = [2, 4, 6, 8, 10].map(|end| step(model("tiny"), &body(&talk[..end]), memory(&trails)));
+    let rungs = [2, 4, 6, 8, 10].map(|end| step(model("tiny"), &body(&talk[..end]), memory(&conversations)));
     assert_eq!(
         rungs,
         [LookupTier::Miss, LookupTier::Session, LookupTier::Session, LookupTier::Session, LookupTier::Session]
@@ -328,9 +328,9 @@ fn new_question_resumes_before_the_turn_it_rewrites() {
 
 #[test]
 fn diverged_conversation_resumes_at_the_last_common_point() {
-    let (trails, talk) = (trails(), talk());
+    let (conversations, talk) = (trails(), talk());
     let tiny = model("tiny");
-    let unnamed = ConversationLookup { session: None, ..memory(&trails) };
+    let unnamed = ConversationLookup { session: None, ..memory(&conversations) };
     let long = "You are kind. ".repeat(60);
     let mut messages = talk;
     messages[0] = json!({"role": "system", "content": long});
@@ -349,8 +349,8 @@ fn diverged_conversation_resumes_at_the_last_common_point() {
 
 #[test]
 fn equally_long_conversations_diverging_before_a_lead_stay_distinct() {
-    let (trails, tiny) = (trails(), model("tiny"));
-    let unnamed = ConversationLookup { session: None, ..memory(&trails) };
+    let (conversations, tiny) = (trails(), model("tiny"));
+    let unnamed = ConversationLookup { session: None, ..memory(&conversations) };
     let talk = |letter: &str| -> Vec<Value> {
         let turn = |role: &str, length| json!({"role": role, "content": letter.repeat(length)});
         let system = json!({"role": "system", "content": "s".repeat(600)});
@@ -364,27 +364,27 @@ fn equally_long_conversations_diverging_before_a_lead_stay_distinct() {
 
 #[test]
 fn conversations_are_not_shared_across_tenants_salts_or_models() {
-    let (trails, tiny) = (trails(), model("tiny"));
+    let (conversations, tiny) = (trails(), model("tiny"));
     let text = body(&talk()[..4]).to_string();
-    assert_eq!(resolve_and_verify(tiny, &text, memory(&trails), WallTime::default()), LookupTier::Miss);
+    assert_eq!(resolve_and_verify(tiny, &text, memory(&conversations), WallTime::default()), LookupTier::Miss);
     let layout = ChatLayout::read(text.as_bytes()).unwrap();
-    let other = ConversationLookup { tenant: "u", ..memory(&trails) };
+    let other = ConversationLookup { tenant: "u", ..memory(&conversations) };
     assert!(tiny.extend(layout, PromptInputs::default(), other).is_none());
     let keys = RootKeys { salt: Some("s"), ..RootKeys::default() };
-    assert!(tiny.extend(layout, PromptInputs { keys, now: WallTime::default() }, memory(&trails)).is_none());
-    assert!(model("qwen_like").extend(layout, PromptInputs::default(), memory(&trails)).is_none());
-    assert!(tiny.extend(layout, PromptInputs::default(), memory(&trails)).is_some());
+    assert!(tiny.extend(layout, PromptInputs { keys, now: WallTime::default() }, memory(&conversations)).is_none());
+    assert!(model("qwen_like").extend(layout, PromptInputs::default(), memory(&conversations)).is_none());
+    assert!(tiny.extend(layout, PromptInputs::default(), memory(&conversations)).is_some());
 }
 
 #[test]
 fn only_prompt_relevant_settings_invalidate_a_cached_conversation() {
-    let (trails, tiny) = (trails(), model("tiny"));
+    let (conversations, tiny) = (trails(), model("tiny"));
     let messages = format!("{},{}", user(&"hi ".repeat(200)), json!({"role": "assistant", "content": "ho"}));
     let mut said = 0;
     let mut ask = |before: &str, after: &str| {
         said += 1;
         let body = format!(r#"{{{before}"messages":[{messages},{}]{after}}}"#, user(&format!("ha {said}")));
-        resolve_and_verify(tiny, &body, memory(&trails), WallTime::default())
+        resolve_and_verify(tiny, &body, memory(&conversations), WallTime::default())
     };
     let tools = tools();
     let (first, last) = (format!(r#""tools":{tools},"#), format!(r#","tools":{tools}"#));
@@ -401,21 +401,28 @@ fn only_prompt_relevant_settings_invalidate_a_cached_conversation() {
 
 #[test]
 fn very_long_new_messages_are_computed_in_full() {
-    let (trails, tiny) = (trails(), model("tiny"));
+    let (conversations, tiny) = (trails(), model("tiny"));
     let long = |kilobytes: usize| user(&"hello there ".repeat(kilobytes * 1024 / 12));
     let message = json!({"role": "assistant", "content": "ho"});
-    assert_eq!(step(tiny, &body(&[user("hi")]), memory(&trails)), LookupTier::Miss);
-    assert_eq!(step(tiny, &body(&[user("hi"), message.clone(), long(100)]), memory(&trails)), LookupTier::Session);
-    assert_eq!(step(tiny, &body(&[user("hi"), message, long(100), long(300)]), memory(&trails)), LookupTier::Miss);
+    assert_eq!(step(tiny, &body(&[user("hi")]), memory(&conversations)), LookupTier::Miss);
+    assert_eq!(
+        step(tiny, &body(&[user("hi"), message.clone(), long(100)]), memory(&conversations)),
+        LookupTier::Session
+    );
+    assert_eq!(
+        step(tiny, &body(&[user("hi"), message, long(100), long(300)]), memory(&conversations)),
+        LookupTier::Miss
+    );
 }
 
 #[test]
 fn dated_prompt_is_reused_only_on_the_same_day() {
-    let (trails, llama) = (trails(), model("llama_like"));
+    let (conversations, llama) = (trails(), model("llama_like"));
     let at = |hours: i64| WallTime { unix_seconds: 1_700_000_000 / 86_400 * 86_400 + hours * 3600 };
     let talk = talk();
-    let ask =
-        |end: usize, hours| resolve_and_verify(llama, &body(&talk[..end]).to_string(), memory(&trails), at(hours));
+    let ask = |end: usize, hours| {
+        resolve_and_verify(llama, &body(&talk[..end]).to_string(), memory(&conversations), at(hours))
+    };
     assert_eq!([ask(2, 1), ask(4, 23), ask(6, 24)], [LookupTier::Miss, LookupTier::Session, LookupTier::Miss]);
 }
 
@@ -425,11 +432,16 @@ fn prompt_with_a_time_requested_by_the_client_is_not_cached() {
     let list = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}";
     let asked = load(&folder, Some(&format!("{{{{ strftime_now(format or '%d') }}}}{list}")));
     for (format, expected) in [("%d", LookupTier::Session), ("%H", LookupTier::Miss), ("%M", LookupTier::Miss)] {
-        let trails = trails();
+        let conversations = trails();
         let ask = |end: usize, minutes: i64| {
             let mut body = body(&talk()[..end]);
             body["chat_template_kwargs"] = json!({"format": format});
-            resolve_and_verify(&asked, &body.to_string(), memory(&trails), WallTime { unix_seconds: 60 * minutes })
+            resolve_and_verify(
+                &asked,
+                &body.to_string(),
+                memory(&conversations),
+                WallTime { unix_seconds: 60 * minutes },
+            )
         };
         assert_eq!((ask(2, 1), ask(4, 75)), (LookupTier::Miss, expected), "{format}");
     }
@@ -463,13 +475,13 @@ fn template_step_limit_applies_to_incremental_rendering() {
         text,
         limits,
     });
-    let (trails, mut messages) = (trails(), vec![user("begin")]);
+    let (conversations, mut messages) = (trails(), vec![user("begin")]);
     let (mut grown, mut refused) = (0, 0);
     while refused < 3 {
         messages.extend([json!({"role": "assistant", "content": "so"}), user("on")]);
-        let rung = step(&few, &body(&messages), memory(&trails));
+        let tier = step(&few, &body(&messages), memory(&conversations));
         let whole = few.resolve_chat(body(&messages).to_string().as_bytes(), PromptInputs::default());
-        grown += u32::from(rung == LookupTier::Session);
+        grown += u32::from(tier == LookupTier::Session);
         refused += u32::from(whole.identity != PromptIdentity::Exact);
     }
     assert!(grown > 10, "{grown} were gone on with before");
@@ -502,46 +514,50 @@ fn very_long_tool_definitions_are_rendered_in_full() {
 
 #[test]
 fn forgotten_conversation_is_computed_in_full_and_cached_again() {
-    let (trails, tiny) = (trails(), model("tiny"));
+    let (conversations, tiny) = (trails(), model("tiny"));
     let text = |end: usize| body(&talk()[..end]).to_string();
-    let at = |end: usize| resolve_and_verify(tiny, &text(end), memory(&trails), WallTime::default());
+    let at = |end: usize| resolve_and_verify(tiny, &text(end), memory(&conversations), WallTime::default());
     assert_eq!((at(2), at(4)), (LookupTier::Miss, LookupTier::Session));
-    tiny.forget(ChatLayout::read(text(4).as_bytes()).unwrap(), PromptInputs::default(), memory(&trails));
-    assert!(trails.is_empty());
+    tiny.forget(ChatLayout::read(text(4).as_bytes()).unwrap(), PromptInputs::default(), memory(&conversations));
+    assert!(conversations.is_empty());
     assert_eq!((at(6), at(8)), (LookupTier::Miss, LookupTier::Session));
 }
 
 #[test]
 fn least_recently_used_conversations_are_evicted_at_the_byte_limit() {
     let tiny = model("tiny");
-    let trails = ConversationCache::new(Bytes(40_000));
+    let conversations = ConversationCache::new(Bytes(40_000));
     let ask = |n: u128| {
         let text = body(&[user(&format!("{n} {}", "and on ".repeat(200)))]);
-        step(tiny, &text, ConversationLookup { cache: &trails, tenant: "t", session: Some(n) })
+        step(tiny, &text, ConversationLookup { cache: &conversations, tenant: "t", session: Some(n) })
     };
     for n in 0..40 {
         assert_eq!(ask(n), LookupTier::Miss);
         assert_eq!(ask(0), LookupTier::Session, "used all the time");
-        assert!(trails.memory_bytes() <= Bytes(40_000));
+        assert!(conversations.memory_bytes() <= Bytes(40_000));
     }
-    assert!((2..30).contains(&trails.len()), "{}", trails.len());
+    assert!((2..30).contains(&conversations.len()), "{}", conversations.len());
     assert_eq!(ask(1), LookupTier::Miss);
-    trails.clear();
-    assert!(trails.is_empty() && trails.memory_bytes() == Bytes(0));
+    conversations.clear();
+    assert!(conversations.is_empty() && conversations.memory_bytes() == Bytes(0));
 }
 
 #[test]
 fn long_conversation_needs_little_memory_beyond_its_blocks() {
-    let (trails, tiny) = (trails(), model("tiny"));
+    let (conversations, tiny) = (trails(), model("tiny"));
     let mut messages = vec![user("begin")];
     for n in 0..150 {
         messages.extend([json!({"role": "assistant", "content": format!("answer {n}")}), user(&format!("again {n}"))]);
-        let rung = step(tiny, &body(&messages), memory(&trails));
-        assert_eq!(rung, if n == 0 { LookupTier::Miss } else { LookupTier::Session });
+        let tier = step(tiny, &body(&messages), memory(&conversations));
+        assert_eq!(tier, if n == 0 { LookupTier::Miss } else { LookupTier::Session });
     }
     let whole = tiny.resolve_chat(body(&messages).to_string().as_bytes(), PromptInputs::default());
-    assert_eq!(trails.len(), 1);
-    assert!(trails.memory_bytes().0 < 16 * whole.chain.blocks().0 + (16 << 10), "{:?}", trails.memory_bytes());
+    assert_eq!(conversations.len(), 1);
+    assert!(
+        conversations.memory_bytes().0 < 16 * whole.chain.blocks().0 + (16 << 10),
+        "{:?}",
+        conversations.memory_bytes()
+    );
 }
 
 #[derive(Clone, Debug)]
@@ -600,11 +616,11 @@ fn vary_formatting(messages: &[Value], settings: usize) -> String {
     }
 }
 
-fn all_variants_agree(form: ChatEndpoint, first: Vec<Value>, changes: &[ConversationEdit]) {
-    let written = |messages: &[Value], settings| match form {
+fn all_variants_agree(endpoint: ChatEndpoint, first: Vec<Value>, changes: &[ConversationEdit]) {
+    let written = |messages: &[Value], settings| match endpoint {
         ChatEndpoint::Chat => vary_formatting(messages, settings),
         _ => {
-            let mut body = convert_body(form, messages);
+            let mut body = convert_body(endpoint, messages);
             if settings == 2 {
                 body["chat_template_kwargs"] = json!({"enable_thinking": false});
             }
@@ -612,8 +628,10 @@ fn all_variants_agree(form: ChatEndpoint, first: Vec<Value>, changes: &[Conversa
         }
     };
     for (_, identifier) in models() {
-        let trails = trails();
-        let step = |body: &str| resolve_and_verify_as(form, identifier, (body, WallTime::default()), memory(&trails));
+        let conversations = trails();
+        let step = |body: &str| {
+            resolve_and_verify_as(endpoint, identifier, (body, WallTime::default()), memory(&conversations))
+        };
         let (mut messages, mut settings) = (first.clone(), 0);
         for change in changes {
             step(&written(&messages, settings));

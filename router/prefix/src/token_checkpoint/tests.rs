@@ -26,8 +26,8 @@ fn load(folder: &str) -> ModelText {
     ModelText::load(ModelTextSource::Files(files)).unwrap()
 }
 
-fn tokenize_from(model: &ModelText, text: &str, known: Option<&TokenCheckpoint>) -> TokenizedPrompt {
-    tokenize(text, known, (model.tokenizer(), model.digest())).unwrap()
+fn tokenize_from(model: &ModelText, text: &str, checkpoint: Option<&TokenCheckpoint>) -> TokenizedPrompt {
+    tokenize(text, checkpoint, (model.tokenizer(), model.digest())).unwrap()
 }
 
 #[test]

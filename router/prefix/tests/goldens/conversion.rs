@@ -36,14 +36,14 @@ fn echo(template: &str) -> PromptResolver {
     })
 }
 
-fn shown(identifier: &PromptResolver, shape: &ConversionGolden) -> Result<String, PrefixError> {
+fn shown(resolver: &PromptResolver, shape: &ConversionGolden) -> Result<String, PrefixError> {
     let body = shape.body.get().as_bytes();
     let chat = match shape.endpoint.as_str() {
-        "messages" => identifier.chat_request(ChatEndpoint::Messages, body)?,
-        "responses" => identifier.chat_request(ChatEndpoint::Responses, body)?,
-        _ => identifier.chat_request(ChatEndpoint::Chat, body)?,
+        "messages" => resolver.chat_request(ChatEndpoint::Messages, body)?,
+        "responses" => resolver.chat_request(ChatEndpoint::Responses, body)?,
+        _ => resolver.chat_request(ChatEndpoint::Chat, body)?,
     };
-    identifier.text().unwrap().render(&chat, WallTime::default())
+    resolver.text().unwrap().render(&chat, WallTime::default())
 }
 
 #[test]

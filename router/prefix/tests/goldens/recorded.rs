@@ -111,10 +111,11 @@ pub(crate) fn check(sessions: &Path, goldens: &Path) -> BTreeMap<String, CheckRe
         let mut checked = CheckReport::default();
         for (at, steps) in expected {
             let inputs = PromptInputs { now, ..PromptInputs::default() };
-            let trails = ConversationCache::new(Bytes(64 << 20));
+            let conversations = ConversationCache::new(Bytes(64 << 20));
             // Every other client names its sessions.
             let session = (at % 2 == 0).then_some(*at as u128);
-            let mut run = SessionReplay { identifier: &identifier, asked: inputs, known: None, trails, session };
+            let mut run =
+                SessionReplay { identifier: &identifier, asked: inputs, known: None, trails: conversations, session };
             for (n, (step, expected)) in sessions[*at].steps().iter().zip(steps).enumerate() {
                 let body = sessions[*at].body(step, goldens.tools.as_deref());
                 run.step(&body, expected.as_ref(), &mut checked, || format!("{model}, session {at}, step {n}"));
@@ -173,8 +174,8 @@ impl SessionReplay<'_> {
                 checked.extended.0 += 1;
                 checked.extended.1 += grown.reused_tokens.0;
                 if let Some(difference) = grown.prompt.mismatch(&full) {
-                    let (name, rung) = (name(), grown.tier.as_ref());
-                    checked.differences.push(format!("{name}: grown by {rung} it is another prompt: {difference:?}"));
+                    let (name, tier) = (name(), grown.tier.as_ref());
+                    checked.differences.push(format!("{name}: grown by {tier} it is another prompt: {difference:?}"));
                 }
             }
             None => drop(self.identifier.resolve_and_cache(layout, self.asked, None, memory)),

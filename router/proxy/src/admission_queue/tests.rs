@@ -16,20 +16,20 @@ use crate::routing::Percent;
 use crate::testing::{TestRouter, post, raw, request_bytes, start_router_at, wait_until};
 use vocabulary::RoutingMode;
 
-fn hold(turns: &mut AdmissionQueue, step: u128, prompt: u64) -> AdmissionDecision {
+fn hold(queue: &mut AdmissionQueue, step: u128, prompt: u64) -> AdmissionDecision {
     let asking = AdmissionRequest { prompt: Tokens(prompt), displaced_compute: Micros(u64::MAX), now: Micros(1) };
-    turns.admit(RequestId(step), asking)
+    queue.admit(RequestId(step), asking)
 }
 
-fn start(turns: &mut AdmissionQueue, step: u128) {
+fn start(queue: &mut AdmissionQueue, step: u128) {
     let asking = AdmissionRequest { prompt: Tokens(1), displaced_compute: Micros::ZERO, now: Micros(1) };
-    assert!(matches!(turns.admit(RequestId(step), asking), AdmissionDecision::Start { .. }));
+    assert!(matches!(queue.admit(RequestId(step), asking), AdmissionDecision::Start { .. }));
 }
 
 /// Returns which of these steps have been woken.
-fn woken(turns: &AdmissionQueue, steps: &[u128]) -> Vec<u128> {
+fn woken(queue: &AdmissionQueue, steps: &[u128]) -> Vec<u128> {
     let is_called =
-        |step: &u128| turns.wakers.get(&RequestId(*step)).is_some_and(|bell| bell.notified().now_or_never().is_some());
+        |step: &u128| queue.wakers.get(&RequestId(*step)).is_some_and(|bell| bell.notified().now_or_never().is_some());
     steps.iter().copied().filter(is_called).collect()
 }
 
@@ -109,31 +109,31 @@ async fn full_worker(settings: &[&str]) -> (SimWorker, TestRouter, tempfile::Tem
     std::fs::write(&path, "num_gpu_blocks = 128\nmax_model_len = 2048").unwrap();
     let worker = sim(&["--speed-up=50", &format!("--profile={}", path.display())]).await;
     let fixed = ["models.tiny.tokenizer_dir=builtin", "planner.admission.max_displaced_compute=0s"];
-    let front = start_router_at(&[url(&worker)], &[&fixed, settings].concat()).await;
+    let router = start_router_at(&[url(&worker)], &[&fixed, settings].concat()).await;
     wait_until("its memory and its blocks are known", || {
-        let view = &front.gateway.fleet().snapshot()[0];
+        let view = &router.gateway.fleet().snapshot()[0];
         (view.capacity.kv, view.knowledge) == (Tokens(2_048), KvIndexState::Exact)
     })
     .await;
-    (worker, front, folder)
+    (worker, router, folder)
 }
 
 /// Sends prompts in shadow mode, where none waits, until one evicts another.
-async fn fill(front: &TestRouter) {
-    front.gateway.routing.set(RoutingMode::Shadow, Percent::ALL);
+async fn fill(router: &TestRouter) {
+    router.gateway.routing.set(RoutingMode::Shadow, Percent::ALL);
     for number in 0.. {
         assert!(number < 30, "never full");
-        assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
-        let receipt = newest(front);
+        assert_eq!(post(router.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
+        let receipt = newest(router);
         assert_eq!(receipt.admission_wait, None);
         if receipt.decision.as_ref().unwrap().plan.rationale.cost_terms.eviction > Micros::ZERO {
             break;
         }
     }
-    front.gateway.routing.set(RoutingMode::Active, Percent::ALL);
+    router.gateway.routing.set(RoutingMode::Active, Percent::ALL);
 }
 
-async fn step(front: &TestRouter, word: &str) -> ClassifiedStep {
+async fn step(router: &TestRouter, word: &str) -> ClassifiedStep {
     let incoming = ClientRequest {
         id: new_request_id(),
         tenant: TenantId::default(),
@@ -147,30 +147,30 @@ async fn step(front: &TestRouter, word: &str) -> ClassifiedStep {
         addition: None,
     };
     let request = parse(incoming, GenerationEndpoint::Completions, None).unwrap();
-    let model = front.gateway.catalog().model(&request.model);
+    let model = router.gateway.catalog().model(&request.model);
     let request = identify::UnidentifiedRequest::new(request, model);
-    let found = request.compute_whole(&front.gateway.caches.prefix_cache.conversations, None);
+    let found = request.compute_whole(&router.gateway.caches.prefix_cache.conversations, None);
     let named = request.with_prompt(found);
     plan::classify(
-        &front.gateway.pipeline.classify,
-        locate::locate(&front.gateway.pipeline.locate, named.identified, named.converted).await.unwrap(),
+        &router.gateway.pipeline.classify,
+        locate::locate(&router.gateway.pipeline.locate, named.identified, named.converted).await.unwrap(),
     )
 }
 
-fn newest(front: &TestRouter) -> Arc<Receipt> {
-    front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
+fn newest(router: &TestRouter) -> Arc<Receipt> {
+    router.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
-fn waited(front: &TestRouter, until: WaitOutcome) -> u64 {
-    front.gateway.metrics.decisions.admission_wait.with_label_values(&[until.as_ref()]).get_sample_count()
+fn waited(router: &TestRouter, until: WaitOutcome) -> u64 {
+    router.gateway.metrics.decisions.admission_wait.with_label_values(&[until.as_ref()]).get_sample_count()
 }
 
 #[tokio::test]
 async fn a_step_waits_at_most_max_wait_and_its_receipt_says_why() {
-    let (_worker, front, _folder) = full_worker(&["planner.admission.max_wait=700ms"]).await;
-    fill(&front).await;
-    assert_eq!(post(front.proxy_address(), PATH, body("it waits")).await.status, 200);
-    let receipt = newest(&front);
+    let (_worker, router, _folder) = full_worker(&["planner.admission.max_wait=700ms"]).await;
+    fill(&router).await;
+    assert_eq!(post(router.proxy_address(), PATH, body("it waits")).await.status, 200);
+    let receipt = newest(&router);
     let Some(AdmissionWait { duration, displaced_compute, outcome }) = receipt.admission_wait else {
         panic!("{receipt:?}")
     };
@@ -179,37 +179,37 @@ async fn a_step_waits_at_most_max_wait_and_its_receipt_says_why() {
         "{receipt:?}"
     );
     assert!(receipt.observed.unwrap().ttft.unwrap_or(receipt.observed.unwrap().duration) > duration);
-    assert_eq!((waited(&front, WaitOutcome::MaxWaitReached), front.gateway.policies.occupancy().queue_len()), (1, 0));
+    assert_eq!((waited(&router, WaitOutcome::MaxWaitReached), router.gateway.policies.occupancy().queue_len()), (1, 0));
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_the_queue_leaves_a_receipt() {
-    let (worker, front, _folder) = full_worker(&[]).await;
-    fill(&front).await;
-    let served = front.gateway.decisions.receipts.newest(100, |_| true).len();
-    let account = front.gateway.policies.occupancy();
-    let client = raw(front.proxy_address(), &request_bytes(PATH, &body("it leaves"))).await;
+    let (worker, router, _folder) = full_worker(&[]).await;
+    fill(&router).await;
+    let served = router.gateway.decisions.receipts.newest(100, |_| true).len();
+    let account = router.gateway.policies.occupancy();
+    let client = raw(router.proxy_address(), &request_bytes(PATH, &body("it leaves"))).await;
     wait_until("it waits", || account.queue_len() == 1).await;
     drop(client);
     wait_until("it is gone", || account.queue_len() == 0).await;
-    wait_until("its receipt is there", || front.gateway.decisions.receipts.newest(100, |_| true).len() > served).await;
-    let receipt = newest(&front);
+    wait_until("its receipt is there", || router.gateway.decisions.receipts.newest(100, |_| true).len() > served).await;
+    let receipt = newest(&router);
     assert_eq!((receipt.observed.unwrap().outcome, receipt.attempts.len()), (RequestOutcome::ClientDisconnected, 0));
     assert_eq!(receipt.admission_wait.map(|waited| waited.outcome), Some(WaitOutcome::Abandoned));
-    assert_eq!(waited(&front, WaitOutcome::Abandoned), 1);
+    assert_eq!(waited(&router, WaitOutcome::Abandoned), 1);
     drop(worker);
 }
 
 #[tokio::test]
 async fn queued_steps_start_when_the_planner_is_bypassed() {
-    let (_worker, front, _folder) = full_worker(&[]).await;
-    fill(&front).await;
-    let (address, account) = (front.proxy_address(), front.gateway.policies.occupancy().clone());
+    let (_worker, router, _folder) = full_worker(&[]).await;
+    fill(&router).await;
+    let (address, account) = (router.proxy_address(), router.gateway.policies.occupancy().clone());
     let answer = tokio::spawn(async move { post(address, PATH, body("it waits")).await.status });
     wait_until("it waits", || account.queue_len() == 1).await;
-    front.gateway.routing.set(RoutingMode::Bypass, Percent::ALL);
+    router.gateway.routing.set(RoutingMode::Bypass, Percent::ALL);
     assert_eq!(answer.await.unwrap(), 200);
-    let receipt = newest(&front);
+    let receipt = newest(&router);
     assert_eq!(
         (receipt.mode, receipt.admission_wait.map(|waited| waited.outcome)),
         (RoutingMode::Bypass, Some(WaitOutcome::Admitted))
@@ -218,12 +218,12 @@ async fn queued_steps_start_when_the_planner_is_bypassed() {
 
 #[tokio::test]
 async fn retried_bypassed_and_inexact_steps_do_not_queue() {
-    let (_worker, front, _folder) = full_worker(&[]).await;
-    fill(&front).await;
+    let (_worker, router, _folder) = full_worker(&[]).await;
+    fill(&router).await;
     let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| {
-        plan::plan(&front.gateway.pipeline.plan, step, excluded).unwrap().0
+        plan::plan(&router.gateway.pipeline.plan, step, excluded).unwrap().0
     };
-    let mut step = step(&front, "one more").await;
+    let mut step = step(&router, "one more").await;
     assert!(!plan(&step, &[WorkerId(7)]).must_wait());
     step.mode = RoutingMode::Shadow;
     let shadow = plan(&step, &[]);
@@ -240,11 +240,11 @@ async fn retried_bypassed_and_inexact_steps_do_not_queue() {
 
 #[tokio::test]
 async fn a_step_that_finds_the_queue_full_starts_and_is_counted() {
-    let (_worker, front, _folder) = full_worker(&["planner.admission.max_queue=0"]).await;
+    let (_worker, router, _folder) = full_worker(&["planner.admission.max_queue=0"]).await;
     for number in 0..12 {
-        assert_eq!(post(front.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
+        assert_eq!(post(router.proxy_address(), PATH, body(&format!("number {number}"))).await.status, 200);
     }
-    let receipt = newest(&front);
+    let receipt = newest(&router);
     let Some(AdmissionWait { duration, displaced_compute, outcome }) = receipt.admission_wait else {
         panic!("{receipt:?}")
     };
@@ -252,5 +252,5 @@ async fn a_step_that_finds_the_queue_full_starts_and_is_counted() {
         (duration, outcome) == (Micros::ZERO, WaitOutcome::QueueFull) && displaced_compute > Micros::ZERO,
         "{receipt:?}"
     );
-    assert!(waited(&front, WaitOutcome::QueueFull) > 0);
+    assert!(waited(&router, WaitOutcome::QueueFull) > 0);
 }

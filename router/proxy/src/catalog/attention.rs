@@ -46,11 +46,11 @@ pub enum AttentionError {
 }
 
 /// Loads the model's specification, where there is one.
-pub(super) fn load(name: &ModelId, config: &ModelConfig) -> Result<Option<Arc<AttentionSpec>>, AttentionError> {
+pub(super) fn load(model: &ModelId, config: &ModelConfig) -> Result<Option<Arc<AttentionSpec>>, AttentionError> {
     let spec = match (&config.attention_file, &config.tokenizer_dir) {
         (Some(file), _) => Some(load_description(file)?),
         // The built-in text is small, but the engines that are simulated for it hold blocks like a large model's.
-        (None, Some(folder)) if folder.to_str() != Some(BUILT_IN) => load_folder(name, folder),
+        (None, Some(folder)) if folder.to_str() != Some(BUILT_IN) => load_folder(model, folder),
         (None, _) => None,
     };
     let narrowed = |spec: AttentionSpec| config.kv_cache_bits.map_or(Ok(spec.clone()), |bits| spec.with_kv_bits(bits));

@@ -95,12 +95,12 @@ fn compress(plain: &Path) -> io::Result<()> {
 }
 
 /// Deletes the oldest files until `folder` stays within `bound` even when the current file is full.
-pub(super) fn delete_oldest(folder: &Path, bound: LogSizeLimit) -> io::Result<()> {
+pub(super) fn delete_oldest(folder: &Path, limit: LogSizeLimit) -> io::Result<()> {
     let old: Vec<_> = segments(folder)?.into_iter().filter(|segment| segment.first != u64::MAX).collect();
     let sizes: Vec<u64> = old.iter().map(|segment| fs::metadata(&segment.path).map_or(0, |file| file.len())).collect();
     let mut used_bytes: u64 = sizes.iter().sum();
     for (segment, size) in old.iter().zip(sizes) {
-        if used_bytes + bound.current_file <= bound.total {
+        if used_bytes + limit.current_file <= limit.total {
             break;
         }
         fs::remove_file(&segment.path)?;

@@ -54,11 +54,11 @@ impl DecisionLogWriter {
     /// Starts the thread. Continues the log in `folder`, which is created if missing.
     pub(super) fn open(
         folder: &Path,
-        bound: LogSizeLimit,
+        limit: LogSizeLimit,
         (head, metrics): (&DecisionLogHeader, &DecisionMetrics),
     ) -> io::Result<Self> {
         let head = serde_json::to_vec(head)?;
-        let log = SegmentedLog::open(folder, bound, head)?;
+        let log = SegmentedLog::open(folder, limit, head)?;
         let (queue, records) = sync_channel(MAX_QUEUED_RECORDS);
         let (over, done) = sync_channel(0);
         let parts = Arc::new(AtomicUsize::new(0));
@@ -150,9 +150,9 @@ struct OpenSegment {
 }
 
 impl SegmentedLog {
-    fn open(folder: &Path, bound: LogSizeLimit, head: Vec<u8>) -> io::Result<Self> {
+    fn open(folder: &Path, limit: LogSizeLimit, head: Vec<u8>) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let mut log = Self { folder: folder.to_owned(), limit: bound, head, file: None };
+        let mut log = Self { folder: folder.to_owned(), limit, head, file: None };
         // The policy may have changed since the existing file was written.
         let times = super::reader::arrival_range(&folder.join(CURRENT_FILE));
         let set_aside = times.map_or(Ok(()), |times| files::rotate(folder, times));

@@ -41,13 +41,13 @@ impl ResolvedAddresses {
 }
 
 /// Publishes the addresses of the name. Never returns.
-pub async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usize, DnsConfig)) {
+pub async fn follow(discovery: Arc<WorkerDiscovery>, (at, config): (usize, DnsConfig)) {
     let resolve = async |name: String| tokio::net::lookup_host(name).await.map(Iterator::collect);
-    follow_with(membership, (at, config), resolve).await;
+    follow_with(discovery, (at, config), resolve).await;
 }
 
 async fn follow_with(
-    membership: Arc<WorkerDiscovery>,
+    discovery: Arc<WorkerDiscovery>,
     (at, config): (usize, DnsConfig),
     resolve: impl AsyncFn(String) -> io::Result<Vec<SocketAddr>>,
 ) {
@@ -58,13 +58,13 @@ async fn follow_with(
             Ok(answer) if !answer.is_empty() => {
                 let addresses = known.update(answer);
                 if addresses != told {
-                    membership.update_list(list, addresses.iter().map(|address| worker(&config, *address)).collect());
+                    discovery.update_list(list, addresses.iter().map(|address| worker(&config, *address)).collect());
                     told = addresses;
                 }
-                membership.mark_working(list);
+                discovery.mark_working(list);
             }
-            Ok(_) => membership.mark_failing(list, format!("{} has no address", config.address)),
-            Err(error) => membership.mark_failing(list, format!("{} cannot be resolved: {error}", config.address)),
+            Ok(_) => discovery.mark_failing(list, format!("{} has no address", config.address)),
+            Err(error) => discovery.mark_failing(list, format!("{} cannot be resolved: {error}", config.address)),
         }
         sleep(config.refresh_interval.0).await;
     }
@@ -116,8 +116,8 @@ mod tests {
 
     #[tokio::test]
     async fn workers_follow_dns_and_a_failing_resolver_is_reported_without_changes() {
-        let front = start_router_at(&[], &[]).await;
-        let (gateway, membership) = (front.gateway.clone(), front.gateway.discovery().clone());
+        let router = start_router_at(&[], &[]).await;
+        let (app_state, membership) = (router.gateway.clone(), router.gateway.discovery().clone());
         let answer = Arc::new(Mutex::new(Ok(addresses(&["127.0.0.1:1", "[::1]:2"]))));
         let told = answer.clone();
         let resolve = async move |name: String| {
@@ -132,10 +132,11 @@ mod tests {
             api_key: None,
         };
         let following = follow_with(membership.clone(), (0, config), resolve);
-        let endpoints = || gateway.fleet().snapshot().iter().map(|view| view.endpoint.to_string()).collect::<Vec<_>>();
+        let endpoints =
+            || app_state.fleet().snapshot().iter().map(|view| view.endpoint.to_string()).collect::<Vec<_>>();
         let watching = async {
             wait_until("both came", || endpoints() == ["http://127.0.0.1:1", "http://[::1]:2"]).await;
-            assert_eq!(gateway.fleet().snapshot()[0].role, vocabulary::WorkerRole::Decode);
+            assert_eq!(app_state.fleet().snapshot()[0].role, vocabulary::WorkerRole::Decode);
             *answer.lock() = Err(io::ErrorKind::ConnectionRefused);
             wait_until("it is told", || !membership.failures().is_empty()).await;
             let (source, why) = membership.failures().remove(0);

@@ -51,15 +51,15 @@ impl WorkerFile {
     }
 
     /// Publishes the file's list whenever it changes. Never returns.
-    pub async fn follow(self, membership: Arc<WorkerDiscovery>, followed: WatchedFiles) {
+    pub async fn follow(self, discovery: Arc<WorkerDiscovery>, files: WatchedFiles) {
         let Self { path, stamp: seen } = self;
         let take = || {
             let workers = read(&path)?;
             tracing::info!(file = %path.display(), workers = workers.len(), "the file of workers was read anew");
-            membership.update_list((WorkerSource::File, 0), workers);
+            discovery.update_list((WorkerSource::File, 0), workers);
             Ok::<_, WorkerFileError>(())
         };
-        follow((seen, || stamp_of(&path)), (POLL_INTERVAL, &followed), take).await;
+        follow((seen, || stamp_of(&path)), (POLL_INTERVAL, &files), take).await;
     }
 }
 

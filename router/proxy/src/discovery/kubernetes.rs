@@ -90,9 +90,9 @@ enum WatchRestart {
 }
 
 /// Publishes the service's endpoints whenever they change. Never returns.
-pub async fn follow(membership: Arc<WorkerDiscovery>, (at, config): (usize, KubernetesConfig)) {
+pub async fn follow(discovery: Arc<WorkerDiscovery>, (at, config): (usize, KubernetesConfig)) {
     let mut pause = RETRY_BACKOFF.0;
-    let mut service = ServiceWatch { membership, index: at, config, published: None, is_working: false };
+    let mut service = ServiceWatch { membership: discovery, index: at, config, published: None, is_working: false };
     loop {
         match service.list_and_watch().await {
             Ok(()) => pause = RETRY_BACKOFF.0,

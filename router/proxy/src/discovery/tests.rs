@@ -38,18 +38,18 @@ fn listing(workers: &[&StubWorker]) -> String {
 #[tokio::test]
 async fn a_registered_worker_is_listed_until_it_withdraws_or_expires() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router_at(&[], &["discovery.max_registrations=1"]).await;
-    let (at, gateway, path) = (front.operator_address(), &front.gateway, "/ownerserve/v1/registrations");
+    let router = start_router_at(&[], &["discovery.max_registrations=1"]).await;
+    let (at, app_state, path) = (router.operator_address(), &router.gateway, "/ownerserve/v1/registrations");
     let id = WorkerId::of_endpoint(&worker.url());
-    let ready = || gateway.fleet().snapshot().iter().any(|view| view.id == id && view.health == WorkerHealth::Ready);
+    let ready = || app_state.fleet().snapshot().iter().any(|view| view.id == id && view.health == WorkerHealth::Ready);
     let body = |ttl: &str| format!("{{\"url\": \"{}\", \"ttl\": \"{ttl}\"}}", worker.url());
     let got = post(at, path, body("10m")).await;
     assert_eq!((got.status, got.json()["worker"].as_str()), (200, Some(&*id.to_string())), "{}", got.json());
     wait_until("it is there", ready).await;
     assert_eq!(get(at, "/ownerserve/v1/workers").await.json()["workers"][0]["source"], "api");
-    let life = gateway.fleet().snapshot()[0].clone();
+    let life = app_state.fleet().snapshot()[0].clone();
     assert_eq!(post(at, path, body("10m")).await.json()["result"], "the worker stays listed");
-    assert_eq!(gateway.fleet().snapshot()[0].incarnation, life.incarnation);
+    assert_eq!(app_state.fleet().snapshot()[0].incarnation, life.incarnation);
     let listed = get(at, path).await.json()["registrations"].clone();
     assert!(
         listed.as_array().unwrap().len() == 1
@@ -63,11 +63,11 @@ async fn a_registered_worker_is_listed_until_it_withdraws_or_expires() {
     let of = format!("{path}/{id}");
     let withdraw = || send(at, http::Request::delete(&of).header("content-type", "application/json"), "{}");
     assert_eq!(withdraw().await.status, 200);
-    wait_until("it left", || gateway.fleet().snapshot().is_empty()).await;
+    wait_until("it left", || app_state.fleet().snapshot().is_empty()).await;
     assert_eq!(withdraw().await.status, 404);
     assert_eq!(post(at, path, body("1s")).await.status, 200);
-    wait_until("it came back", || gateway.fleet().is_listed(id)).await;
-    wait_until("it was silent for too long", || gateway.fleet().snapshot().is_empty()).await;
+    wait_until("it came back", || app_state.fleet().is_listed(id)).await;
+    wait_until("it was silent for too long", || app_state.fleet().snapshot().is_empty()).await;
     for (wrong, told) in [
         ("{\"url\": \"a:1\"}", "accepted is http://HOST:PORT"),
         ("{\"url\": \"http://a:1\", \"ttl\": \"999ms\"}", "ttl: accepted is 1s to 1h"),
@@ -94,10 +94,10 @@ async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged(
         std::fs::rename(folder.path().join("new"), &path).unwrap();
     };
     write(&listing(&[&one]));
-    let front = start_router_at(&[], &[&format!("discovery.workers_file={path:?}")]).await;
-    let (at, gateway) = (front.operator_address(), &front.gateway);
+    let router = start_router_at(&[], &[&format!("discovery.workers_file={path:?}")]).await;
+    let (at, app_state) = (router.operator_address(), &router.gateway);
     let ready = || {
-        let views = gateway.fleet().snapshot();
+        let views = app_state.fleet().snapshot();
         views.iter().filter(|view| view.health == WorkerHealth::Ready).map(|view| view.id).collect::<Vec<_>>()
     };
     let [a, b] = [&one, &two].map(|worker| WorkerId::of_endpoint(&worker.url()));
@@ -105,7 +105,7 @@ async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged(
     write(&listing(&[&two, &one]));
     wait_until("the second came", || ready() == [b, a]).await;
     write("[[workers]]\nurl = \"nonsense\"");
-    wait_until("it is told", || !gateway.stale_files().reasons().is_empty()).await;
+    wait_until("it is told", || !app_state.stale_files().reasons().is_empty()).await;
     assert_eq!(ready(), [b, a], "what was read before still is");
     let degraded = get(at, "/readyz").await.json()["degraded"][0].clone();
     assert_eq!((degraded["component"].as_str(), degraded["reason"].as_str()), (Some("files"), Some("workers")));
@@ -119,12 +119,12 @@ async fn the_fleet_follows_a_worker_file_and_a_broken_one_is_reported_unchanged(
     lines.iter().for_each(|line| assert!(shown.contains(line), "{line} in {shown}"));
     write(&listing(&[&two]));
     wait_until("the first left", || ready() == [b]).await;
-    wait_until("it is gone", || gateway.fleet().leaving().is_empty()).await;
-    assert_eq!(gateway.stale_files().reasons(), []);
+    wait_until("it is gone", || app_state.fleet().leaving().is_empty()).await;
+    assert_eq!(app_state.stale_files().reasons(), []);
     let listed = get(at, "/ownerserve/v1/workers").await.json()["workers"].clone();
     assert_eq!((listed.as_array().map(Vec::len), listed[0]["source"].as_str()), (Some(1), Some("file")));
     let response =
-        post(front.proxy_address(), "/v1/completions", "{\"model\":\"tiny\",\"prompt\":\"on and on\"}").await;
+        post(router.proxy_address(), "/v1/completions", "{\"model\":\"tiny\",\"prompt\":\"on and on\"}").await;
     assert_eq!(response.status, 200);
     assert!(one.requests().is_empty() && two.requests().len() == 1, "nothing new goes to who left");
 }

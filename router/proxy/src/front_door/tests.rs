@@ -20,7 +20,7 @@ async fn worker() -> Arc<StubWorker> {
 #[tokio::test]
 async fn bad_input_gets_an_openai_error() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=\"100000B\""]).await;
+    let router = start_router(&[&worker], &["proxy.body_limit=\"100000B\""]).await;
     let cases: [(&str, &[u8], u16, &str); 12] = [
         (CHAT, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"", 400, ""),
         (CHAT, b"", 400, ""),
@@ -36,15 +36,15 @@ async fn bad_input_gets_an_openai_error() {
         (CHAT, &[b' '; 100_001], 413, "body_too_large"),
     ];
     for (path, body, status, code) in cases {
-        let response = post(front.proxy_address(), path, Bytes::copy_from_slice(body)).await;
+        let response = post(router.proxy_address(), path, Bytes::copy_from_slice(body)).await;
         assert_eq!((response.status, response.error_code().as_str()), (status, code), "{path} {:?}", response.body);
     }
     let zstd = Request::post(CHAT).header("content-encoding", "zstd");
-    let response = send(front.proxy_address(), zstd, "{}").await;
+    let response = send(router.proxy_address(), zstd, "{}").await;
     assert_eq!((response.status, response.error_code().as_str()), (415, "unsupported_content_encoding"));
     assert_eq!(worker.requests().len(), 0, "none of it reached the worker");
     assert_eq!(
-        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
+        post(router.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
         200
     );
 }
@@ -52,10 +52,10 @@ async fn bad_input_gets_an_openai_error() {
 #[tokio::test]
 async fn an_oversized_body_is_refused_while_the_client_still_sends() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=\"1000B\""]).await;
+    let router = start_router(&[&worker], &["proxy.body_limit=\"1000B\""]).await;
     // Chunked, so that the size shows only while reading; far larger than the socket's buffers.
     let mut stream = raw(
-        front.proxy_address(),
+        router.proxy_address(),
         format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes(),
     )
     .await;
@@ -64,7 +64,7 @@ async fn an_oversized_body_is_refused_while_the_client_still_sends() {
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     // With a content length the body is not even requested.
     let mut stream = raw(
-        front.proxy_address(),
+        router.proxy_address(),
         format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9999\r\n\r\n").as_bytes(),
     )
     .await;
@@ -75,45 +75,45 @@ async fn an_oversized_body_is_refused_while_the_client_still_sends() {
 #[tokio::test]
 async fn slow_headers_and_bodies_time_out_with_an_error() {
     let worker = worker().await;
-    let front =
+    let router =
         start_router(&[&worker], &["proxy.header_timeout=\"150ms\"", "proxy.body_idle_timeout=\"150ms\""]).await;
-    let mut headers = raw(front.proxy_address(), b"POST /v1/models HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
+    let mut headers = raw(router.proxy_address(), b"POST /v1/models HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
     let answer = read_to_end(&mut headers).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("headers_timeout"), "{answer}");
     let mut body =
-        raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
+        raw(router.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
             .await;
     let answer = read_to_end(&mut body).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("body_timeout"), "{answer}");
-    let mut idle = raw(front.proxy_address(), b"").await;
+    let mut idle = raw(router.proxy_address(), b"").await;
     assert_eq!(read_to_end(&mut idle).await, "", "an idle connection is closed without a word");
-    assert_eq!(get(front.proxy_address(), "/livez").await.status, 200);
+    assert_eq!(get(router.proxy_address(), "/livez").await.status, 200);
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_cancels_the_work() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     for behave in ["hang", "stream"] {
         let body = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"{behave}\"}}");
-        let mut client = raw(front.proxy_address(), &request_bytes(CHAT, &body)).await;
+        let mut client = raw(router.proxy_address(), &request_bytes(CHAT, &body)).await;
         wait_until("the worker is at work", || worker.active.count() == 1).await;
         if behave == "stream" {
             read_until(&mut client, "data: 0").await;
         }
         drop(client);
         wait_until("the worker was told to stop", || worker.active.count() == 0).await;
-        wait_until("the request is over here too", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+        wait_until("the request is over here too", || router.gateway.metrics.requests.in_flight.get() == 0).await;
     }
-    let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
+    let text = String::from_utf8(router.gateway.metrics.render()).unwrap();
     assert!(text.contains("requests_total{code=\"499\",path=\"/v1/chat/completions\"} 1"), "{text}");
     // Cut in the middle of the body, too.
     drop(
-        raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
+        raw(router.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
             .await,
     );
     assert_eq!(
-        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
+        post(router.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
         200
     );
 }
@@ -121,7 +121,7 @@ async fn a_client_that_leaves_cancels_the_work() {
 #[tokio::test]
 async fn bodies_and_headers_are_forwarded_byte_for_byte_both_ways() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     // Odd whitespace, an unknown field, a lone surrogate, a number that a float would round, an escaped slash.
     let body = "{ \"x_unknown\" : [1e400, 12345678901234567890123],\n\t\"model\":\"tiny\", \"messages\":[{\"role\":\"user\",\
                 \"content\":\"\\ud800 \\/ é\"}] }";
@@ -132,7 +132,7 @@ async fn bodies_and_headers_are_forwarded_byte_for_byte_both_ways() {
         .header("connection", "x-hop")
         .header("x-hop", "1")
         .header("traceparent", "00-1-2-01");
-    let response = send(front.proxy_address(), request, body).await;
+    let response = send(router.proxy_address(), request, body).await;
     let seen = worker.last_request();
     assert_eq!((seen.method.as_str(), seen.path.as_str()), ("POST", "/v1/chat/completions?a=b%20c"));
     assert_eq!(seen.body, body);
@@ -145,20 +145,23 @@ async fn bodies_and_headers_are_forwarded_byte_for_byte_both_ways() {
     assert_eq!((response.status, response.headers["x-engine"].to_str().unwrap()), (200, "yes"));
     assert!(!response.headers.contains_key("connection"), "the worker's connection is not the client's");
     assert!(response.headers["x-request-id"].to_str().unwrap().starts_with("req-"));
-    let refused =
-        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"refuse\"}")
-            .await;
+    let refused = post(
+        router.proxy_address(),
+        CHAT,
+        "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"refuse\"}",
+    )
+    .await;
     assert_eq!((refused.status, &refused.body[..]), (422, &b"engine's own words"[..]));
 }
 
 #[tokio::test]
 async fn a_compressed_body_reaches_the_engine_decompressed() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut encoder, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").unwrap();
     let request = Request::post(CHAT).header("content-encoding", "gzip");
-    assert_eq!(send(front.proxy_address(), request, encoder.finish().unwrap()).await.status, 200);
+    assert_eq!(send(router.proxy_address(), request, encoder.finish().unwrap()).await.status, 200);
     assert_eq!(worker.last_request().body, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}");
     assert!(!worker.last_request().headers.contains_key("content-encoding"));
 }
@@ -166,9 +169,9 @@ async fn a_compressed_body_reaches_the_engine_decompressed() {
 #[tokio::test]
 async fn stream_chunks_are_forwarded_immediately() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"stream\"}";
-    let mut client = raw(front.proxy_address(), &request_bytes(CHAT, body)).await;
+    let mut client = raw(router.proxy_address(), &request_bytes(CHAT, body)).await;
     let head = read_until(&mut client, "data: 0\n\n").await;
     assert!(head.contains("text/event-stream"), "{head}");
     for n in 1..4 {
@@ -180,9 +183,9 @@ async fn stream_chunks_are_forwarded_immediately() {
 #[tokio::test]
 async fn small_writes_are_sent_without_nagle_delay() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let request = request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"two writes\"}");
-    let mut client = raw(front.proxy_address(), b"").await;
+    let mut client = raw(router.proxy_address(), b"").await;
     let mut spans = Vec::new();
     for _ in 0..9 {
         let begun = Instant::now();
@@ -197,9 +200,9 @@ async fn small_writes_are_sent_without_nagle_delay() {
 #[tokio::test]
 async fn a_worker_that_dies_mid_stream_leaves_an_explicit_error() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let response =
-        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"die\"}")
+        post(router.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"die\"}")
             .await;
     let text = String::from_utf8(response.body.to_vec()).unwrap();
     // No client could parse half an event.
@@ -211,11 +214,11 @@ async fn a_worker_that_dies_mid_stream_leaves_an_explicit_error() {
 #[tokio::test]
 async fn a_broken_stream_ends_with_the_error_event_of_its_api() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let broken = async |path: &str, more: Value| {
         let mut body = json!({"model": "tiny", "behave": "die", "stream": true, "before": "data: {\"sequence_number\":4}\n\ndata: {\"cut"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let response = post(front.proxy_address(), path, body.to_string()).await;
+        let response = post(router.proxy_address(), path, body.to_string()).await;
         let text = String::from_utf8(response.body.to_vec()).unwrap();
         let (before, told) = text.split_once("\n\nevent: error\ndata: ").expect("an error event");
         assert!(!before.contains("cut"), "half an event is with the client: {before}");
@@ -237,7 +240,7 @@ async fn a_broken_stream_ends_with_the_error_event_of_its_api() {
 #[tokio::test]
 async fn refusals_on_anthropic_paths_use_anthropics_format() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=\"1000B\""]).await;
+    let router = start_router(&[&worker], &["proxy.body_limit=\"1000B\""]).await;
     let messages = "/v1/messages";
     for (path, body, status, kind) in [
         (messages, "[]".to_owned(), 400, "invalid_request_error"),
@@ -246,7 +249,7 @@ async fn refusals_on_anthropic_paths_use_anthropics_format() {
         ("/v1/messages/count_tokens", json!({"model": "gpt-9"}).to_string(), 404, "not_found_error"),
         ("/v1/messages/batches", "{}".into(), 404, "not_found_error"),
     ] {
-        let response = post(front.proxy_address(), path, body).await;
+        let response = post(router.proxy_address(), path, body).await;
         let body = response.json();
         assert_eq!(
             (response.status, &body["type"], &body["error"]["type"]),
@@ -266,7 +269,7 @@ async fn refusals_on_anthropic_paths_use_anthropics_format() {
 async fn a_dead_worker_is_skipped_and_no_worker_gives_a_clear_error() {
     let alive = worker().await;
     let dead = StubWorker::start("two", "tiny").await;
-    let front = start_router(&[&alive], &[]).await;
+    let router = start_router(&[&alive], &[]).await;
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
@@ -277,7 +280,7 @@ async fn a_dead_worker_is_skipped_and_no_worker_gives_a_clear_error() {
             200
         );
     }
-    drop((front, dead));
+    drop((router, dead));
 
     let none = start_router_at(&[], &[]).await;
     let response = post(none.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
@@ -290,7 +293,7 @@ async fn a_dead_worker_is_skipped_and_no_worker_gives_a_clear_error() {
 #[tokio::test]
 async fn only_listed_paths_exist_and_admin_paths_never_reach_a_worker() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     for path in [
         "/sleep",
         "/wake_up",
@@ -309,15 +312,15 @@ async fn only_listed_paths_exist_and_admin_paths_never_reach_a_worker() {
         "/ownerserve/v1/routing",
         "/",
     ] {
-        let response = post(front.proxy_address(), path, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
+        let response = post(router.proxy_address(), path, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
         assert_eq!((response.status, response.error_code().as_str()), (404, "unknown_url"), "{path}");
     }
     for path in ["/v1/files", "/v1/batches/b1/cancel", "/v1/assistants", "/v1/threads/t/runs"] {
-        let response = post(front.proxy_address(), path, "{}").await;
+        let response = post(router.proxy_address(), path, "{}").await;
         assert_eq!((response.status, response.error_code().as_str()), (501, "not_implemented"), "{path}");
     }
     for path in ["/v1/responses/resp_x", "/v1/responses/..", "/v1/responses/%2e%2e%2fsleep"] {
-        let response = get(front.proxy_address(), path).await;
+        let response = get(router.proxy_address(), path).await;
         assert_eq!((response.status, response.error_code().as_str()), (404, "not_found"), "{path}");
     }
     assert_eq!(worker.requests().len(), 0);
@@ -326,8 +329,8 @@ async fn only_listed_paths_exist_and_admin_paths_never_reach_a_worker() {
 #[tokio::test]
 async fn methods_are_checked_and_options_and_head_answered() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
-    let at = front.proxy_address();
+    let router = start_router(&[&worker], &[]).await;
+    let at = router.proxy_address();
     let response = get(at, CHAT).await;
     assert_eq!((response.status, response.headers["allow"].to_str().unwrap()), (405, "POST, OPTIONS"));
     assert_eq!(response.error_code(), "method_not_allowed");
@@ -344,20 +347,20 @@ async fn methods_are_checked_and_options_and_head_answered() {
 async fn the_model_list_merges_workers_and_keeps_entries_unchanged() {
     let (a, b) = (StubWorker::start("a", "org/m1").await, StubWorker::start("b", "m2").await);
     let again = StubWorker::start("again", "m2").await;
-    let front = start_router(&[&a, &b, &again], &[]).await;
-    wait_until("all are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 3).await;
-    let list = get(front.proxy_address(), "/v1/models").await.json();
+    let router = start_router(&[&a, &b, &again], &[]).await;
+    wait_until("all are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 3).await;
+    let list = get(router.proxy_address(), "/v1/models").await.json();
     let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!((list["object"].as_str().unwrap(), ids), ("list", vec!["org/m1", "m2"]));
     assert_eq!(list["data"][1]["x_extra"], 1);
     for path in ["/v1/models/org/m1", "/v1/models/org%2Fm1"] {
-        assert_eq!(get(front.proxy_address(), path).await.json()["owned_by"], "a", "{path}");
+        assert_eq!(get(router.proxy_address(), path).await.json()["owned_by"], "a", "{path}");
     }
-    let unknown = get(front.proxy_address(), "/v1/models/m9").await;
+    let unknown = get(router.proxy_address(), "/v1/models/m9").await;
     assert_eq!((unknown.status, unknown.error_code().as_str()), (404, "model_not_found"));
     for (model, name) in [("org/m1", "a"), ("m2", "b")] {
         let body = format!("{{\"model\":\"{model}\"}}");
-        let response = post(front.proxy_address(), "/v1/embeddings", body).await.json();
+        let response = post(router.proxy_address(), "/v1/embeddings", body).await.json();
         assert!(response["served_by"] == name || (model == "m2" && response["served_by"] == "again"), "{response}");
     }
 }
@@ -369,9 +372,9 @@ async fn a_stored_response_is_found_at_its_worker_and_only_by_its_tenant() {
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     let file = format!("auth.keys_file={}", keys.display());
-    let front = start_router(&[&a, &b], &[&file, "routing.fallback_policy=round_robin"]).await;
-    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
-    let at = front.proxy_address();
+    let router = start_router(&[&a, &b], &[&file, "routing.fallback_policy=round_robin"]).await;
+    wait_until("both are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 2).await;
+    let at = router.proxy_address();
     let ask = |request: http::request::Builder, key: &str, body: &'static str| {
         send(at, request.header("authorization", format!("Bearer {key}")), body)
     };
@@ -397,8 +400,8 @@ async fn api_keys_are_required_and_not_forwarded() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"sk-right\" = \"team\"").unwrap();
-    let front = start_router(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
-    let at = front.proxy_address();
+    let router = start_router(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let at = router.proxy_address();
     for request in [Request::post(CHAT), Request::post(CHAT).header("authorization", "Bearer sk-wrong")] {
         let response = send(at, request, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
         assert_eq!((response.status, response.error_code().as_str()), (401, "invalid_api_key"));
@@ -419,33 +422,33 @@ async fn router_only_fields_are_stripped_on_every_path_and_tenants_are_salted() 
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     // The router's own proof of cache_salt would be the last request at times.
     let settings = [&format!("auth.keys_file={}", keys.display()), "auth.verify_cache_salt=false"];
-    let front = start_router(&[&worker], &settings).await;
+    let router = start_router(&[&worker], &settings).await;
     let body = "{\"model\":\"tiny\", \"messages\":[],\"prompt\":\"\",\"kv_transfer_params\":{\"remote_request_id\":\"x\"},\
                 \"cache_salt\":\"guessed\",\"vllm_xargs\":{\"kv_cache_report_mode\":\"full\",\"y\":1}}";
     let paths = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"];
     let mut salts = std::collections::BTreeSet::new();
     for (path, key) in paths.into_iter().flat_map(|path| [(path, "k1"), (path, "k2")]) {
         let request = Request::post(path).header("authorization", format!("Bearer {key}"));
-        assert_eq!(send(front.proxy_address(), request, body).await.status, 200, "{path}");
+        assert_eq!(send(router.proxy_address(), request, body).await.status, 200, "{path}");
         let seen: serde_json::Value = serde_json::from_slice(&worker.last_request().body).unwrap();
         assert_eq!(seen.get("kv_transfer_params"), None, "{path}");
         assert_eq!(seen["vllm_xargs"], serde_json::json!({"y": 1}), "{path}");
         salts.insert(seen["cache_salt"].as_str().unwrap().to_owned());
     }
     assert!(salts.len() == 2 && !salts.contains("guessed"), "one salt a tenant: {salts:?}");
-    let stripped = |name| front.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
+    let stripped = |name| router.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
     assert_eq!(["kv_transfer_params", "kv_cache_report_mode", "cache_salt"].map(stripped), [12, 12, 12]);
 }
 
 #[tokio::test]
 async fn probes_and_short_requests_are_answered_while_long_bodies_queue() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
-    let release = occupy_offload_pool(&front.gateway).await;
-    let address = front.proxy_address();
+    let router = start_router(&[&worker], &[]).await;
+    let release = occupy_offload_pool(&router.gateway).await;
+    let address = router.proxy_address();
     let long = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"{}\"}}", "x".repeat(100_000));
     let waiting = tokio::spawn(async move { post(address, CHAT, long).await.status });
-    wait_until("it has arrived", || front.gateway.metrics.requests.in_flight.get() == 1).await;
+    wait_until("it has arrived", || router.gateway.metrics.requests.in_flight.get() == 1).await;
     assert_eq!(get(address, "/livez").await.status, 200);
     assert_eq!(post(address, CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status, 200);
     assert!(!waiting.is_finished());
@@ -456,8 +459,8 @@ async fn probes_and_short_requests_are_answered_while_long_bodies_queue() {
 #[tokio::test]
 async fn active_requests_stay_within_the_memory_budget_and_release_it() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["proxy.body_limit=\"1MiB\"", "proxy.request_memory_limit=\"8MiB\""]).await;
-    let address = front.proxy_address();
+    let router = start_router(&[&worker], &["proxy.body_limit=\"1MiB\"", "proxy.request_memory_limit=\"8MiB\""]).await;
+    let address = router.proxy_address();
     let large = |behave: &str| {
         let text = "x".repeat(900_000);
         format!("{{\"model\":\"tiny\",\"messages\":[],\"behave\":\"{behave}\",\"prompt\":\"{text}\"}}")
@@ -472,14 +475,14 @@ async fn active_requests_stay_within_the_memory_budget_and_release_it() {
     assert_eq!((response.status, response.error_code().as_str()), (429, "overloaded"));
     assert!(response.headers.contains_key("retry-after"));
     held.iter().for_each(tokio::task::JoinHandle::abort);
-    wait_until("they are given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
+    wait_until("they are given back", || router.gateway.metrics.memory.reserved.get() == 0).await;
     assert_eq!(post(address, CHAT, large("answer")).await.status, 200);
 }
 
 #[tokio::test]
 async fn copies_of_a_body_are_charged_beside_it() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let text = "x".repeat(100_000);
     for (path, fields, copies) in [
         ("/tokenize", "\"prompt\"", 0),
@@ -489,13 +492,13 @@ async fn copies_of_a_body_are_charged_beside_it() {
         ("/v1/responses", "\"input\"", 1),
     ] {
         let body = format!("{{\"model\":\"tiny\",\"behave\":\"hang\",{fields}:\"{text}\"}}");
-        let address = front.proxy_address();
+        let address = router.proxy_address();
         let asked = tokio::spawn(async move { post(address, path, body).await });
         wait_until("it is at work", || worker.active.count() == 1).await;
-        let reserved = front.gateway.metrics.memory.reserved.get() as usize;
+        let reserved = router.gateway.metrics.memory.reserved.get() as usize;
         assert_eq!(reserved / text.len(), 1 + copies, "{path} {fields}: {reserved}");
         asked.abort();
-        wait_until("all is given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
+        wait_until("all is given back", || router.gateway.metrics.memory.reserved.get() == 0).await;
         wait_until("the worker was told", || worker.active.count() == 0).await;
     }
 }
@@ -503,11 +506,11 @@ async fn copies_of_a_body_are_charged_beside_it() {
 #[tokio::test]
 async fn a_json_tree_with_too_many_values_is_refused_before_it_is_built() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let list = "0,".repeat(3 << 20);
     let body =
         format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"chat_template_kwargs\":{{\"a\":[{list}0]}}}}");
-    let response = post(front.proxy_address(), CHAT, body).await;
+    let response = post(router.proxy_address(), CHAT, body).await;
     assert_eq!(response.status, 400);
     assert!(response.json()["error"]["message"].as_str().unwrap().contains("values"), "{}", response.json());
     assert!(worker.requests().is_empty());
@@ -527,8 +530,8 @@ async fn status_and_code(at: std::net::SocketAddr, headers: &[(&str, &str)]) -> 
 #[tokio::test]
 async fn a_cross_site_page_reaches_no_engine() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
-    let at = front.proxy_address();
+    let router = start_router(&[&worker], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
+    let at = router.proxy_address();
     let own = format!("http://{at}");
     let refused = |code: &str| (403, code.to_owned());
     assert_eq!(status_and_code(at, &[("origin", "http://evil.example")]).await, refused("origin_not_allowed"));
@@ -554,8 +557,8 @@ async fn with_keys_any_host_is_served_but_no_foreign_origin() {
     let (worker, folder) = (worker().await, tempfile::tempdir().unwrap());
     let path = folder.path().join("keys.toml");
     std::fs::write(&path, "[keys]\n\"sk-a\" = \"a\"").unwrap();
-    let front = start_router(&[&worker], &[&format!("auth.keys_file={path:?}")]).await;
-    let (at, key) = (front.proxy_address(), ("authorization", "Bearer sk-a"));
+    let router = start_router(&[&worker], &[&format!("auth.keys_file={path:?}")]).await;
+    let (at, key) = (router.proxy_address(), ("authorization", "Bearer sk-a"));
     assert_eq!(status_and_code(at, &[key, ("host", "api.example")]).await, (200, String::new()));
     let page = [key, ("host", "api.example"), ("origin", "http://evil.example")];
     assert_eq!(status_and_code(at, &page).await, (403, "origin_not_allowed".into()));
@@ -563,8 +566,8 @@ async fn with_keys_any_host_is_served_but_no_foreign_origin() {
 
 #[tokio::test]
 async fn http_1_1_requests_without_a_host_are_refused() {
-    let front = start_router_at(&[], &[]).await;
-    for at in [front.proxy_address(), front.operator_address()] {
+    let router = start_router_at(&[], &[]).await;
+    for at in [router.proxy_address(), router.operator_address()] {
         for (head, status) in [
             ("GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n", "HTTP/1.1 400 "),
             ("GET /livez HTTP/1.1\r\nhost: a\r\nhost: a\r\nconnection: close\r\n\r\n", "HTTP/1.1 400 "),
@@ -581,8 +584,8 @@ async fn http_1_1_requests_without_a_host_are_refused() {
 #[tokio::test]
 async fn an_engine_cannot_redirect_clients_or_set_proxy_headers() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &[]).await;
-    let at = front.proxy_address();
+    let router = start_router(&[&worker], &[]).await;
+    let at = router.proxy_address();
     for path in [CHAT, "/v1/messages", "/v1/embeddings", "/tokenize"] {
         for stream in [false, true] {
             let body = |behave: &str| {
@@ -614,8 +617,8 @@ async fn an_engine_cannot_redirect_clients_or_set_proxy_headers() {
 #[tokio::test]
 async fn concurrent_model_list_requests_share_one_lookup() {
     let worker = worker().await;
-    let front = start_router(&[&worker], &["tenants.default.requests_per_minute=20"]).await;
-    let at = front.proxy_address();
+    let router = start_router(&[&worker], &["tenants.default.requests_per_minute=20"]).await;
+    let at = router.proxy_address();
     let mut lists = Vec::new();
     for _ in 0..20 {
         let response = get(at, "/v1/models").await;

@@ -254,89 +254,89 @@ fn an_invalid_outlier_setting_names_what_is_accepted() {
 const PATH: &str = "/v1/completions";
 const QUICK: [&str; 2] = ["outliers.consecutive_failures=3", "outliers.base_ejection_time=1s"];
 
-async fn ask(front: &TestRouter, behave: &str) -> u16 {
+async fn ask(router: &TestRouter, behave: &str) -> u16 {
     let body = json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": behave});
-    post(front.proxy_address(), PATH, body.to_string()).await.status
+    post(router.proxy_address(), PATH, body.to_string()).await.status
 }
 
-async fn operator(front: &TestRouter, path: &str) -> Value {
-    get(front.operator_address(), path).await.json()
+async fn operator(router: &TestRouter, path: &str) -> Value {
+    get(router.operator_address(), path).await.json()
 }
 
 async fn two_workers(settings: &[&str]) -> ([std::sync::Arc<StubWorker>; 2], TestRouter) {
     let workers = [StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await];
-    let front = start_router(&[&workers[0], &workers[1]], settings).await;
-    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
-    (workers, front)
+    let router = start_router(&[&workers[0], &workers[1]], settings).await;
+    wait_until("both are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 2).await;
+    (workers, router)
 }
 
 #[tokio::test]
 async fn a_failing_worker_gets_no_requests_until_a_trial_succeeds() {
-    let ([one, two], front) = two_workers(&QUICK).await;
+    let ([one, two], router) = two_workers(&QUICK).await;
     let ejected =
-        || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
+        || router.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
     while ejected() == 0 {
-        assert_eq!(ask(&front, "fail at one").await, 200, "the other one answers");
+        assert_eq!(ask(&router, "fail at one").await, 200, "the other one answers");
     }
     let asked = one.requests().len();
     assert!(asked >= 3, "{asked}");
     for _ in 0..10 {
-        assert_eq!(ask(&front, "fail at one").await, 200);
+        assert_eq!(ask(&router, "fail at one").await, 200);
     }
-    let receipts = front.gateway.decisions.receipts.newest(10, |_| true);
+    let receipts = router.gateway.decisions.receipts.newest(10, |_| true);
     let tells = |attempt: &Attempt| attempt.ejected_workers == [WorkerId::of_endpoint(&one.url())];
     assert!(receipts.iter().any(|receipt| receipt.attempts.iter().any(tells)), "{receipts:?}");
     let trials = one.requests().len() - asked;
     assert!(trials <= 2, "{trials} of ten, and those only as the second was over");
 
-    let listed = operator(&front, "/ownerserve/v1/workers").await;
+    let listed = operator(&router, "/ownerserve/v1/workers").await;
     let lines = listed["workers"].as_array().unwrap();
     let of =
         |worker: &StubWorker| lines.iter().find(|line| line["endpoint"] == worker.url()).unwrap()["ejection"].clone();
     assert!(of(&one)["reason"].is_string() && of(&one)["count"].as_u64() >= Some(1), "{listed}");
     assert_eq!(of(&two), Value::Null);
-    let ready = operator(&front, "/readyz").await;
+    let ready = operator(&router, "/readyz").await;
     let degraded = ready["degraded"].as_array().unwrap();
     let line = degraded.iter().find(|line| line["reason"] == "ejected").unwrap();
     assert!(line["detail"].as_str().unwrap().contains(&one.url()), "{ready}");
-    let metrics = get(front.operator_address(), "/metrics").await;
+    let metrics = get(router.operator_address(), "/metrics").await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
     assert!(metrics.contains(&format!("ownerserve_worker_ejected{{worker=\"{}\"}} 1", one.address)), "{metrics}");
 
     // The worker is healthy now: a trial brings it back.
-    let is_back = || operator(&front, "/readyz");
+    let is_back = || operator(&router, "/readyz");
     while is_back().await["degraded"].as_array().unwrap().iter().any(|line| line["reason"] == "ejected") {
-        assert_eq!(ask(&front, "answer").await, 200);
+        assert_eq!(ask(&router, "answer").await, 200);
     }
 }
 
 #[tokio::test]
 async fn when_all_workers_fail_all_are_still_tried() {
-    let ([one, two], front) = two_workers(&QUICK).await;
+    let ([one, two], router) = two_workers(&QUICK).await;
     for n in 1..=8 {
-        assert_eq!(ask(&front, "fail").await, 502);
+        assert_eq!(ask(&router, "fail").await, 502);
         assert_eq!(one.requests().len() + two.requests().len(), 2 * n, "both are tried, whoever is ejected");
     }
-    assert_eq!(ask(&front, "answer").await, 200);
+    assert_eq!(ask(&router, "answer").await, 200);
 }
 
 #[tokio::test]
 async fn client_errors_and_overload_do_not_eject() {
-    let (_workers, front) = two_workers(&["outliers.consecutive_failures=1"]).await;
+    let (_workers, router) = two_workers(&["outliers.consecutive_failures=1"]).await;
     for _ in 0..4 {
-        assert_eq!((ask(&front, "refuse").await, ask(&front, "busy").await), (422, 429));
+        assert_eq!((ask(&router, "refuse").await, ask(&router, "busy").await), (422, 429));
     }
     assert!(EjectionReason::VARIANTS.iter().all(|cause| {
-        front.gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause.as_ref()]).get() == 0
+        router.gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause.as_ref()]).get() == 0
     }));
     let ejected =
-        || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
+        || router.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
     for _ in 0..12 {
-        assert_eq!(ask(&front, "fail").await, 502);
+        assert_eq!(ask(&router, "fail").await, 502);
     }
     assert_eq!(ejected(), 0, "what fails at two workers is the request's fault");
     while ejected() == 0 {
-        assert_eq!(ask(&front, "fail at one").await, 200);
+        assert_eq!(ask(&router, "fail at one").await, 200);
     }
 }
 
@@ -345,13 +345,13 @@ const SPOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"words\"}]}\n\n
 
 #[tokio::test]
 async fn broken_streams_eject() {
-    let ([one, two], front) = two_workers(&["outliers.consecutive_failures=2", "retries.burst=0"]).await;
+    let ([one, two], router) = two_workers(&["outliers.consecutive_failures=2", "retries.burst=0"]).await;
     let ejected =
-        || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
+        || router.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
     let body =
         json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": "die", "stream": true, "before": SPOKEN});
     for _ in 0..8 {
-        post(front.proxy_address(), PATH, body.to_string()).await;
+        post(router.proxy_address(), PATH, body.to_string()).await;
     }
     assert_eq!(ejected(), 1, "one of {} and {}", one.requests().len(), two.requests().len());
 }
@@ -369,15 +369,15 @@ fn of_failures_without_a_second_opinion_one_of_each_tenant_counts_in_an_interval
 }
 
 /// Sends a request of the first of two tenants; its client leaves once the second worker is processing it.
-async fn leaves(front: &TestRouter, two: &StubWorker, body: &str) {
+async fn leaves(router: &TestRouter, two: &StubWorker, body: &str) {
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k1\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    let client = crate::testing::raw(front.proxy_address(), format!("{head}{body}").as_bytes()).await;
+    let client = crate::testing::raw(router.proxy_address(), format!("{head}{body}").as_bytes()).await;
     wait_until("the second one hangs", || two.active.count() == 1).await;
     drop(client);
-    wait_until("it is over", || two.active.count() == 0 && front.gateway.metrics.requests.in_flight.get() == 0).await;
+    wait_until("it is over", || two.active.count() == 0 && router.gateway.metrics.requests.in_flight.get() == 0).await;
 }
 
 #[tokio::test]
@@ -398,20 +398,20 @@ async fn one_tenants_poison_ejects_nobody() {
     let cases = [(0, "fail", None), (8, "fail", None), (0, "die", cut), (256, "die", cut), (256, "die", Some(SPOKEN))];
     for (burst, behave, before) in cases {
         let burst = format!("retries.burst={burst}");
-        let ([one, two], front) =
+        let ([one, two], router) =
             two_workers(&[&keys, "auth.verify_cache_salt=false", "outliers.interval=1h", &burst]).await;
         for _ in 0..150 {
             let request = http::Request::post(PATH).header("authorization", "Bearer k1");
-            crate::testing::send(front.proxy_address(), request, body(behave, before)).await;
+            crate::testing::send(router.proxy_address(), request, body(behave, before)).await;
         }
         assert!(one.requests().len() + two.requests().len() >= 150);
-        let workers = front.gateway.fleet().snapshot();
-        assert_eq!(front.gateway.policies.outliers.lock().all_ejected(&workers), [], "{behave}, {burst}");
+        let workers = router.gateway.fleet().snapshot();
+        assert_eq!(router.gateway.policies.outliers.lock().all_ejected(&workers), [], "{behave}, {burst}");
     }
-    let ([_one, two], front) = two_workers(&[&keys, "auth.verify_cache_salt=false"]).await;
+    let ([_one, two], router) = two_workers(&[&keys, "auth.verify_cache_salt=false"]).await;
     for _ in 0..40 {
-        leaves(&front, &two, &body("fail or hang", None)).await;
+        leaves(&router, &two, &body("fail or hang", None)).await;
     }
-    let workers = front.gateway.fleet().snapshot();
-    assert_eq!(front.gateway.policies.outliers.lock().all_ejected(&workers), []);
+    let workers = router.gateway.fleet().snapshot();
+    assert_eq!(router.gateway.policies.outliers.lock().all_ejected(&workers), []);
 }

@@ -131,8 +131,8 @@ mod tests {
         let worker = StubWorker::start("one", "tiny").await;
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
-        let front = start_router_at(&[worker.url()], &[&folder]).await;
-        let ready = get(front.operator_address(), "/readyz").await.json();
+        let router = start_router_at(&[worker.url()], &[&folder]).await;
+        let ready = get(router.operator_address(), "/readyz").await.json();
         assert_eq!((ready["ready"].as_bool(), ready["role"].as_str()), (Some(true), Some("leader")), "{ready}");
         assert_eq!(
             (ready["stale"].as_bool(), ready["degraded"].as_array().unwrap().len()),
@@ -140,13 +140,13 @@ mod tests {
             "{ready}"
         );
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
-        let gone = || front.gateway.ledger.ledger_problems() == [LedgerFault::NoQuorum, LedgerFault::DataDirMissing];
+        let gone = || router.gateway.ledger.ledger_problems() == [LedgerFault::NoQuorum, LedgerFault::DataDirMissing];
         wait_until("it is noticed", gone).await;
         for step in 0..20 {
             let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40 + step));
-            assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 200);
+            assert_eq!(post(router.proxy_address(), "/v1/completions", body).await.status, 200);
         }
-        let ready = get(front.operator_address(), "/readyz").await;
+        let ready = get(router.operator_address(), "/readyz").await;
         assert_eq!(ready.status, 200, "traffic is not taken away from who serves it");
         let ready = ready.json();
         assert_eq!((&ready["leader"], ready["stale"].as_bool()), (&serde_json::Value::Null, Some(true)), "{ready}");
@@ -161,7 +161,7 @@ mod tests {
         {
             assert!(detail.contains(what), "{degraded}");
         }
-        let metrics = get(front.operator_address(), "/metrics").await.body;
+        let metrics = get(router.operator_address(), "/metrics").await.body;
         let metrics = String::from_utf8_lossy(&metrics);
         assert!(metrics.contains("ownerserve_ledger_degraded{reason=\"data_dir_missing\"} 1"), "{metrics}");
         assert!(metrics.contains("ownerserve_ledger_degraded{reason=\"no_quorum\"} 1"), "{metrics}");

@@ -50,7 +50,7 @@ impl UncommittedStep {
 
     /// Returns the command for a ledger that knows the chain's first `base` blocks; `None` when there is nothing to
     /// commit.
-    pub fn command(&self, base: Blocks, router: NodeId) -> Option<Command> {
+    pub fn command(&self, base: Blocks, node: NodeId) -> Option<Command> {
         Command::commit_step(StepCommit {
             session: self.session,
             tenant: &self.origin.tenant,
@@ -63,7 +63,7 @@ impl UncommittedStep {
             owner: self.owner,
             ownership: self.custody,
             shape: self.origin.shape,
-            router,
+            router: node,
         })
     }
 

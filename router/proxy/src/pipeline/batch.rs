@@ -62,14 +62,14 @@ mod tests {
     #[tokio::test]
     async fn a_batch_is_planned_as_a_whole_and_limited_by_its_longest_prompt() {
         let worker = sim(&["--speed-up=50"]).await;
-        let front = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
-        wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
+        let router = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
+        wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
             .await;
         let ask = async |prompt: serde_json::Value| {
             let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt}).to_string();
-            let response = post(front.proxy_address(), "/v1/completions", body).await;
+            let response = post(router.proxy_address(), "/v1/completions", body).await;
             assert_eq!(response.status, 200, "{:?}", response.body);
-            front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
+            router.gateway.decisions.receipts.newest(1, |_| true).remove(0)
         };
         let said = |n: usize| format!("{n} what is in the sea? ").repeat(40 * (n + 1));
         let mut alone = Tokens::ZERO;
@@ -82,9 +82,9 @@ mod tests {
         let seen = whole.observed.unwrap();
         assert_eq!((seen.token_count_mismatch, whole.attempts[0].kv_index_state), (None, KvIndexState::Exact));
         assert!(seen.predicted_cached_tokens > alone - Tokens(4 * 16), "{seen:?}");
-        let agreed = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
+        let agreed = router.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
         assert_eq!(agreed.get(), 4, "the engine counts the sum, too");
-        let context = front.gateway.fleet().snapshot()[0].capacity.context;
+        let context = router.gateway.fleet().snapshot()[0].capacity.context;
         let many = vec![said(9); 16];
         assert!(ask(json!(many)).await.lookup.prompt_tokens > context, "none of them is too long by itself");
     }

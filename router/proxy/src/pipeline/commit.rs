@@ -60,7 +60,7 @@ pub fn commit(ledger: &LedgerAccess, located: &LocatedRequest, plan: &Plan) {
     }
 }
 
-fn finished_step(located: &LocatedRequest, plan: &Plan, server: Owner) -> UncommittedStep {
+fn finished_step(located: &LocatedRequest, plan: &Plan, owner: Owner) -> UncommittedStep {
     let (request, chain) = (&located.identified.request, &located.identified.prompt.chain);
     let sealed = chain.ids.iter().take(usize::try_from(located.sealable_blocks().0).unwrap_or(usize::MAX));
     UncommittedStep {
@@ -74,7 +74,7 @@ fn finished_step(located: &LocatedRequest, plan: &Plan, server: Owner) -> Uncomm
         },
         chain: PrefixChain { ids: sealed.copied().collect(), ..*chain },
         replaces: located.rewrites,
-        owner: server,
+        owner,
         custody: custody(&plan.ownership),
         base: located.base,
     }
@@ -139,8 +139,8 @@ fn withdraw_intent(ledger: &LedgerAccess, step: &UncommittedStep) {
     ledger.submit_advice(Command::Intent(intent));
 }
 
-fn custody(claim: &OwnershipEffect) -> OwnershipTransition {
-    match claim {
+fn custody(effect: &OwnershipEffect) -> OwnershipTransition {
+    match effect {
         OwnershipEffect::Keep | OwnershipEffect::Claim => OwnershipTransition::Claim,
         OwnershipEffect::ReadReplica => OwnershipTransition::Unchanged,
         OwnershipEffect::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },

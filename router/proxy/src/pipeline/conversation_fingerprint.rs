@@ -36,28 +36,28 @@ pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
 /// Number of prompt blocks that tools and the messages before the first user message fill. Many conversations share
 /// them, so a prompt that shares no more than these is not a fork. Renders and tokenizes these messages again, so it is
 /// for rare cases only. `chat` is the request of another endpoint as the engine converts it.
-pub fn shared_prefix_blocks(prefixed: &IdentifiedRequest, chat: Option<&ConvertedRequest>) -> Blocks {
-    shared_prefix_prompt(prefixed, chat).map_or(Blocks::ZERO, |opening| {
-        let ids = &prefixed.prompt.chain.ids;
+pub fn shared_prefix_blocks(identified: &IdentifiedRequest, converted: Option<&ConvertedRequest>) -> Blocks {
+    shared_prefix_prompt(identified, converted).map_or(Blocks::ZERO, |opening| {
+        let ids = &identified.prompt.chain.ids;
         Blocks(opening.chain.ids.iter().zip(ids).take_while(|(a, b)| a == b).count() as u64)
     })
 }
 
-fn shared_prefix_prompt(prefixed: &IdentifiedRequest, chat: Option<&ConvertedRequest>) -> Option<Prompt> {
-    let request = &prefixed.request;
-    let identifier = &prefixed.model.identifier;
-    let chat = match (request.endpoint.chat_form()?, chat) {
+fn shared_prefix_prompt(identified: &IdentifiedRequest, converted: Option<&ConvertedRequest>) -> Option<Prompt> {
+    let request = &identified.request;
+    let identifier = &identified.model.identifier;
+    let converted = match (request.endpoint.chat_form()?, converted) {
         (ChatEndpoint::Chat, _) => None,
-        (_, chat) => Some(JsonFields::scan(Bytes::copy_from_slice(chat?.body()), &[]).ok()?),
+        (_, converted) => Some(JsonFields::scan(Bytes::copy_from_slice(converted?.body()), &[]).ok()?),
     };
-    let fields = chat.as_ref().unwrap_or(request.body.json_fields());
+    let fields = converted.as_ref().unwrap_or(request.body.json_fields());
     let before = fields.get("messages").and_then(|raw| std::str::from_utf8(raw).ok()).and_then(text_before_user)?;
     let mut splice = JsonSplice::new(fields);
     splice.set("messages", format!("[{before}]").into_bytes());
     splice.set("add_generation_prompt", b"false".as_slice());
     splice.remove("continue_final_message");
-    let keys = prefixed.model.root_keys(request.cache_salt());
-    Some(identifier.resolve_chat(&splice.finish(), PromptInputs { keys, now: prefixed.wall_time }))
+    let keys = identified.model.root_keys(request.cache_salt());
+    Some(identifier.resolve_chat(&splice.finish(), PromptInputs { keys, now: identified.wall_time }))
 }
 
 /// Returns the text of the messages before the first user message; `None` when there are none.

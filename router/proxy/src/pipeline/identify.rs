@@ -100,38 +100,42 @@ impl UnidentifiedRequest {
         }
     }
 
-    fn memory<'a>(&'a self, trails: &'a ConversationCache) -> Option<ConversationLookup<'a>> {
+    fn memory<'a>(&'a self, conversations: &'a ConversationCache) -> Option<ConversationLookup<'a>> {
         let tenant = &self.request.incoming.tenant.0;
         let session = self.named_session.map(|session| session.0);
-        let is_wanted = trails.has_room() && !self.model.is_disabled_by_spot_check();
-        is_wanted.then_some(ConversationLookup { cache: trails, tenant, session })
+        let is_wanted = conversations.has_room() && !self.model.is_disabled_by_spot_check();
+        is_wanted.then_some(ConversationLookup { cache: conversations, tenant, session })
     }
 
     /// Identifies the prompt by extending a known conversation, at the cost of its new part; `None` where the whole
     /// prompt must be computed.
-    pub fn extend_known(&self, trails: &ConversationCache) -> Option<IdentifiedPrompt> {
-        let memory = self.memory(trails)?;
-        let ExtendedPrompt { prompt, reused_tokens: known, tier: rung } =
+    pub fn extend_known(&self, conversations: &ConversationCache) -> Option<IdentifiedPrompt> {
+        let memory = self.memory(conversations)?;
+        let ExtendedPrompt { prompt, reused_tokens: known, tier } =
             self.model.identifier.extend(self.layout()?, self.prompt_options(), memory)?;
         Some(IdentifiedPrompt {
             prompt,
             other_chains: Vec::new(),
-            tier: Some(rung),
+            tier: Some(tier),
             known_tokens: known,
             next_checkpoint: None,
         })
     }
 
     /// Identifies the prompt by computing all of it, except the part covered by its checkpoint.
-    pub fn compute_whole(&self, trails: &ConversationCache, known: Option<&TokenCheckpoint>) -> IdentifiedPrompt {
+    pub fn compute_whole(
+        &self,
+        conversations: &ConversationCache,
+        checkpoint: Option<&TokenCheckpoint>,
+    ) -> IdentifiedPrompt {
         let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.prompt_options());
-        let remembered = self.memory(trails).and_then(|memory| Some((self.layout()?, memory)));
-        let ResolvedPrompt { prompt, reused_tokens: known, next_checkpoint: next } =
+        let remembered = self.memory(conversations).and_then(|memory| Some((self.layout()?, memory)));
+        let ResolvedPrompt { prompt, reused_tokens: checkpoint, next_checkpoint: next } =
             match (self.request.endpoint.chat_form(), &self.converted, remembered) {
                 (Some(_), Some(Err(error)), _) => identifier.resolve_rejected(body, error, asked),
-                (Some(_), _, Some((layout, memory))) => identifier.resolve_and_cache(layout, asked, known, memory),
-                (Some(_), Some(Ok(converted)), None) => identifier.resolve_converted(converted, (asked, known)),
-                (Some(form), None, None) => identifier.resolve_conversation(form, body, (asked, known)),
+                (Some(_), _, Some((layout, memory))) => identifier.resolve_and_cache(layout, asked, checkpoint, memory),
+                (Some(_), Some(Ok(converted)), None) => identifier.resolve_converted(converted, (asked, checkpoint)),
+                (Some(form), None, None) => identifier.resolve_conversation(form, body, (asked, checkpoint)),
                 (None, ..) => {
                     let mut batch = identifier.resolve_completion(body, asked);
                     let others = batch.drain(1..).map(|prompt| prompt.chain).collect();
@@ -144,28 +148,27 @@ impl UnidentifiedRequest {
                     };
                 }
             };
-        let rung = if known == Tokens::ZERO { LookupTier::Miss } else { LookupTier::Checkpoint };
-        let rung = (prompt.identity == PromptIdentity::Exact).then_some(rung);
-        IdentifiedPrompt { prompt, other_chains: Vec::new(), tier: rung, known_tokens: known, next_checkpoint: next }
+        let tier = if checkpoint == Tokens::ZERO { LookupTier::Miss } else { LookupTier::Checkpoint };
+        let tier = (prompt.identity == PromptIdentity::Exact).then_some(tier);
+        IdentifiedPrompt { prompt, other_chains: Vec::new(), tier, known_tokens: checkpoint, next_checkpoint: next }
     }
 
     /// Combines the request with its identified prompt.
     pub fn with_prompt(self, found: IdentifiedPrompt) -> IdentificationResult {
-        let IdentifiedPrompt { prompt, other_chains: others, tier: rung, known_tokens: known, next_checkpoint: next } =
-            found;
-        let Self { request, model, wall_time: now, named_session: named, affinity_key: pin, converted: chat } = self;
-        let prefixed = IdentifiedRequest {
+        let IdentifiedPrompt { prompt, other_chains: others, tier, known_tokens: known, next_checkpoint: next } = found;
+        let Self { request, model, wall_time: now, named_session: named, affinity_key, converted: chat } = self;
+        let identified = IdentifiedRequest {
             request,
             model,
             prompt,
             other_chains: others,
-            tier: rung,
+            tier,
             wall_time: now,
             named_session: named,
-            affinity_key: pin,
+            affinity_key,
         };
         IdentificationResult {
-            identified: prefixed,
+            identified,
             known_tokens: known,
             next_checkpoint: next,
             converted: chat.and_then(Result::ok),
@@ -192,20 +195,20 @@ pub struct IdentifyStage {
 
 impl IdentifyStage {
     /// Stores and counts what a step has learned about its prompt.
-    fn record(&self, prefixed: &IdentifiedRequest, known: Tokens, next: Option<TokenCheckpoint>) {
-        self.prefix_cache.record_step(prefixed, known);
-        let Some(rung) = prefixed.tier else { return };
+    fn record(&self, identified: &IdentifiedRequest, known: Tokens, next: Option<TokenCheckpoint>) {
+        self.prefix_cache.record_step(identified, known);
+        let Some(tier) = identified.tier else { return };
         let source =
-            if matches!(rung, LookupTier::Checkpoint | LookupTier::Miss) { "checkpoint" } else { "conversation" };
+            if matches!(tier, LookupTier::Checkpoint | LookupTier::Miss) { "checkpoint" } else { "conversation" };
         let counted = |source: &str, tokens: Tokens| {
             self.identified.with_label_values(&[source]).inc_by(tokens.0);
         };
         counted(source, known);
-        counted("encoded", prefixed.prompt.chain.tokens - known);
-        let incoming = &prefixed.request.incoming;
+        counted("encoded", identified.prompt.chain.tokens - known);
+        let incoming = &identified.request.incoming;
         let tokenized =
             TokenCheckpointUpdate { known_tokens: known, next_checkpoint: next, body_bytes: incoming.body.len() };
-        self.checkpoints.store(&incoming.tenant, prefixed.affinity_key, tokenized);
+        self.checkpoints.store(&incoming.tenant, identified.affinity_key, tokenized);
     }
 }
 
@@ -238,10 +241,10 @@ pub async fn identify(
             compute_whole(stage, (request, known), derived).await?
         }
     };
-    let IdentificationResult { identified: prefixed, known_tokens: known, next_checkpoint: next, converted: chat } =
+    let IdentificationResult { identified, known_tokens: known, next_checkpoint: next, converted: chat } =
         request.with_prompt(found);
-    stage.record(&prefixed, known, next);
-    Ok((prefixed, chat))
+    stage.record(&identified, known, next);
+    Ok((identified, chat))
 }
 
 /// Identifies the prompt by extending a known conversation, after converting requests of other endpoints to chat.
@@ -252,10 +255,11 @@ async fn extend_known(
     request: UnidentifiedRequest,
     derived: Option<MemoryReservation>,
 ) -> Result<(UnidentifiedRequest, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
-    let (load, trails) = (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+    let (load, conversations) =
+        (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
     let work = move || {
         let request = if request.needs_conversion() { request.converted() } else { request };
-        let found = request.extend_known(&trails);
+        let found = request.extend_known(&conversations);
         (request, found, derived)
     };
     load.run(&stage.offload_pool, work).await
@@ -266,9 +270,10 @@ async fn compute_whole(
     (request, known): (UnidentifiedRequest, Option<TokenCheckpoint>),
     derived: Option<MemoryReservation>,
 ) -> Result<(UnidentifiedRequest, IdentifiedPrompt), ApiError> {
-    let (load, trails) = (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+    let (load, conversations) =
+        (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
     let work = move || {
-        let found = request.compute_whole(&trails, known.as_ref());
+        let found = request.compute_whole(&conversations, known.as_ref());
         drop(derived);
         (request, found)
     };

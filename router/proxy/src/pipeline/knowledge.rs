@@ -14,14 +14,14 @@ use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
 /// Returns the fleet as seen by this step. Planning and receipts both use this view.
 pub(super) fn workers_for_step(
     (drift, fleet): (&TokenizerDrift, &Fleet),
-    prefixed: &IdentifiedRequest,
+    identified: &IdentifiedRequest,
     workers: Arc<[WorkerView]>,
 ) -> Arc<[WorkerView]> {
     let is_guess = |worker: &WorkerView| {
         worker.knowledge != KvIndexState::Approximate
-            && (prefixed.fallback_reason().is_some()
-                || is_converted_by_guess(fleet, prefixed, worker.id)
-                || drift.is_suspected_mismatch(&prefixed.request.model, worker.id))
+            && (identified.fallback_reason().is_some()
+                || is_converted_by_guess(fleet, identified, worker.id)
+                || drift.is_suspected_mismatch(&identified.request.model, worker.id))
     };
     if !workers.iter().any(is_guess) {
         return workers;
@@ -35,8 +35,8 @@ pub(super) fn workers_for_step(
 
 /// Whether the worker's engine may convert the request differently than this router did. The conversion of these
 /// endpoints follows vLLM; for other engines it is a guess.
-pub(super) fn is_converted_by_guess(fleet: &Fleet, prefixed: &IdentifiedRequest, worker: WorkerId) -> bool {
-    match prefixed.request.endpoint {
+pub(super) fn is_converted_by_guess(fleet: &Fleet, identified: &IdentifiedRequest, worker: WorkerId) -> bool {
+    match identified.request.endpoint {
         GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions => false,
         GenerationEndpoint::Messages | GenerationEndpoint::Responses => fleet.engine(worker) != EngineKind::Vllm,
     }

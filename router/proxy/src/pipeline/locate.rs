@@ -37,20 +37,20 @@ pub struct LocateStage {
 /// does not show yet. `chat` is the request of another endpoint as the engine converts it.
 pub async fn locate(
     stage: &LocateStage,
-    prefixed: IdentifiedRequest,
-    chat: Option<ConvertedRequest>,
+    identified: IdentifiedRequest,
+    converted: Option<ConvertedRequest>,
 ) -> Result<LocatedRequest, ApiError> {
     let view = stage.ledger.directory().view();
-    let found = view.locate(query(&prefixed));
-    if !matches!(found.lineage, PromptLineage::ForksFrom { .. }) || prefixed.named_session.is_some() {
-        return Ok(build_located(stage, &view, (prefixed, found, Blocks::ZERO)));
+    let found = view.locate(query(&identified));
+    if !matches!(found.lineage, PromptLineage::ForksFrom { .. }) || identified.named_session.is_some() {
+        return Ok(build_located(stage, &view, (identified, found, Blocks::ZERO)));
     }
     // Decide whether this is a fork, or another conversation with the same system prompt.
-    let load = OffloadTask::of(&prefixed.request.incoming);
-    let work = move || (shared_prefix_blocks(&prefixed, chat.as_ref()), prefixed);
-    let (preamble, prefixed) = load.run(&stage.offload_pool, work).await?;
+    let load = OffloadTask::of(&identified.request.incoming);
+    let work = move || (shared_prefix_blocks(&identified, converted.as_ref()), identified);
+    let (preamble, identified) = load.run(&stage.offload_pool, work).await?;
     // Read the view again: own steps that were applied meanwhile are no longer pending.
-    Ok(locate_fresh(stage, prefixed, preamble))
+    Ok(locate_fresh(stage, identified, preamble))
 }
 
 /// Locates a step again after it has waited.
@@ -58,24 +58,24 @@ pub fn locate_waiting(stage: &LocateStage, waited: LocatedRequest) -> LocatedReq
     locate_fresh(stage, waited.identified, waited.evidence.preamble)
 }
 
-fn locate_fresh(stage: &LocateStage, prefixed: IdentifiedRequest, preamble: Blocks) -> LocatedRequest {
+fn locate_fresh(stage: &LocateStage, identified: IdentifiedRequest, preamble: Blocks) -> LocatedRequest {
     let view = stage.ledger.directory().view();
-    let found = view.locate(LocateQuery { shared_prefix: preamble, ..query(&prefixed) });
-    build_located(stage, &view, (prefixed, found, preamble))
+    let found = view.locate(LocateQuery { shared_prefix: preamble, ..query(&identified) });
+    build_located(stage, &view, (identified, found, preamble))
 }
 
 /// Refreshes the fleet and the overlaps of a step whose answer broke off; all else stays as it was.
 pub fn refresh_broken(stage: &LocateStage, located: LocatedRequest) -> LocatedRequest {
-    let prefixed = &located.identified;
-    let workers = workers_for_step(stage, prefixed);
+    let identified = &located.identified;
+    let workers = workers_for_step(stage, identified);
     let is_read = located.evidence.cache_not_readable.is_none();
-    let overlaps = if is_read { overlaps(stage, prefixed, located.evidence.known) } else { Vec::new() };
+    let overlaps = if is_read { overlaps(stage, identified, located.evidence.known) } else { Vec::new() };
     LocatedRequest { workers, overlaps, ..located }
 }
 
-fn workers_for_step(stage: &LocateStage, prefixed: &IdentifiedRequest) -> Arc<[WorkerView]> {
+fn workers_for_step(stage: &LocateStage, identified: &IdentifiedRequest) -> Arc<[WorkerView]> {
     let (drift, fleet) = (&stage.drift, &stage.fleet);
-    knowledge::workers_for_step((drift, fleet), prefixed, fleet.snapshot())
+    knowledge::workers_for_step((drift, fleet), identified, fleet.snapshot())
 }
 
 fn build_located(
@@ -83,7 +83,7 @@ fn build_located(
     view: &LedgerView,
     (prefixed, found, preamble): (IdentifiedRequest, Found, Blocks),
 ) -> LocatedRequest {
-    let pin = prefixed.affinity_key;
+    let affinity_key = prefixed.affinity_key;
     let workers = workers_for_step(stage, &prefixed);
     let place = resolve_session(stage, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
@@ -121,7 +121,7 @@ fn build_located(
         cache_not_readable: unread,
     };
     LocatedRequest {
-        affinity_key: pin,
+        affinity_key,
         session,
         parent: place.parent.or_else(|| place.head.is_none().then(|| named_parent(&prefixed.request)).flatten()),
         evidence: grounds,
@@ -137,21 +137,26 @@ fn build_located(
 }
 
 /// Returns the overlaps with the prompts, summed over a batch.
-fn overlaps(stage: &LocateStage, prefixed: &IdentifiedRequest, known: Blocks) -> Vec<Overlap> {
+fn overlaps(stage: &LocateStage, identified: &IdentifiedRequest, known: Blocks) -> Vec<Overlap> {
     let index = &stage.index;
-    let first = index.overlaps(prefixed.affinity_key, &prefixed.prompt.chain, known);
-    if prefixed.other_chains.is_empty() {
+    let first = index.overlaps(identified.affinity_key, &identified.prompt.chain, known);
+    if identified.other_chains.is_empty() {
         return first;
     }
     // One read lock per chain, so that writers get a turn in between.
-    let others = prefixed.other_chains.iter().map(|chain| index.read().overlaps_of_chain(chain));
+    let others = identified.other_chains.iter().map(|chain| index.read().overlaps_of_chain(chain));
     batch::sum_overlaps(std::iter::once(first).chain(others))
 }
 
 /// Builds the ledger query for a prompt.
-fn query(prefixed: &IdentifiedRequest) -> LocateQuery<'_> {
-    let scope = prefixed.model.scope(&prefixed.request.incoming.tenant);
-    LocateQuery { scope, session: prefixed.named_session, chain: &prefixed.prompt.chain, shared_prefix: Blocks::ZERO }
+fn query(identified: &IdentifiedRequest) -> LocateQuery<'_> {
+    let scope = identified.model.scope(&identified.request.incoming.tenant);
+    LocateQuery {
+        scope,
+        session: identified.named_session,
+        chain: &identified.prompt.chain,
+        shared_prefix: Blocks::ZERO,
+    }
 }
 
 fn resolve_session(
@@ -181,9 +186,9 @@ fn other_intents(
     stage: &LocateStage,
     view: &Ledger,
     session: SessionId,
-    prefixed: &IdentifiedRequest,
+    identified: &IdentifiedRequest,
 ) -> Vec<LiveIntent> {
-    let chain = &prefixed.prompt.chain;
+    let chain = &identified.prompt.chain;
     let shared = |base: PrefixId| match chain.ids.iter().position(|id| *id == base) {
         Some(at) => Blocks(at as u64 + 1),
         None => Blocks::ZERO,

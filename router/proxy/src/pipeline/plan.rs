@@ -116,18 +116,18 @@ pub struct PlanGuards {
 
 /// Determines the kind of the step.
 pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedStep {
-    let prefixed = &located.identified;
-    let prompt = prefixed.total_tokens();
+    let identified = &located.identified;
+    let prompt = identified.total_tokens();
     let step = kind_of(&step_facts(&located), &stage.planner.thresholds);
-    let request = &prefixed.request;
+    let request = &identified.request;
     let ask = RequestProfile {
         model: request.model.clone(),
         adapter: None,
         prompt_tokens: prompt,
-        longest_prompt_tokens: (!prefixed.other_chains.is_empty()).then(|| prefixed.longest_prompt()),
+        longest_prompt_tokens: (!identified.other_chains.is_empty()).then(|| identified.longest_prompt()),
         expected_output_tokens: stage.occupancy.expected_answer(located.session.id, request.max_answer),
         expected_growth_tokens: stage.occupancy.expected_growth(),
-        block_size: prefixed.prompt.chain.block,
+        block_size: identified.prompt.chain.block,
         transfers: transfers(&located),
     };
     let routing = stage.routing.get();
@@ -224,10 +224,10 @@ fn decide(
     pinned.id = step.located.affinity_key;
     let shortened = std::cell::RefCell::new(None);
     let decide = |policy: &Policy, session, turn| {
-        let planned = |ask: &RequestProfile| {
+        let planned = |request: &RequestProfile| {
             let inputs = PlanningInputs {
                 step: step.kind,
-                request: ask,
+                request,
                 attention: step.located.identified.model.attention.as_deref(),
                 session,
                 workers: &step.located.workers,

@@ -130,14 +130,14 @@ impl Planning {
     pub(super) fn again(
         step: ClassifiedStep,
         (partial, failure): (Option<PartialAnswer>, LastFailure),
-        history: AttemptLog,
+        attempts: AttemptLog,
         blame: BlameRecord,
     ) -> Self {
         let origin = match partial {
             None => PlanningOrigin::Retry(failure),
             Some(partial) => PlanningOrigin::Resume(partial, failure),
         };
-        Self { step, origin, history, blame }
+        Self { step, origin, history: attempts, blame }
     }
 
     /// Makes the next plan by calling `plan` with the step and the workers to exclude. If there is no plan, the error is

@@ -34,16 +34,16 @@ const PULL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs both legs. Dropping the future means that the client left. `back` is what the prefill leg can fetch before it
 /// computes.
-pub async fn remote_prefill(legs: Legs, pair: LegPair, back: Option<ReversePullSource>) -> RemotePrefillResult {
+pub async fn remote_prefill(legs: Legs, pair: LegPair, source: Option<ReversePullSource>) -> RemotePrefillResult {
     let (sender, receiver) = oneshot::channel();
-    tokio::spawn(run(legs, pair, back, sender));
+    tokio::spawn(run(legs, pair, source, sender));
     receiver.await.unwrap_or((Err(LegError::Broken), Vec::new()))
 }
 
 async fn run(
     legs: Legs,
     pair: LegPair,
-    back: Option<ReversePullSource>,
+    source: Option<ReversePullSource>,
     mut client: oneshot::Sender<RemotePrefillResult>,
 ) {
     let Some(transfer) = legs.transfer(&pair.prefill, &pair.decode) else {
@@ -57,7 +57,7 @@ async fn run(
     let mut remarks = Vec::new();
     let handoff = tokio::select! {
         biased;
-        handoff = prefill((&legs, &pair), (&transfer, back), &mut remarks) => handoff,
+        handoff = prefill((&legs, &pair), (&transfer, source), &mut remarks) => handoff,
         () = client.closed() => return,
     };
     run_decode((&legs, &pair), (&transfer, handoff, remarks), client).await;
@@ -153,9 +153,9 @@ async fn run_source_leg(
 async fn run_reverse_pull(
     (legs, pair): (&Legs, &LegPair),
     transfer: &KvTransfer,
-    back: ReversePullSource,
+    source: ReversePullSource,
 ) -> Result<EngineResponse, LegError> {
-    let ReversePullSource { params: readback, holder: keeper, outcomes: fates } = back;
+    let ReversePullSource { params: readback, holder: keeper, outcomes: fates } = source;
     let count = |fate: ReversePullOutcome| fates.with_label_values(&[fate.as_ref()]).inc();
     let answer = tokio::select! {
         answer = run_source_leg(legs, pair, (transfer, Some(readback))) => answer,

@@ -38,9 +38,9 @@ pub async fn replicate(
 }
 
 /// Returns the token ids of the first blocks of a step's prompt.
-fn first_token_ids(prompts: Arc<PromptStore>, prefixed: &IdentifiedRequest, blocks: Blocks) -> TokenIdsFuture {
-    let chain = prefixed.prompt.chain.clone();
-    let ids = PromptTokenIds::of(prefixed);
+fn first_token_ids(prompts: Arc<PromptStore>, identified: &IdentifiedRequest, blocks: Blocks) -> TokenIdsFuture {
+    let chain = identified.prompt.chain.clone();
+    let ids = PromptTokenIds::of(identified);
     async move {
         let length = usize::try_from(blocks.tokens(chain.block).0).map_err(|_| TokenIdsUnavailable::Unavailable)?;
         match ids.ok_or(TokenIdsUnavailable::Unavailable)? {

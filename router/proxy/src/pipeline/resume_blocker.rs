@@ -30,8 +30,8 @@ const HISTORY_DEPENDENT_FIELDS: [&str; 5] =
 const MEDIA_KEYS: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b"\"input_", b"\"file"];
 
 /// Returns why this request's answer cannot resume by token ids; `None` where it can, from an engine that returns them.
-pub fn resume_blocker(prefixed: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
-    let request = &prefixed.request;
+pub fn resume_blocker(identified: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
+    let request = &identified.request;
     let fields = request.body.json_fields();
     let is_on = |name: &str| fields.read::<Value>(name).is_some_and(|value| !is_unset(&value));
     match () {
@@ -56,8 +56,8 @@ pub fn resume_blocker(prefixed: &IdentifiedRequest, config: ResumeConfig) -> Opt
         {
             Some(ResumeBlocker::Tools)
         }
-        () if is_more_than_text(prefixed) => Some(ResumeBlocker::NotText),
-        () if prefixed.total_tokens() > config.max_prompt_tokens => Some(ResumeBlocker::PromptTooLong),
+        () if is_more_than_text(identified) => Some(ResumeBlocker::NotText),
+        () if identified.total_tokens() > config.max_prompt_tokens => Some(ResumeBlocker::PromptTooLong),
         () => None,
     }
 }
@@ -121,9 +121,9 @@ fn has_format(fields: &JsonFields) -> bool {
 }
 
 /// Whether the prompt holds more than text. Known where there is a tokenizer; else everything that may be more counts.
-fn is_more_than_text(prefixed: &IdentifiedRequest) -> bool {
-    let fields = prefixed.request.body.json_fields();
-    match prefixed.fallback_reason() {
+fn is_more_than_text(identified: &IdentifiedRequest) -> bool {
+    let fields = identified.request.body.json_fields();
+    match identified.fallback_reason() {
         None => false,
         Some(FallbackReason::Multimodal) => true,
         Some(_) if fields.has("prompt_embeds") || fields.has("suffix") => true,

@@ -138,15 +138,15 @@ fn has_full_attention(attention: &AttentionSpec) -> bool {
 }
 
 /// Whether a prompt begins with the tokens whose KV was handed back: for any other prompt that KV would be wrong.
-async fn starts_with_returned(stage: &ExecuteStage, prefixed: &IdentifiedRequest, entry: &ReversePullEntry) -> bool {
-    let (chain, begins) = (prefixed.prompt.chain.clone(), entry.content_id);
+async fn starts_with_returned(stage: &ExecuteStage, identified: &IdentifiedRequest, entry: &ReversePullEntry) -> bool {
+    let (chain, begins) = (identified.prompt.chain.clone(), entry.content_id);
     let Ok(length) = usize::try_from(entry.params.tokens().0) else { return false };
-    let is_known = prefixed.fallback_reason().is_none() && !prefixed.model.is_disabled_by_spot_check();
-    let is_one = prefixed.other_chains.is_empty() && prefixed.request.has_single_prefill();
+    let is_known = identified.fallback_reason().is_none() && !identified.model.is_disabled_by_spot_check();
+    let is_one = identified.other_chains.is_empty() && identified.request.has_single_prefill();
     if !is_known || !is_one || chain.tokens < entry.params.tokens() {
         return false;
     }
-    let Some(ids) = PromptTokenIds::of(prefixed) else { return false };
+    let Some(ids) = PromptTokenIds::of(identified) else { return false };
     let named = move || Some(content_id(chain.root, ids.read(&chain)?.get(..length)?));
     stage.prompts.read(named).await.is_ok_and(|named| named == Some(begins))
 }

@@ -115,13 +115,13 @@ fn response_listener(
     status: StatusCode,
     form: BodyFormat,
 ) -> Option<ResponseListener> {
-    let prefixed = &streaming.step.located.identified;
-    let request = &prefixed.request;
+    let identified = &streaming.step.located.identified;
+    let request = &identified.request;
     let is_wanted = request.endpoint == GenerationEndpoint::Responses && status.is_success();
     is_wanted.then(|| {
         ResponseListener::new(
             (stage.responses.clone(), stage.offload_pool.clone()),
-            (&request.incoming, Some(prefixed.affinity_key)),
+            (&request.incoming, Some(identified.affinity_key)),
             streaming.target(),
             form,
         )

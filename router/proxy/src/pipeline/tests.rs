@@ -27,20 +27,20 @@ fn session(name: &str) -> SessionId {
 
 async fn router_with_lease(settings: &[&str]) -> (Arc<StubWorker>, TestRouter) {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], settings).await;
-    let live = || front.gateway.directory().view().workers().any(|worker| worker.is_live());
+    let router = start_router(&[&worker], settings).await;
+    let live = || router.gateway.directory().view().workers().any(|worker| worker.is_live());
     wait_until("the worker has a lease", live).await;
-    (worker, front)
+    (worker, router)
 }
 
 #[tokio::test]
 async fn a_truncated_choice_ends_with_an_error_event_even_if_another_finished() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let ask = async |n: u8| {
         let body =
             format!("{{\"model\":\"tiny\",\"prompt\":\"\",\"stream\":true,\"behave\":\"finish one\",\"n\":{n}}}");
-        String::from_utf8(post(front.proxy_address(), PATH, body).await.body.to_vec()).unwrap()
+        String::from_utf8(post(router.proxy_address(), PATH, body).await.body.to_vec()).unwrap()
     };
     assert!(!ask(1).await.contains("event: error"), "the only choice is complete");
     assert!(ask(2).await.ends_with("\n\n") && ask(2).await.contains("event: error"));
@@ -48,35 +48,35 @@ async fn a_truncated_choice_ends_with_an_error_event_even_if_another_finished() 
 
 #[tokio::test]
 async fn a_spawned_session_records_its_parent_in_the_ledger() {
-    let (_worker, front) = router_with_lease(&[]).await;
+    let (_worker, router) = router_with_lease(&[]).await;
     let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
     let request = Request::post(PATH).header("x-session-id", "child").header("x-parent-session-id", "mother");
-    assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
-    let parent = || front.gateway.directory().view().session(session("child")).map(|child| child.parent);
+    assert_eq!(send(router.proxy_address(), request, body).await.status, 200);
+    let parent = || router.gateway.directory().view().session(session("child")).map(|child| child.parent);
     wait_until("the session is known", || parent().is_some()).await;
     assert_eq!(parent().flatten(), Some(session("mother")));
 }
 
 #[tokio::test]
 async fn a_disabled_action_is_not_planned_and_replays_from_the_decision_log() {
-    let (_worker, front) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
+    let (_worker, router) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
     let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
     let ask = async || {
         let request = Request::post(PATH).header("x-session-id", "again");
-        assert_eq!(send(front.proxy_address(), request, body.clone()).await.status, 200);
-        front.gateway.decisions.receipts.newest(1, |_| true)[0].attempts[0].action
+        assert_eq!(send(router.proxy_address(), request, body.clone()).await.status, 200);
+        router.gateway.decisions.receipts.newest(1, |_| true)[0].attempts[0].action
     };
     ask().await;
     let is_known =
-        || front.gateway.directory().view().session(session("again")).is_some_and(|one| !one.heads.is_empty());
+        || router.gateway.directory().view().session(session("again")).is_some_and(|one| !one.heads.is_empty());
     wait_until("the session is known", is_known).await;
     assert_eq!(ask().await, Action::DecodeContinuation);
-    front.gateway.routing.disable(Action::DecodeContinuation);
+    router.gateway.routing.disable(Action::DecodeContinuation);
     assert_eq!(ask().await, Action::ColocatedPrefill);
-    front.gateway.routing.set_disabled(ActionSet::NONE);
+    router.gateway.routing.set_disabled(ActionSet::NONE);
     assert_eq!(ask().await, Action::DecodeContinuation);
-    front.gateway.decisions.close();
-    let mut records = DecisionRecords::open(&front.gateway.config.ledger.data_dir).unwrap();
+    router.gateway.decisions.close();
+    let mut records = DecisionRecords::open(&router.gateway.config.ledger.data_dir).unwrap();
     let entries = records.next_file().unwrap().unwrap();
     let off: Vec<_> = entries.iter().map(|entry| entry.case.as_ref().unwrap().disabled_actions.iter().next()).collect();
     assert_eq!(off, [None, None, Some(Action::DecodeContinuation), None]);
@@ -97,16 +97,16 @@ fn bodies_by_endpoint(system: &str, said: &str) -> [(&'static str, Value); 3] {
 
 #[tokio::test]
 async fn conversations_that_share_a_system_prompt_are_not_forks() {
-    let (_worker, front) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
+    let (_worker, router) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
     let said = ["Where is my bag?", "What is in the sea?"].map(|said| said.repeat(30));
     for at in 0..3 {
         let system = format!("You are kind, for the {at}. time. ").repeat(60);
         let mut sessions = Vec::new();
         for said in &said {
             let (path, body) = &bodies_by_endpoint(&system, said)[at];
-            assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200, "{path}");
-            let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.session_id;
-            let known = || front.gateway.directory().view().session(session).map(|session| session.parent);
+            assert_eq!(post(router.proxy_address(), path, body.to_string()).await.status, 200, "{path}");
+            let session = router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.session_id;
+            let known = || router.gateway.directory().view().session(session).map(|session| session.parent);
             wait_until("the session is known", || known().is_some()).await;
             assert_eq!(known().flatten(), None, "{path}");
             sessions.push(session);
@@ -117,18 +117,18 @@ async fn conversations_that_share_a_system_prompt_are_not_forks() {
 
 #[tokio::test]
 async fn every_fork_of_a_conversation_is_in_its_tree() {
-    let (_worker, front) = router_with_lease(&[]).await;
+    let (_worker, router) = router_with_lease(&[]).await;
     let history = "a long history ".repeat(2_000);
     let mut family = Vec::new();
     for said in ["what was first", "another way", "a third way", "a fourth way"] {
         let body = json!({"model": "tiny", "prompt": format!("{history}{}", said.repeat(100))});
-        assert_eq!(post(front.proxy_address(), PATH, body.to_string()).await.status, 200);
-        let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.session_id;
-        wait_until("the session is known", || front.gateway.directory().view().session(session).is_some()).await;
+        assert_eq!(post(router.proxy_address(), PATH, body.to_string()).await.status, 200);
+        let session = router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.session_id;
+        wait_until("the session is known", || router.gateway.directory().view().session(session).is_some()).await;
         family.push(session.to_string());
     }
     let path = format!("/ownerserve/v1/sessions/{}/tree", family[3]);
-    let tree = get(front.operator_address(), &path).await.json();
+    let tree = get(router.operator_address(), &path).await.json();
     let branches = tree["branches"].as_array().unwrap();
     assert_eq!(branches[0]["id"], family[0]);
     let children: BTreeSet<_> = branches[1..].iter().map(|branch| branch["id"].as_str().unwrap()).collect();
@@ -138,8 +138,8 @@ async fn every_fork_of_a_conversation_is_in_its_tree() {
 
 #[tokio::test]
 async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting() {
-    let (_worker, front) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
-    let model = front.gateway.catalog().model(&"tiny".into());
+    let (_worker, router) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
+    let model = router.gateway.catalog().model(&"tiny".into());
     let named = |(path, body): &(&str, Value), endpoint: GenerationEndpoint| {
         let incoming = ClientRequest {
             id: new_request_id(),
@@ -154,7 +154,7 @@ async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting()
             addition: None,
         };
         let request = UnidentifiedRequest::new(parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
-        let found = request.compute_whole(&front.gateway.caches.prefix_cache.conversations, None);
+        let found = request.compute_whole(&router.gateway.caches.prefix_cache.conversations, None);
         request.with_prompt(found)
     };
     let [chat, messages, responses] = bodies_by_endpoint(&"You are kind. ".repeat(60), "Where is my bag?");
@@ -176,46 +176,47 @@ async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting()
 #[tokio::test]
 async fn sessions_stay_at_their_worker_without_a_ledger() {
     let workers = [StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await];
-    let front = start_router(&[&workers[0], &workers[1]], &[]).await;
-    let both = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
+    let router = start_router(&[&workers[0], &workers[1]], &[]).await;
+    let both = || router.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
     wait_until("both workers have a lease", both).await;
-    front.gateway.directory().close().await.unwrap();
+    router.gateway.directory().close().await.unwrap();
     let mut history = "a long history ".repeat(40);
     for session in ["a", "b", "c", "d"] {
         let mut served = Vec::new();
         for step in 0..4 {
             history.push_str(&format!("{session} said {step} ").repeat(30));
             let body = format!("{{\"model\":\"tiny\",\"prompt\":{history:?}}}");
-            let response = send(front.proxy_address(), Request::post(PATH).header("x-session-id", session), body).await;
+            let response =
+                send(router.proxy_address(), Request::post(PATH).header("x-session-id", session), body).await;
             assert_eq!(response.status, 200);
             served.push(response.json()["served_by"].clone());
-            let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
+            let receipt = router.gateway.decisions.receipts.newest(1, |_| true).remove(0);
             assert_eq!(receipt.lookup.evidence.pending_commit, step > 0, "step {step} of {session}");
             assert_eq!(receipt.lookup.owner.is_some(), step > 0, "step {step} of {session}");
         }
         assert!(served.iter().all(|by| *by == served[0]), "{session} was served by {served:?}");
     }
-    assert_eq!(front.gateway.ledger.pending_commits().pending_count(), 4, "one step a session waits for a quorum");
+    assert_eq!(router.gateway.ledger.pending_commits().pending_count(), 4, "one step a session waits for a quorum");
 }
 
 #[tokio::test]
 async fn a_bypassed_step_leaves_the_ledger_empty_and_a_shadowed_one_is_recorded() {
     for (mode, known) in [("bypass", false), ("shadow", true)] {
-        let (_worker, front) = router_with_lease(&[&format!("routing.mode={mode}")]).await;
+        let (_worker, router) = router_with_lease(&[&format!("routing.mode={mode}")]).await;
         let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
         let request = Request::post(PATH).header("x-session-id", "s");
-        assert_eq!(send(front.proxy_address(), request, body).await.status, 200);
-        let before = front.gateway.directory().stats().commands;
-        let is_known = || front.gateway.directory().view().session(session("s")).is_some();
+        assert_eq!(send(router.proxy_address(), request, body).await.status, 200);
+        let before = router.gateway.directory().stats().commands;
+        let is_known = || router.gateway.directory().view().session(session("s")).is_some();
         match known {
             true => wait_until("the session is known", is_known).await,
             false => {
                 // Commands of the step would be in the log before this point.
-                wait_until("the ledger goes on", || front.gateway.directory().stats().commands > before).await;
+                wait_until("the ledger goes on", || router.gateway.directory().stats().commands > before).await;
                 assert!(!is_known());
             }
         }
-        let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
+        let receipt = router.gateway.decisions.receipts.newest(1, |_| true).remove(0);
         assert_eq!(receipt.decision.is_some(), known, "{mode}: priced or not");
     }
 }
@@ -237,25 +238,25 @@ async fn a_prompt_known_to_exceed_the_context_is_refused_and_an_estimate_is_not(
 #[tokio::test]
 async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
     let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
-    let front = start_router_at(&[url(&one), url(&two)], &["models.tiny.tokenizer_dir=builtin"]).await;
-    let is_exact = || front.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact);
+    let router = start_router_at(&[url(&one), url(&two)], &["models.tiny.tokenizer_dir=builtin"]).await;
+    let is_exact = || router.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact);
     wait_until("their events are followed", is_exact).await;
     // A worker without a lease owns nothing, so its step would leave no trace in the ledger.
-    let both = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
+    let both = || router.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
     wait_until("both workers have a lease", both).await;
     let ask = async |fields: Value| {
         let mut body = json!({"model": "tiny", "max_tokens": 2, "prompt": "what is in the sea? ".repeat(100)});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         let request = Request::post(PATH).header("x-session-id", "one").header("content-type", "application/json");
-        assert_eq!(send(front.proxy_address(), request, body.to_string()).await.status, 200);
-        front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
+        assert_eq!(send(router.proxy_address(), request, body.to_string()).await.status, 200);
+        router.gateway.decisions.receipts.newest(1, |_| true).remove(0)
     };
     let cold = ask(json!({})).await;
     let owner = cold.attempts[0].target();
-    let view = || front.gateway.directory().view().session(session("one")).and_then(|one| one.owner);
+    let view = || router.gateway.directory().view().session(session("one")).and_then(|one| one.owner);
     wait_until("it is owned", || view().is_some_and(|at| Some(at.worker) == owner)).await;
     let most = cold.lookup.prompt_tokens - Tokens(16);
-    let is_told = || front.gateway.index().read().blocks() as u64 >= most.0 / 16;
+    let is_told = || router.gateway.index().read().blocks() as u64 >= most.0 / 16;
     wait_until("its blocks are told", is_told).await;
     let warm = ask(json!({})).await;
     assert!(
@@ -279,7 +280,7 @@ async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
 
 /// Returns the step that a client's request with this body is, before it is planned.
 pub(super) async fn classified_step(
-    gateway: &Arc<AppState>,
+    app_state: &Arc<AppState>,
     endpoint: GenerationEndpoint,
     body: &Value,
 ) -> ClassifiedStep {
@@ -296,10 +297,10 @@ pub(super) async fn classified_step(
         addition: None,
     };
     let request = parse(incoming, endpoint, None).unwrap();
-    let model = gateway.catalog().model(&request.model);
+    let model = app_state.catalog().model(&request.model);
     let request = identify::UnidentifiedRequest::new(request, model);
-    let found = request.compute_whole(&gateway.caches.prefix_cache.conversations, None);
+    let found = request.compute_whole(&app_state.caches.prefix_cache.conversations, None);
     let named = request.with_prompt(found);
-    let located = locate::locate(&gateway.pipeline.locate, named.identified, named.converted).await.unwrap();
-    plan::classify(&gateway.pipeline.classify, located)
+    let located = locate::locate(&app_state.pipeline.locate, named.identified, named.converted).await.unwrap();
+    plan::classify(&app_state.pipeline.classify, located)
 }

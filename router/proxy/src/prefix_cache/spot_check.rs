@@ -30,17 +30,17 @@ pub(super) struct SpotCheck {
 }
 
 impl SpotCheck {
-    pub(super) fn new(prefixed: &IdentifiedRequest, tier: LookupTier, known_tokens: Tokens) -> Self {
+    pub(super) fn new(identified: &IdentifiedRequest, tier: LookupTier, known_tokens: Tokens) -> Self {
         Self {
-            encodable: EncodableRequest::of(prefixed),
-            model: prefixed.request.model.clone(),
-            prompt: prefixed.prompt.clone(),
+            encodable: EncodableRequest::of(identified),
+            model: identified.request.model.clone(),
+            prompt: identified.prompt.clone(),
             tier,
             known_tokens,
-            request: prefixed.request.incoming.id,
-            tenant: prefixed.request.incoming.tenant.clone(),
-            session: prefixed.named_session,
-            affinity_key: prefixed.affinity_key,
+            request: identified.request.incoming.id,
+            tenant: identified.request.incoming.tenant.clone(),
+            session: identified.named_session,
+            affinity_key: identified.affinity_key,
         }
     }
 

@@ -35,9 +35,9 @@ pub(crate) struct QuotaShortfall {
 
 impl Allowance {
     /// Returns an allowance: empty if it is leased, else full.
-    pub(crate) fn new(per_minute: u64, supply: RefillSource, now: Instant) -> Self {
-        let level = if supply == RefillSource::Leased { 0.0 } else { per_minute as f64 };
-        Self { per_minute, supply, level, updated_at: now, shared_left: per_minute as f64 }
+    pub(crate) fn new(per_minute: u64, source: RefillSource, now: Instant) -> Self {
+        let level = if source == RefillSource::Leased { 0.0 } else { per_minute as f64 };
+        Self { per_minute, supply: source, level, updated_at: now, shared_left: per_minute as f64 }
     }
 
     pub(crate) fn per_minute(&self) -> u64 {
@@ -45,23 +45,23 @@ impl Allowance {
     }
 
     /// Advances the clock, refills, and switches the refill source.
-    pub(crate) fn advance(&mut self, now: Instant, supply: RefillSource) {
+    pub(crate) fn advance(&mut self, now: Instant, source: RefillSource) {
         let passed = now.saturating_duration_since(self.updated_at).as_secs_f64();
         self.updated_at = now;
-        match supply {
+        match source {
             RefillSource::Share(routers) => {
                 if self.supply == RefillSource::Leased {
                     // Each router continues with its part of what all had left.
                     self.level += self.shared_left / f64::from(routers.max(1));
                 }
-                let full = full(self.per_minute, supply);
+                let full = full(self.per_minute, source);
                 self.level = (self.level + passed * full / MINUTE).min(full);
             }
             // What accumulated without the shared count must be given up.
-            RefillSource::Leased if self.supply != supply => self.level = self.level.min(self.chunk() as f64),
+            RefillSource::Leased if self.supply != source => self.level = self.level.min(self.chunk() as f64),
             RefillSource::Leased => {}
         }
-        self.supply = supply;
+        self.supply = source;
     }
 
     /// Takes `cost`. A cost above a whole minute's quota needs a full bucket, and leaves a debt.
@@ -125,8 +125,8 @@ impl Allowance {
     }
 }
 
-fn full(per_minute: u64, supply: RefillSource) -> f64 {
-    match supply {
+fn full(per_minute: u64, source: RefillSource) -> f64 {
+    match source {
         RefillSource::Leased => per_minute as f64,
         RefillSource::Share(routers) => (per_minute as f64 / f64::from(routers.max(1))).max(1.0),
     }

@@ -14,8 +14,8 @@ async fn accepted_connections_use_tcp_nodelay() {
 #[tokio::test]
 async fn connection_serves_many_requests() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let mut client = raw(front.proxy_address(), b"").await;
+    let router = start_router(&[&worker], &[]).await;
+    let mut client = raw(router.proxy_address(), b"").await;
     for _ in 0..3 {
         tokio::io::AsyncWriteExt::write_all(&mut client, &request_bytes("/tokenize", "{}")).await.unwrap();
         read_until(&mut client, "served_by").await;
@@ -26,10 +26,10 @@ async fn connection_serves_many_requests() {
 #[tokio::test]
 async fn connections_beyond_the_cap_wait_for_a_free_slot() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &["proxy.max_connections=1"]).await;
-    let mut first = raw(front.proxy_address(), &request_bytes("/v1/completions", STREAM)).await;
+    let router = start_router(&[&worker], &["proxy.max_connections=1"]).await;
+    let mut first = raw(router.proxy_address(), &request_bytes("/v1/completions", STREAM)).await;
     read_until(&mut first, "data: 0").await;
-    let mut second = raw(front.proxy_address(), b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let mut second = raw(router.proxy_address(), b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     let waiting = tokio::time::timeout(Duration::from_millis(100), read_to_end(&mut second)).await;
     assert!(waiting.is_err(), "there was no place for it");
     drop(first);
@@ -39,13 +39,13 @@ async fn connections_beyond_the_cap_wait_for_a_free_slot() {
 #[tokio::test]
 async fn stopping_server_finishes_requests_and_accepts_none() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let address = front.proxy_address();
+    let router = start_router(&[&worker], &[]).await;
+    let address = router.proxy_address();
     let mut idle = raw(address, b"").await;
     let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"two writes\"}";
     let mut running = raw(address, &request_bytes("/v1/completions", body)).await;
     read_until(&mut running, "data: a").await;
-    let stopping = tokio::spawn(front.stop());
+    let stopping = tokio::spawn(router.stop());
     read_until(&mut running, "data: b").await;
     let ended = tokio::time::timeout(Duration::from_secs(1), stopping).await;
     ended.expect("nothing keeps it from ending").unwrap();
@@ -56,32 +56,32 @@ async fn stopping_server_finishes_requests_and_accepts_none() {
 #[tokio::test]
 async fn requests_exceeding_the_drain_timeout_are_cut() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &["proxy.drain_timeout=\"100ms\""]).await;
-    let mut endless = raw(front.proxy_address(), &request_bytes("/v1/completions", STREAM)).await;
+    let router = start_router(&[&worker], &["proxy.drain_timeout=\"100ms\""]).await;
+    let mut endless = raw(router.proxy_address(), &request_bytes("/v1/completions", STREAM)).await;
     read_until(&mut endless, "data: 0").await;
-    tokio::time::timeout(Duration::from_secs(2), front.stop()).await.expect("bounded by the drain time-out");
+    tokio::time::timeout(Duration::from_secs(2), router.stop()).await.expect("bounded by the drain time-out");
     crate::testing::wait_until("the worker was told", || worker.active.count() == 0).await;
 }
 
 #[tokio::test]
 async fn malformed_http_does_not_affect_other_clients() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     for bytes in
         [&b"\x16\x03\x01\x02\x00\x01\x00\x01"[..], b"GET / HTTP/9.9\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
     {
-        let mut client = raw(front.proxy_address(), bytes).await;
+        let mut client = raw(router.proxy_address(), bytes).await;
         tokio::io::AsyncWriteExt::shutdown(&mut client).await.unwrap();
         let answer = read_to_end(&mut client).await;
         let is_refused = answer.starts_with("HTTP/1.1 400 ") && answer.contains("\"malformed_head\"");
         assert!(is_refused || (answer.is_empty() && bytes.starts_with(b"PRI")), "{answer}");
     }
     let many = "x: y\r\n".repeat(1000);
-    let mut client = raw(front.proxy_address(), format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await;
+    let mut client = raw(router.proxy_address(), format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await;
     let answer = read_to_end(&mut client).await;
     assert!(answer.starts_with("HTTP/1.1 431 ") && answer.contains("\"headers_too_large\""), "{answer}");
-    assert_eq!(get(front.proxy_address(), "/livez").await.status, 200);
-    assert_eq!(post(front.proxy_address(), "/tokenize", "{}").await.status, 200);
+    assert_eq!(get(router.proxy_address(), "/livez").await.status, 200);
+    assert_eq!(post(router.proxy_address(), "/tokenize", "{}").await.status, 200);
 }
 
 #[tokio::test]
@@ -93,8 +93,8 @@ async fn idle_unauthenticated_connections_time_out_and_block_no_client() {
         "proxy.max_unauthenticated_connections_per_address=4",
         "proxy.authentication_timeout=\"300ms\"",
     ];
-    let front = start_router(&[&worker], &settings).await;
-    let address = front.proxy_address();
+    let router = start_router(&[&worker], &settings).await;
+    let address = router.proxy_address();
     let mut strangers = Vec::new();
     for _ in 0..40 {
         strangers.push(raw(address, b"GET /v1/models HTTP/1.1\r\nx-unfinished: ").await);
@@ -111,7 +111,7 @@ async fn idle_unauthenticated_connections_time_out_and_block_no_client() {
     }
     tokio::io::AsyncWriteExt::write_all(&mut known, &request_bytes("/tokenize", "{}")).await.unwrap();
     read_until(&mut known, "served_by").await;
-    let closed = &front.gateway.metrics.process.unauthenticated_closed;
+    let closed = &router.gateway.metrics.process.unauthenticated_closed;
     let count = |cause| closed.with_label_values(&["clients", cause]).get();
     crate::testing::wait_until("all are counted", || count("evicted_address") + count("timeout") >= 40).await;
 }
@@ -122,22 +122,22 @@ async fn rejected_key_does_not_authenticate_a_connection() {
     let keys = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(keys.path(), "[keys]\n\"sk-a\" = \"a\"\n").unwrap();
     let file = format!("auth.keys_file={:?}", keys.path());
-    let front = start_router(&[&worker], &[&file, "proxy.authentication_timeout=\"300ms\""]).await;
-    let mut wrong = raw(front.proxy_address(), &request_bytes("/tokenize", "{}")).await;
+    let router = start_router(&[&worker], &[&file, "proxy.authentication_timeout=\"300ms\""]).await;
+    let mut wrong = raw(router.proxy_address(), &request_bytes("/tokenize", "{}")).await;
     assert!(read_to_end(&mut wrong).await.starts_with("HTTP/1.1 401 "), "and then it is closed");
 }
 
 #[tokio::test]
 async fn stalled_reader_is_disconnected_and_no_longer_counted() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &["proxy.write_timeout=\"200ms\""]).await;
+    let router = start_router(&[&worker], &["proxy.write_timeout=\"200ms\""]).await;
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
-    let mut slow = socket.connect(front.proxy_address()).await.unwrap();
+    let mut slow = socket.connect(router.proxy_address()).await.unwrap();
     let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"flood\"}";
     tokio::io::AsyncWriteExt::write_all(&mut slow, &request_bytes("/v1/completions", body)).await.unwrap();
     crate::testing::wait_until("it is served", || worker.active.count() == 1).await;
-    crate::testing::wait_until("it is cut", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    crate::testing::wait_until("it is cut", || router.gateway.metrics.requests.in_flight.get() == 0).await;
     crate::testing::wait_until("the worker was told", || worker.active.count() == 0).await;
     drop(slow);
 }
@@ -145,29 +145,29 @@ async fn stalled_reader_is_disconnected_and_no_longer_counted() {
 #[tokio::test]
 async fn request_head_is_buffered_only_up_to_its_limit() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let head =
         |bytes: usize| format!("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: {}", "y".repeat(bytes));
-    let mut long = raw(front.proxy_address(), head(MAX_HEAD_BYTES + (8 << 10)).as_bytes()).await;
+    let mut long = raw(router.proxy_address(), head(MAX_HEAD_BYTES + (8 << 10)).as_bytes()).await;
     let answer = read_to_end(&mut long).await;
     assert!(answer.starts_with("HTTP/1.1 431 ") && answer.contains("\"headers_too_large\""), "{answer}");
-    let mut fits = raw(front.proxy_address(), format!("{}\r\n\r\n", head(MAX_HEAD_BYTES / 2)).as_bytes()).await;
+    let mut fits = raw(router.proxy_address(), format!("{}\r\n\r\n", head(MAX_HEAD_BYTES / 2)).as_bytes()).await;
     assert!(read_to_end(&mut fits).await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
 async fn a_path_that_is_too_long_is_refused_in_words() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let request = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "y".repeat(LONGEST_URI));
-    let answer = read_to_end(&mut raw(front.proxy_address(), request.as_bytes()).await).await;
+    let answer = read_to_end(&mut raw(router.proxy_address(), request.as_bytes()).await).await;
     assert!(answer.starts_with("HTTP/1.1 414 ") && answer.contains("\"uri_too_long\""), "{answer}");
 }
 
 #[tokio::test]
 async fn every_refused_head_gets_an_error_in_the_format_of_its_listener() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let many = "x: y\r\n".repeat(1000);
     let long = format!("x: {}\r\n", "y".repeat(300_000));
     let path = format!("/{}", "y".repeat(LONGEST_URI));
@@ -179,8 +179,8 @@ async fn every_refused_head_gets_an_error_in_the_format_of_its_listener() {
         ("GET /\r\nno colon\r\n\r\n".to_owned(), "400", "malformed_head", "invalid_header"),
     ] {
         for (address, media, word) in [
-            (front.proxy_address(), "application/json", format!("\"code\":\"{code}\"")),
-            (front.operator_address(), "application/problem+json", format!("urn:ownerserve:problem:{kind}\"")),
+            (router.proxy_address(), "application/json", format!("\"code\":\"{code}\"")),
+            (router.operator_address(), "application/problem+json", format!("urn:ownerserve:problem:{kind}\"")),
         ] {
             // A request before it, whose answer must not be held back.
             let mut client = raw(address, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -224,11 +224,11 @@ async fn strangers_keep_no_client_out_where_more_of_them_may_come_than_there_are
         "proxy.max_unauthenticated_connections_per_address=1024",
         "proxy.authentication_timeout=\"60s\"",
     ];
-    let front = start_router(&[&worker], &settings).await;
+    let router = start_router(&[&worker], &settings).await;
     let mut strangers = Vec::new();
     for _ in 0..20 {
-        strangers.push(raw(front.proxy_address(), b"GET /v1/models HTTP/1.1\r\nx-unfinished: ").await);
+        strangers.push(raw(router.proxy_address(), b"GET /v1/models HTTP/1.1\r\nx-unfinished: ").await);
     }
-    let probe = tokio::time::timeout(Duration::from_secs(20), get(front.proxy_address(), "/livez")).await;
+    let probe = tokio::time::timeout(Duration::from_secs(20), get(router.proxy_address(), "/livez")).await;
     assert_eq!(probe.expect("a stranger gave way").status, 200);
 }

@@ -67,14 +67,14 @@ impl ListenerTls {
     }
 
     /// Reloads the files whenever they change. Logs files that cannot be used, and keeps the last certificate.
-    pub async fn watch_files(self: Arc<Self>, every: Duration, followed: WatchedFiles) {
+    pub async fn watch_files(self: Arc<Self>, every: Duration, files: WatchedFiles) {
         let Self { config, stamps, resolver: shown } = &*self;
         let take = || {
             shown.0.store(Arc::new(read(config)?));
             tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
             Ok::<_, TlsError>(())
         };
-        follow((*stamps, || self::stamps(config)), (every, &followed), take).await;
+        follow((*stamps, || self::stamps(config)), (every, &files), take).await;
     }
 }
 

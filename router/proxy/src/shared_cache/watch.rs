@@ -138,9 +138,9 @@ struct Canary {
 
 impl Canary {
     /// Returns `None` where nothing can be encrypted.
-    fn new(shared: &RedisBackend) -> Option<Self> {
-        let key = format!("{}:secret", namespace_prefix(&shared.namespace));
-        let value = shared.cipher.seal(&key, CANARY)?;
+    fn new(backend: &RedisBackend) -> Option<Self> {
+        let key = format!("{}:secret", namespace_prefix(&backend.namespace));
+        let value = backend.cipher.seal(&key, CANARY)?;
         let (mut ask, mut renew) = (redis::pipe(), redis::pipe());
         ask.cmd("SET").arg(&key).arg(value).arg("NX").arg("EX").arg(CANARY_SECONDS).ignore();
         ask.cmd("GETRANGE").arg(&key).arg(0).arg(CANARY.len() + OVERHEAD);
@@ -149,15 +149,15 @@ impl Canary {
     }
 
     /// Compares the canary in Redis, and logs a change. Without an answer the last result stays.
-    async fn compare(&self, shared: &RedisBackend) {
-        let Ok((sealed,)) = shared.client.call_in_background::<(Vec<u8>,)>(&self.ask).await else { return };
-        let is_ours = shared.cipher.open(&self.key, sealed).is_some();
+    async fn compare(&self, backend: &RedisBackend) {
+        let Ok((sealed,)) = backend.client.call_in_background::<(Vec<u8>,)>(&self.ask).await else { return };
+        let is_ours = backend.cipher.open(&self.key, sealed).is_some();
         if is_ours {
             // Renewed only where it can be decrypted, so that it expires with the last router that uses the other
             // secret.
-            let _ = shared.client.call_in_background::<()>(&self.renew).await;
+            let _ = backend.client.call_in_background::<()>(&self.renew).await;
         }
-        match (shared.other_secret.swap(!is_ours, Ordering::Relaxed), is_ours) {
+        match (backend.other_secret.swap(!is_ours, Ordering::Relaxed), is_ours) {
             (false, false) => tracing::warn!(
                 "another router of this namespace has another shared_cache.encryption_secret: what either writes to Redis the other cannot \
                  read; give all of them the same one"
@@ -243,17 +243,17 @@ impl FlushSentinel {
 }
 
 /// Resends the values that other routers may ask for, newest first. Checkpoints are cheaper to recompute.
-async fn resend_local_values(inner: &SharedCacheState, shared: &RedisBackend) {
+async fn resend_local_values(inner: &SharedCacheState, backend: &RedisBackend) {
     let ours = inner.local.lock().local_values(Instant::now());
     let lasting = ours.into_iter().filter(|(key, _)| {
         matches!(key.kind, CacheEntryKind::ResponseWorker | CacheEntryKind::ResponseTenant | CacheEntryKind::Transcript)
     });
     let writes: Vec<RedisWrite> = lasting.map(|(key, held)| RedisWrite { key, value: held }).collect();
     for batch in writes.chunks(MAX_BATCH) {
-        let outcome = shared.save(batch, WriteCondition::IfAbsent).await;
+        let outcome = backend.save(batch, WriteCondition::IfAbsent).await;
         batch.iter().for_each(|write| inner.metrics.count_write(write.key.kind, outcome));
         if outcome != "stored" {
-            shared.mark_unsynced();
+            backend.mark_unsynced();
             return;
         }
     }

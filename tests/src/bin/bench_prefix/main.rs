@@ -191,10 +191,10 @@ fn run(options: &Options) -> Result<(), PrefixBenchError> {
 }
 
 /// Average bytes per token of this text.
-fn bytes_per_token(identifier: &PromptResolver) -> f64 {
+fn bytes_per_token(resolver: &PromptResolver) -> f64 {
     let mut talk = ConversationText::begin(u64::MAX);
     talk.step(100_000);
-    let prompt = identifier.resolve_chat(talk.body().as_bytes(), PromptInputs::default());
+    let prompt = resolver.resolve_chat(talk.body().as_bytes(), PromptInputs::default());
     talk.bytes() as f64 / prompt.chain.tokens.0 as f64
 }
 
@@ -202,26 +202,26 @@ fn read_layout(tokens: u64, body: &str) -> Result<ChatLayout<'_>, PrefixBenchErr
     ChatLayout::read(body.as_bytes()).ok_or_else(|| PrefixBenchError::Wrong { tokens, what: "no messages".into() })
 }
 
-fn measure(identifier: &PromptResolver, tokens: u64, options: &Options) -> Result<ContextSizeResult, PrefixBenchError> {
+fn measure(resolver: &PromptResolver, tokens: u64, options: &Options) -> Result<ContextSizeResult, PrefixBenchError> {
     let wrong = |what: String| PrefixBenchError::Wrong { tokens, what };
-    let size = bytes_per_token(identifier);
+    let size = bytes_per_token(resolver);
     let step = (STEP_TOKENS as f64 * size) as usize;
     let mut fleet = FilledIndex::filled_with(options.held);
-    let trails = ConversationCache::new(Bytes(256 << 20));
+    let conversations = ConversationCache::new(Bytes(256 << 20));
     let (mut all, mut identities, mut lookups, mut colds) = (vec![], vec![], vec![], vec![]);
     let (mut body_bytes, mut state, mut blocks) = (0, 0, 0);
     for number in 0..options.rounds {
-        trails.clear();
-        let memory = ConversationLookup { cache: &trails, tenant: "t", session: Some(u128::from(number)) };
+        conversations.clear();
+        let memory = ConversationLookup { cache: &conversations, tenant: "t", session: Some(u128::from(number)) };
         let mut talk = ConversationText::begin(number);
         while (talk.bytes() as f64) < tokens as f64 * size {
             talk.step(step);
         }
         // Prepares a running conversation: one step in full, one extended from it.
         let known =
-            identifier.resolve_and_cache(read_layout(tokens, &talk.body())?, PromptInputs::default(), None, memory);
+            resolver.resolve_and_cache(read_layout(tokens, &talk.body())?, PromptInputs::default(), None, memory);
         talk.step(step);
-        identifier.extend(read_layout(tokens, &talk.body())?, PromptInputs::default(), memory);
+        resolver.extend(read_layout(tokens, &talk.body())?, PromptInputs::default(), memory);
         fleet.hold_prompt(number, &known.prompt.chain);
         let before = DepthHint::from_depths(&fleet.0.overlaps_of_chain(&known.prompt.chain));
         talk.step(step);
@@ -229,13 +229,13 @@ fn measure(identifier: &PromptResolver, tokens: u64, options: &Options) -> Resul
         // Scanning the request is not measured; routers do it for every request anyway.
         let layout = read_layout(tokens, &body)?;
         let since = Instant::now();
-        let grown = identifier.extend(layout, PromptInputs::default(), memory);
+        let grown = resolver.extend(layout, PromptInputs::default(), memory);
         let identity = since.elapsed();
         let grown = grown.filter(|grown| grown.tier == LookupTier::Session);
         let grown = grown.ok_or_else(|| wrong("the step was not gone on with where the last one ended".into()))?;
         let (found, lookup) = fleet.lookup(&grown.prompt.chain, before);
         let since = Instant::now();
-        let whole = identifier.resolve_chat(body.as_bytes(), PromptInputs::default());
+        let whole = resolver.resolve_chat(body.as_bytes(), PromptInputs::default());
         let cold_found = fleet.0.overlaps_of_chain(&whole.chain);
         colds.push(since.elapsed().as_secs_f64() * 1e6);
         if grown.prompt.chain != whole.chain || found != cold_found || found.len() < 3 {
@@ -244,7 +244,7 @@ fn measure(identifier: &PromptResolver, tokens: u64, options: &Options) -> Resul
         identities.push(identity.as_secs_f64() * 1e6);
         lookups.push(lookup.as_secs_f64() * 1e6);
         all.push((identity + lookup).as_secs_f64() * 1e6);
-        (body_bytes, state, blocks) = (body.len(), trails.memory_bytes().0, 16 * whole.chain.blocks().0);
+        (body_bytes, state, blocks) = (body.len(), conversations.memory_bytes().0, 16 * whole.chain.blocks().0);
     }
     let (p50, cold_p50) = (quantile(&mut all, 0.5), quantile(&mut colds, 0.5));
     Ok(ContextSizeResult {

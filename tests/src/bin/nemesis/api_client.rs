@@ -42,13 +42,13 @@ impl NodeAddresses {
     }
 
     /// Operator address of a node.
-    pub(crate) fn operator(&self, seat: MemberSlot) -> SocketAddr {
-        self.addresses[&seat].0
+    pub(crate) fn operator(&self, slot: MemberSlot) -> SocketAddr {
+        self.addresses[&slot].0
     }
 
     /// Client address of a node.
-    pub(crate) fn proxy(&self, seat: MemberSlot) -> SocketAddr {
-        self.addresses[&seat].1
+    pub(crate) fn proxy(&self, slot: MemberSlot) -> SocketAddr {
+        self.addresses[&slot].1
     }
 
     /// Creates the connections of one client.
@@ -57,94 +57,94 @@ impl NodeAddresses {
     }
 
     /// Returns a node's own status.
-    pub(crate) async fn status(&self, seat: MemberSlot) -> Result<NodeStatusJson, NemesisError> {
+    pub(crate) async fn status(&self, slot: MemberSlot) -> Result<NodeStatusJson, NemesisError> {
         // A paused process accepts connections but never responds.
-        self.get(seat, "/cluster", Duration::from_secs(2)).await
+        self.get(slot, "/cluster", Duration::from_secs(2)).await
     }
 
     /// Returns a node's applied index and the hash of its state there.
-    pub(crate) async fn state_hash(&self, seat: MemberSlot) -> Result<(u64, String), NemesisError> {
-        let StateHashJson { revision, state_hash } = self.get(seat, "/cluster/state-hash", REQUEST_TIMEOUT).await?;
+    pub(crate) async fn state_hash(&self, slot: MemberSlot) -> Result<(u64, String), NemesisError> {
+        let StateHashJson { revision, state_hash } = self.get(slot, "/cluster/state-hash", REQUEST_TIMEOUT).await?;
         Ok((revision, state_hash))
     }
 
     /// Returns the members as a node knows them.
-    pub(crate) async fn members(&self, seat: MemberSlot) -> Result<Vec<MemberJson>, NemesisError> {
-        let MembersJson { members } = self.get(seat, "/cluster/members", REQUEST_TIMEOUT).await?;
+    pub(crate) async fn members(&self, slot: MemberSlot) -> Result<Vec<MemberJson>, NemesisError> {
+        let MembersJson { members } = self.get(slot, "/cluster/members", REQUEST_TIMEOUT).await?;
         Ok(members)
     }
 
     /// Requests a membership change.
-    pub(crate) async fn change(&self, seat: MemberSlot, change: &MembershipChange) -> Result<(), NemesisError> {
+    pub(crate) async fn change(&self, slot: MemberSlot, change: &MembershipChange) -> Result<(), NemesisError> {
         let (method, path, body) = change.request();
-        self.send(seat, (method, &path, body)).await.map(drop)
+        self.send(slot, (method, &path, body)).await.map(drop)
     }
 
     /// Raises the cluster's feature level.
-    pub(crate) async fn raise_level(&self, seat: MemberSlot, level: u32) -> Result<(), NemesisError> {
+    pub(crate) async fn raise_level(&self, slot: MemberSlot, level: u32) -> Result<(), NemesisError> {
         let body = serde_json::json!({ "feature_level": level });
-        self.send(seat, (Method::PUT, "/cluster/feature-level", body)).await.map(drop)
+        self.send(slot, (Method::PUT, "/cluster/feature-level", body)).await.map(drop)
     }
 
     /// Downloads a snapshot of a node's ledger as it is stored on disk.
-    pub(crate) async fn snapshot(&self, seat: MemberSlot) -> Result<Bytes, NemesisError> {
+    pub(crate) async fn snapshot(&self, slot: MemberSlot) -> Result<Bytes, NemesisError> {
         let path = "/cluster/snapshot";
-        let reply = self.client().raw(seat, (Method::GET, path), None, REQUEST_TIMEOUT).await;
-        self.expect_success(seat, path, reply).map(|reply| reply.body)
+        let reply = self.client().raw(slot, (Method::GET, path), None, REQUEST_TIMEOUT).await;
+        self.expect_success(slot, path, reply).map(|reply| reply.body)
     }
 
     /// Makes a node write a snapshot of its ledger to disk.
-    pub(crate) async fn write_snapshot(&self, seat: MemberSlot) -> Result<(), NemesisError> {
-        self.send(seat, (Method::POST, "/cluster/snapshot", serde_json::json!({}))).await.map(drop)
+    pub(crate) async fn write_snapshot(&self, slot: MemberSlot) -> Result<(), NemesisError> {
+        self.send(slot, (Method::POST, "/cluster/snapshot", serde_json::json!({}))).await.map(drop)
     }
 
     /// Returns the workers' leases as a node knows them.
-    pub(crate) async fn leases(&self, seat: MemberSlot) -> Result<Vec<LeaseSighting>, NemesisError> {
-        let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
+    pub(crate) async fn leases(&self, slot: MemberSlot) -> Result<Vec<LeaseSighting>, NemesisError> {
+        let leases: LeasesJson = self.get(slot, "/leases", REQUEST_TIMEOUT).await?;
         Ok(leases.sightings())
     }
 
     /// Returns the current incarnations of all workers that hold a lease.
-    pub(crate) async fn live_owners(&self, seat: MemberSlot) -> Result<Vec<Owner>, NemesisError> {
-        let leases: LeasesJson = self.get(seat, "/leases", REQUEST_TIMEOUT).await?;
+    pub(crate) async fn live_owners(&self, slot: MemberSlot) -> Result<Vec<Owner>, NemesisError> {
+        let leases: LeasesJson = self.get(slot, "/leases", REQUEST_TIMEOUT).await?;
         Ok(leases.live_owners())
     }
 
     /// Returns the session that clients of the model name `key`.
-    pub(crate) async fn session_of(&self, seat: MemberSlot, key: &str) -> Result<Option<SessionId>, NemesisError> {
+    pub(crate) async fn session_of(&self, slot: MemberSlot, key: &str) -> Result<Option<SessionId>, NemesisError> {
         let path = format!("/sessions?session_key={key}&model=tiny&consistency=linearizable");
-        let SessionsJson { sessions } = self.get(seat, &path, REQUEST_TIMEOUT).await?;
+        let SessionsJson { sessions } = self.get(slot, &path, REQUEST_TIMEOUT).await?;
         Ok(sessions.first().filter(|session| session.owner.is_some()).map(|session| session.id))
     }
 
     async fn get<T: DeserializeOwned>(
         &self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         path: &str,
         within: Duration,
     ) -> Result<T, NemesisError> {
-        let reply = self.client().raw(seat, (Method::GET, path), None, within).await;
-        let reply = self.expect_success(seat, path, reply)?;
-        let odd = |error| NemesisError::Answer { who: format!("{path} of node {}", seat.0), got: format!("{error}") };
+        let reply = self.client().raw(slot, (Method::GET, path), None, within).await;
+        let reply = self.expect_success(slot, path, reply)?;
+        let odd = |error| NemesisError::Answer { who: format!("{path} of node {}", slot.0), got: format!("{error}") };
         serde_json::from_slice(&reply.body).map_err(odd)
     }
 
     async fn send(
         &self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         (method, path, body): (Method, &str, serde_json::Value),
     ) -> Result<HttpReply, NemesisError> {
-        let reply = self.client().raw(seat, (method, path), Some((body, None)), REQUEST_TIMEOUT).await;
-        self.expect_success(seat, path, reply)
+        let reply = self.client().raw(slot, (method, path), Some((body, None)), REQUEST_TIMEOUT).await;
+        self.expect_success(slot, path, reply)
     }
 
     fn expect_success(
         &self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         path: &str,
         reply: Result<HttpReply, HttpFailure>,
     ) -> Result<HttpReply, NemesisError> {
-        let who = || format!("{path} of node {}", seat.0);
+        let who = || format!("{path} of node {}", slot.0);
         match reply {
             Ok(reply) if reply.status.is_success() => Ok(reply),
             Ok(reply) => {
@@ -166,26 +166,26 @@ impl ApiClient {
     /// Sends an ownership request. Most responses carry the node's applied index.
     pub(crate) async fn request(
         &mut self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         (subject, asked): (SessionId, OwnershipRequest),
         within: Duration,
     ) -> (OwnershipReply, Option<u64>) {
         let session = format!("/sessions/{subject}");
         let reply = match asked {
             OwnershipRequest::Read => {
-                self.raw(seat, (Method::GET, &format!("{session}?consistency=linearizable")), None, within).await
+                self.raw(slot, (Method::GET, &format!("{session}?consistency=linearizable")), None, within).await
             }
             OwnershipRequest::Claim(owner) => {
                 let body = serde_json::json!({ "owner": json::target(owner) });
-                self.raw(seat, (Method::POST, &format!("{session}/claim")), Some((body, None)), within).await
+                self.raw(slot, (Method::POST, &format!("{session}/claim")), Some((body, None)), within).await
             }
             OwnershipRequest::Release { seen, .. } => {
                 let body = (serde_json::json!({}), Some(seen));
-                self.raw(seat, (Method::POST, &format!("{session}/release")), Some(body), within).await
+                self.raw(slot, (Method::POST, &format!("{session}/release")), Some(body), within).await
             }
             OwnershipRequest::Migrate { to, seen } => {
                 let body = (serde_json::json!({ "target": json::target(to), "record_only": true }), Some(seen));
-                self.raw(seat, (Method::POST, &format!("{session}/migrate")), Some(body), within).await
+                self.raw(slot, (Method::POST, &format!("{session}/migrate")), Some(body), within).await
             }
         };
         match reply {
@@ -198,26 +198,26 @@ impl ApiClient {
     /// Performs a linearizable read, which must succeed.
     pub(crate) async fn read_owner(
         &mut self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         subject: SessionId,
     ) -> Result<SessionHolder, NemesisError> {
-        match self.request(seat, (subject, OwnershipRequest::Read), REQUEST_TIMEOUT).await.0 {
+        match self.request(slot, (subject, OwnershipRequest::Read), REQUEST_TIMEOUT).await.0 {
             OwnershipReply::Found(holding) => Ok(holding),
             other => {
                 let detail = format!("{other:?} to a linearizable read of {subject}");
-                Err(NemesisError::Answer { who: format!("node {}", seat.0), got: detail })
+                Err(NemesisError::Answer { who: format!("node {}", slot.0), got: detail })
             }
         }
     }
 
     async fn raw(
         &mut self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         (method, path): (Method, &str),
         body: Option<(serde_json::Value, Option<Epoch>)>,
         within: Duration,
     ) -> Result<HttpReply, HttpFailure> {
-        let address = self.addresses.operator(seat);
+        let address = self.addresses.operator(slot);
         let mut request =
             Request::builder().method(method).uri(format!("{BASE}{path}")).header(HOST, address.to_string());
         let mut bytes = Bytes::new();
@@ -229,7 +229,7 @@ impl ApiClient {
             bytes = body.to_string().into();
         }
         let request = request.body(Full::new(bytes)).map_err(|error| HttpFailure::NotSent(error.to_string()))?;
-        self.connections.entry(seat).or_insert_with(|| KeepAliveConnection::new(address)).request(request, within).await
+        self.connections.entry(slot).or_insert_with(|| KeepAliveConnection::new(address)).request(request, within).await
     }
 }
 

@@ -96,20 +96,14 @@ impl ProcessCluster {
             );
             ports.push((client, operator));
         }
-        let doors = NodeAddresses::new(operators);
-        let mut cluster = ProcessCluster {
-            setup,
-            network: ground,
-            ports,
-            slots: BTreeMap::new(),
-            workers: Vec::new(),
-            addresses: doors,
-        };
+        let addresses = NodeAddresses::new(operators);
+        let mut cluster =
+            ProcessCluster { setup, network: ground, ports, slots: BTreeMap::new(), workers: Vec::new(), addresses };
         for number in 1..=workers {
             cluster.start_worker(number).await?;
         }
-        if let Some(seat) = cluster.setup.small_disk {
-            let folder = cluster.folder(seat);
+        if let Some(slot) = cluster.setup.small_disk {
+            let folder = cluster.folder(slot);
             std::fs::create_dir_all(&folder).map_err(NemesisError::system("make a mount point"))?;
             crate::test_network::mount_small(&folder, SMALL_DISK).await?;
         }
@@ -147,12 +141,12 @@ impl ProcessCluster {
     }
 
     /// Data directory of a node.
-    pub(crate) fn folder(&self, seat: MemberSlot) -> PathBuf {
-        self.setup.folder.join(format!("node{}", seat.0))
+    pub(crate) fn folder(&self, slot: MemberSlot) -> PathBuf {
+        self.setup.folder.join(format!("node{}", slot.0))
     }
 
-    fn log(&self, seat: MemberSlot) -> PathBuf {
-        self.setup.folder.join(format!("node{}.log", seat.0))
+    fn log(&self, slot: MemberSlot) -> PathBuf {
+        self.setup.folder.join(format!("node{}.log", slot.0))
     }
 
     /// Slots that were ever occupied.
@@ -177,59 +171,59 @@ impl ProcessCluster {
     }
 
     /// Starts a node and waits until it serves operators.
-    pub(crate) async fn start(&mut self, seat: MemberSlot, boot: NodeBoot) -> Result<(), NemesisError> {
-        let mut running = self.launch(seat, boot)?;
-        let address = self.addresses.operator(seat);
+    pub(crate) async fn start(&mut self, slot: MemberSlot, boot: NodeBoot) -> Result<(), NemesisError> {
+        let mut running = self.launch(slot, boot)?;
+        let address = self.addresses.operator(slot);
         wait_until_listening(&mut running, address, START_TIMEOUT).await?;
-        self.register_process(seat, running, boot);
+        self.register_process(slot, running, boot);
         Ok(())
     }
 
     /// Starts a node that founds a separate cluster.
     pub(crate) async fn start_separate(
         &self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         boot: NodeBoot,
     ) -> Result<ProgramProcess, NemesisError> {
-        let mut running = self.launch(seat, boot)?;
-        wait_until_listening(&mut running, self.addresses.operator(seat), START_TIMEOUT).await?;
+        let mut running = self.launch(slot, boot)?;
+        wait_until_listening(&mut running, self.addresses.operator(slot), START_TIMEOUT).await?;
         Ok(running)
     }
 
     /// Starts a node that is expected to fail; returns its output after it has exited.
     pub(crate) async fn start_expecting_failure(
         &mut self,
-        seat: MemberSlot,
+        slot: MemberSlot,
         boot: NodeBoot,
     ) -> Result<String, NemesisError> {
-        let before = self.log_text(seat).len();
-        let mut running = self.launch(seat, boot)?;
-        let address = self.addresses.operator(seat);
+        let before = self.log_text(slot).len();
+        let mut running = self.launch(slot, boot)?;
+        let address = self.addresses.operator(slot);
         match wait_until_listening(&mut running, address, START_TIMEOUT).await {
             Ok(()) => {
                 running.kill().await?;
-                Err(NemesisError::Answer { who: format!("node {}", seat.0), got: "it started all the same".into() })
+                Err(NemesisError::Answer { who: format!("node {}", slot.0), got: "it started all the same".into() })
             }
             Err(NemesisError::Late { what }) => Err(NemesisError::Late { what }),
-            Err(_) => Ok(self.log_text(seat).split_off(before)),
+            Err(_) => Ok(self.log_text(slot).split_off(before)),
         }
     }
 
-    fn register_process(&mut self, seat: MemberSlot, running: ProgramProcess, boot: NodeBoot) {
-        self.slots.insert(seat, NodeSlot { running: Some(running), boot });
+    fn register_process(&mut self, slot: MemberSlot, process: ProgramProcess, boot: NodeBoot) {
+        self.slots.insert(slot, NodeSlot { running: Some(process), boot });
     }
 
-    fn launch(&self, seat: MemberSlot, boot: NodeBoot) -> Result<ProgramProcess, NemesisError> {
-        let name = format!("node {}", seat.0);
-        let (client, operator) = self.ports[usize::from(seat.0) - 1];
-        let home = self.network.own_address(seat);
-        let shadow = self.network.relay_address(seat);
+    fn launch(&self, slot: MemberSlot, boot: NodeBoot) -> Result<ProgramProcess, NemesisError> {
+        let name = format!("node {}", slot.0);
+        let (client, operator) = self.ports[usize::from(slot.0) - 1];
+        let home = self.network.own_address(slot);
+        let shadow = self.network.relay_address(slot);
         let at_home = |port: u16| SocketAddr::new(home, port).to_string();
         let mut arguments: Vec<String> = vec!["serve".into(), "--exit-with-parent".into()];
         let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         flag("--listen", at_home(client));
         flag("--operator-listen", at_home(operator));
-        flag("--data-dir", self.folder(seat).display().to_string());
+        flag("--data-dir", self.folder(slot).display().to_string());
         flag("--set", format!("ledger.lease_duration={}ms", self.setup.lease.as_millis()));
         flag("--set", "models.tiny.tokenizer_dir=builtin".into());
         if boot.origin != BootOrigin::Standalone {
@@ -238,8 +232,8 @@ impl ProcessCluster {
             // Plain traffic is safe: its addresses are in namespaces that nobody else is in.
             flag("--set", "cluster.allow_plaintext=true".into());
         }
-        if let BootOrigin::JoinsThrough(seat) = boot.origin {
-            flag("--join", self.network.relay_address(seat).to_string());
+        if let BootOrigin::JoinsThrough(slot) = boot.origin {
+            flag("--join", self.network.relay_address(slot).to_string());
         }
         if let Some(level) = boot.max_level {
             flag("--set", format!("cluster.max_feature_level={level}"));
@@ -247,50 +241,50 @@ impl ProcessCluster {
         for (worker, _) in &self.workers {
             flag("--worker", worker.clone());
         }
-        let launcher = self.network.launcher(seat);
-        let levers = self.setup.syscall_faults.as_ref().map(|levers| levers.environment(seat)).transpose()?;
-        let (environment, log) = (levers.unwrap_or_default(), self.log(seat));
+        let launcher = self.network.launcher(slot);
+        let levers = self.setup.syscall_faults.as_ref().map(|levers| levers.environment(slot)).transpose()?;
+        let (environment, log) = (levers.unwrap_or_default(), self.log(slot));
         let launch = LaunchSpec { name: &name, launcher, binary: &self.setup.binary, arguments, environment, log };
         let running = ProgramProcess::start(launch)?;
         // A node calls the others before it listens.
         if let Some(pid) = running.pid() {
-            self.network.register_process(seat, pid);
+            self.network.register_process(slot, pid);
         }
         Ok(running)
     }
 
     /// Restarts a node as it was started last.
-    pub(crate) async fn restart(&mut self, seat: MemberSlot) -> Result<(), NemesisError> {
-        let boot = self.boot(seat)?;
-        self.start(seat, boot).await
+    pub(crate) async fn restart(&mut self, slot: MemberSlot) -> Result<(), NemesisError> {
+        let boot = self.boot(slot)?;
+        self.start(slot, boot).await
     }
 
     /// How a node was started last.
-    pub(crate) fn boot(&self, seat: MemberSlot) -> Result<NodeBoot, NemesisError> {
-        let never = || NemesisError::Answer { who: format!("node {}", seat.0), got: "never started".into() };
-        self.slots.get(&seat).map(|place| place.boot).ok_or_else(never)
+    pub(crate) fn boot(&self, slot: MemberSlot) -> Result<NodeBoot, NemesisError> {
+        let never = || NemesisError::Answer { who: format!("node {}", slot.0), got: "never started".into() };
+        self.slots.get(&slot).map(|place| place.boot).ok_or_else(never)
     }
 
     /// Process of a node.
-    pub(crate) fn running(&mut self, seat: MemberSlot) -> Result<&mut ProgramProcess, NemesisError> {
-        let running = self.slots.get_mut(&seat).and_then(|place| place.running.as_mut());
-        running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
+    pub(crate) fn running(&mut self, slot: MemberSlot) -> Result<&mut ProgramProcess, NemesisError> {
+        let running = self.slots.get_mut(&slot).and_then(|place| place.running.as_mut());
+        running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", slot.0), got: "it does not run".into() })
     }
 
     /// Removes a node's process from the cluster, to end it.
-    pub(crate) fn take(&mut self, seat: MemberSlot) -> Result<ProgramProcess, NemesisError> {
-        let running = self.slots.get_mut(&seat).and_then(|place| place.running.take());
-        running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
+    pub(crate) fn take(&mut self, slot: MemberSlot) -> Result<ProgramProcess, NemesisError> {
+        let running = self.slots.get_mut(&slot).and_then(|place| place.running.take());
+        running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", slot.0), got: "it does not run".into() })
     }
 
     /// Complete log of a node.
-    pub(crate) fn log_text(&self, seat: MemberSlot) -> String {
-        String::from_utf8_lossy(&std::fs::read(self.log(seat)).unwrap_or_default()).into_owned()
+    pub(crate) fn log_text(&self, slot: MemberSlot) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.log(slot)).unwrap_or_default()).into_owned()
     }
 
     /// Last lines of a node's log.
-    pub(crate) fn log_tail(&self, seat: MemberSlot) -> String {
-        log_tail_of(&self.log(seat))
+    pub(crate) fn log_tail(&self, slot: MemberSlot) -> String {
+        log_tail_of(&self.log(slot))
     }
 
     /// Slots of nodes that exited without being stopped.
@@ -301,8 +295,8 @@ impl ProcessCluster {
     }
 
     /// Deletes everything in a stopped node's data directory.
-    pub(crate) fn wipe(&self, seat: MemberSlot) -> Result<(), NemesisError> {
-        let folder = self.folder(seat);
+    pub(crate) fn wipe(&self, slot: MemberSlot) -> Result<(), NemesisError> {
+        let folder = self.folder(slot);
         let what = || format!("empty {}", folder.display());
         std::fs::create_dir_all(&folder).map_err(NemesisError::system(what()))?;
         // The folder itself may be a mount point, so only its contents are deleted.
@@ -315,8 +309,8 @@ impl ProcessCluster {
     }
 
     /// Returns the member in this slot as the node `asked` knows it.
-    pub(crate) async fn member(&self, seat: MemberSlot, asked: MemberSlot) -> Result<MemberJson, NemesisError> {
-        let address = self.network.relay_address(seat).to_string();
+    pub(crate) async fn member(&self, slot: MemberSlot, asked: MemberSlot) -> Result<MemberJson, NemesisError> {
+        let address = self.network.relay_address(slot).to_string();
         let members = self.addresses.members(asked).await?;
         let missing =
             || NemesisError::Answer { who: format!("node {}", asked.0), got: format!("no member at {address}") };

@@ -35,10 +35,10 @@ pub(crate) async fn form(cluster: &mut ProcessCluster, voters: u8) -> Result<(),
     Ok(())
 }
 
-async fn await_admission(cluster: &ProcessCluster, seat: MemberSlot) -> Result<u64, NemesisError> {
+async fn await_admission(cluster: &ProcessCluster, slot: MemberSlot) -> Result<u64, NemesisError> {
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     loop {
-        match cluster.member(seat, FOUNDER).await {
+        match cluster.member(slot, FOUNDER).await {
             Ok(member) => return Ok(member.node_id),
             Err(error) if Instant::now() > deadline => return Err(error),
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -63,18 +63,18 @@ async fn promote(cluster: &ProcessCluster, nodes: Vec<u64>) -> Result<(), Nemesi
 /// Opens sessions like clients, by steps that complete; returns them once the ledger has them.
 pub(crate) async fn open_sessions(
     cluster: &ProcessCluster,
-    seat: MemberSlot,
+    slot: MemberSlot,
     count: usize,
 ) -> Result<Vec<SessionId>, NemesisError> {
     let key = |number: usize| format!("subject-{number}");
     let deadline = Instant::now() + 2 * OPERATOR_TIMEOUT;
-    let doors = cluster.addresses();
+    let addresses = cluster.addresses();
     let numbers: Vec<usize> = (0..count).collect();
     for some in numbers.chunks(16) {
         let steps = some.iter().map(|number| async move {
             loop {
-                let wish = StreamRequest { seat, key: &key(*number), tokens: 2 };
-                match run_stream(doors, wish, || {}).await {
+                let wish = StreamRequest { seat: slot, key: &key(*number), tokens: 2 };
+                match run_stream(addresses, wish, || {}).await {
                     StreamResult::Ended(StreamEnd::Whole) => return Ok(()),
                     other if Instant::now() > deadline => {
                         return Err(NemesisError::Answer { who: "a first step".into(), got: format!("{other:?}") });
@@ -89,7 +89,7 @@ pub(crate) async fn open_sessions(
     let mut subjects = Vec::with_capacity(count);
     for number in numbers {
         subjects.push(loop {
-            if let Some(session) = doors.session_of(seat, &key(number)).await? {
+            if let Some(session) = addresses.session_of(slot, &key(number)).await? {
                 break session;
             }
             if Instant::now() > deadline {

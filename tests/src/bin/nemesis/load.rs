@@ -66,13 +66,13 @@ impl ClientLoad {
     pub(crate) fn start(
         (amount, dice): (LoadAmount, &FaultRng),
         history: Arc<OperationHistory>,
-        doors: NodeAddresses,
+        addresses: NodeAddresses,
         (subjects, owners): (Vec<SessionId>, watch::Receiver<Vec<Owner>>),
     ) -> ClientLoad {
-        let (seats, seen) = watch::channel(doors.seats());
+        let (seats, seen) = watch::channel(addresses.seats());
         let field = SharedLoadState {
             history,
-            doors,
+            doors: addresses,
             sessions: subjects,
             owners,
             seats: seen,
@@ -138,10 +138,10 @@ struct LoadClient {
 impl LoadClient {
     fn new(number: usize, rng: FaultRng, shared: Arc<SharedLoadState>) -> LoadClient {
         let seats = shared.doors.seats();
-        let seat = seats[number % seats.len()];
+        let slot = seats[number % seats.len()];
         let api = shared.doors.client();
         let number = u32::try_from(number).unwrap_or(u32::MAX);
-        LoadClient { number, rng, api, seat, known_holders: HashMap::new(), shared }
+        LoadClient { number, rng, api, seat: slot, known_holders: HashMap::new(), shared }
     }
 
     async fn run(mut self, pace: Duration, gate: Arc<RwLock<()>>) {
@@ -189,23 +189,24 @@ impl LoadClient {
     }
 
     async fn attempt(&mut self, subject: SessionId, request: OwnershipRequest) {
-        let seat = self.seat;
+        let slot = self.seat;
         let invoked = self.shared.history.now();
-        let (answer, revision) = self.api.request(seat, (subject, request), REPLY_TIMEOUT).await;
+        let (answer, revision) = self.api.request(slot, (subject, request), REPLY_TIMEOUT).await;
         let completed = self.shared.history.now();
         self.record_reply(subject, request, answer);
         if matches!(answer, OwnershipReply::Unavailable | OwnershipReply::Unknown) {
             self.switch_node();
         }
         let client = self.number;
-        let operation = ClientOperation { client, seat, subject, asked: request, invoked, completed, answer, revision };
+        let operation =
+            ClientOperation { client, seat: slot, subject, asked: request, invoked, completed, answer, revision };
         if !self.shared.history.record(operation) {
             self.shared.is_history_full.store(true, Relaxed);
         }
     }
 
-    fn record_reply(&mut self, subject: SessionId, request: OwnershipRequest, answer: OwnershipReply) {
-        let known = match (answer, request) {
+    fn record_reply(&mut self, subject: SessionId, request: OwnershipRequest, reply: OwnershipReply) {
+        let known = match (reply, request) {
             (
                 OwnershipReply::Granted(epoch),
                 OwnershipRequest::Claim(owner) | OwnershipRequest::Migrate { to: owner, .. },
@@ -227,8 +228,8 @@ impl LoadClient {
     fn switch_node(&mut self) {
         let seats = self.shared.seats.borrow().clone();
         let others: Vec<MemberSlot> = seats.into_iter().filter(|seat| *seat != self.seat).collect();
-        if let Some(seat) = self.rng.pick(&others) {
-            self.seat = *seat;
+        if let Some(slot) = self.rng.pick(&others) {
+            self.seat = *slot;
         }
     }
 }

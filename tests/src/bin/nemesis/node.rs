@@ -136,7 +136,7 @@ pub(crate) fn free_port() -> Result<u16, NemesisError> {
 
 /// Waits until something listens at the address, or the program exits.
 pub(crate) async fn wait_until_listening(
-    running: &mut ProgramProcess,
+    process: &mut ProgramProcess,
     address: SocketAddr,
     within: Duration,
 ) -> Result<(), NemesisError> {
@@ -145,12 +145,12 @@ pub(crate) async fn wait_until_listening(
         if tokio::net::TcpStream::connect(address).await.is_ok() {
             return Ok(());
         }
-        if let Some(status) = running.exit_status() {
-            let detail = format!("it ended ({status}): {}", running.log_tail());
-            return Err(NemesisError::Answer { who: running.name.clone(), got: detail });
+        if let Some(status) = process.exit_status() {
+            let detail = format!("it ended ({status}): {}", process.log_tail());
+            return Err(NemesisError::Answer { who: process.name.clone(), got: detail });
         }
         if Instant::now() > deadline {
-            return Err(NemesisError::Late { what: format!("{} to listen on {address}", running.name) });
+            return Err(NemesisError::Late { what: format!("{} to listen on {address}", process.name) });
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -77,15 +77,15 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
         ClusterSetup { binary, folder: folder.clone(), lease: options.lease, small_disk, syscall_faults: levers };
     let mut cluster = ProcessCluster::new(setup, ground.clone(), WORKERS).await?;
     formation::form(&mut cluster, options.voters).await?;
-    let mut arena = build_testbed(options, cluster, ground).await?;
-    let done = nemeses(options, &mut arena, &mut report).await;
-    match final_checks(&mut arena).await {
+    let mut environment = build_testbed(options, cluster, ground).await?;
+    let done = nemeses(options, &mut environment, &mut report).await;
+    match final_checks(&mut environment).await {
         Ok(broken) => report.broken.extend(broken.iter().map(ToString::to_string)),
         Err(error) => report.broken.push(error.to_string()),
     }
-    arena.history.save(&folder.join("history.jsonl"))?;
-    let (changes, resumed) = arena.watchers.count();
-    let (carried, streams) = (arena.network.relay_counts().0, arena.streams.count());
+    environment.history.save(&folder.join("history.jsonl"))?;
+    let (changes, resumed) = environment.watchers.count();
+    let (carried, streams) = (environment.network.relay_counts().0, environment.streams.count());
     report.seen = TrafficCounts { carried, changes, resumed, streams };
     report.took = began.elapsed().as_secs_f64();
     say(&report.table())?;
@@ -119,7 +119,7 @@ async fn build_testbed(
 
 async fn nemeses(
     options: &Options,
-    arena: &mut TrialEnvironment,
+    environment: &mut TrialEnvironment,
     report: &mut NemesisReport,
 ) -> Result<(), NemesisError> {
     let all = Nemesis::ALL.into_iter().filter(|nemesis| nemesis.applies_to(options.pace, options.voters));
@@ -127,7 +127,7 @@ async fn nemeses(
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
     loop {
         for nemesis in &chosen {
-            let outcome = match trial::run(*nemesis, arena).await {
+            let outcome = match trial::run(*nemesis, environment).await {
                 Ok(outcome) => outcome,
                 Err(error) => TrialOutcome::failed(*nemesis, &error),
             };
@@ -154,11 +154,11 @@ async fn nemeses(
 }
 
 /// Checks done once at the end: the ledger's own invariants in every node's snapshot.
-async fn final_checks(arena: &mut TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
-    let _held = arena.load.pause().await;
+async fn final_checks(environment: &mut TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+    let _held = environment.load.pause().await;
     let mut broken = Vec::new();
-    for seat in arena.cluster.running_slots() {
-        broken.extend(crate::snapshot::check(arena, seat).await?);
+    for seat in environment.cluster.running_slots() {
+        broken.extend(crate::snapshot::check(environment, seat).await?);
     }
     Ok(broken)
 }

@@ -6,9 +6,12 @@ use crate::history::MemberSlot;
 use crate::testbed::TrialEnvironment;
 
 /// Downloads a snapshot of a running node, as a backup would, parses it, and checks its invariants.
-pub(crate) async fn check(arena: &TrialEnvironment, seat: MemberSlot) -> Result<Vec<GuaranteeViolation>, NemesisError> {
-    let bytes = arena.cluster.addresses().snapshot(seat).await?;
-    let path = arena.cluster.folder(seat).with_extension("snapshot");
+pub(crate) async fn check(
+    environment: &TrialEnvironment,
+    slot: MemberSlot,
+) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+    let bytes = environment.cluster.addresses().snapshot(slot).await?;
+    let path = environment.cluster.folder(slot).with_extension("snapshot");
     std::fs::write(&path, bytes).map_err(NemesisError::system(path.display().to_string()))?;
     let unreadable = |detail: String| GuaranteeViolation { guarantee: "a snapshot can be read", detail };
     let ledger = match ownership::load(&path) {
@@ -18,7 +21,7 @@ pub(crate) async fn check(arena: &TrialEnvironment, seat: MemberSlot) -> Result<
     let violated = ledger::invariants::check(&ledger).err();
     let broken = |violation: ledger::invariants::Violation| GuaranteeViolation {
         guarantee: violation.invariant,
-        detail: format!("node {} at entry {}: {}", seat.0, ledger.applied(), violation.detail),
+        detail: format!("node {} at entry {}: {}", slot.0, ledger.applied(), violation.detail),
     };
     Ok(violated.map(broken).into_iter().collect())
 }

@@ -53,16 +53,21 @@ pub(crate) struct StreamClients {
 
 impl StreamClients {
     /// Starts the clients.
-    pub(crate) fn start(doors: NodeAddresses, seats: &[MemberSlot], history: Arc<OperationHistory>) -> StreamClients {
+    pub(crate) fn start(
+        addresses: NodeAddresses,
+        seats: &[MemberSlot],
+        history: Arc<OperationHistory>,
+    ) -> StreamClients {
         let ended: Arc<Mutex<Vec<StreamRecord>>> = Arc::default();
         let client = |number: usize| {
-            let (doors, history, ended) = (doors.clone(), history.clone(), ended.clone());
+            let (addresses, history, ended) = (addresses.clone(), history.clone(), ended.clone());
             let seats = seats.to_vec();
             tokio::spawn(async move {
                 for step in 0_usize.. {
-                    let seat = seats[(step + number) % seats.len()];
+                    let slot = seats[(step + number) % seats.len()];
                     let key = format!("stream-{number}-{}", step / 8);
-                    let streaming = run_stream(&doors, StreamRequest { seat, key: &key, tokens: 24 }, || {}).await;
+                    let streaming =
+                        run_stream(&addresses, StreamRequest { seat: slot, key: &key, tokens: 24 }, || {}).await;
                     if let StreamResult::Ended(end) = streaming {
                         let at = history.now();
                         ended.lock().unwrap_or_else(PoisonError::into_inner).push(StreamRecord { end, at });
@@ -95,9 +100,13 @@ impl Drop for StreamClients {
 }
 
 /// Streams one response to its end; calls `began` at its first bytes.
-pub(crate) async fn run_stream(doors: &NodeAddresses, wish: StreamRequest<'_>, began: impl FnOnce()) -> StreamResult {
-    let StreamRequest { seat, key, tokens } = wish;
-    let address = doors.proxy(seat);
+pub(crate) async fn run_stream(
+    addresses: &NodeAddresses,
+    wish: StreamRequest<'_>,
+    began: impl FnOnce(),
+) -> StreamResult {
+    let StreamRequest { seat: slot, key, tokens } = wish;
+    let address = addresses.proxy(slot);
     let content = format!("{key} {PROMPT_TEXT}").repeat(3);
     let messages = json!([{"role": "user", "content": content}]);
     let body = json!({"model": "tiny", "stream": true, "max_tokens": tokens, "ignore_eos": true, "messages": messages});

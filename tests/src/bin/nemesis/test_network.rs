@@ -54,8 +54,8 @@ impl TestNetwork {
     }
 
     /// Address of a node inside its own namespace.
-    pub(crate) fn own_address(&self, seat: MemberSlot) -> IpAddr {
-        own_ip(self.isolation, seat)
+    pub(crate) fn own_address(&self, slot: MemberSlot) -> IpAddr {
+        own_ip(self.isolation, slot)
     }
 
     /// Address of this program as seen by nodes; workers listen there.
@@ -67,21 +67,21 @@ impl TestNetwork {
     }
 
     /// Address of a node for other nodes, through the relay. The node listens on the same port in its namespace.
-    pub(crate) fn relay_address(&self, seat: MemberSlot) -> SocketAddr {
-        SocketAddr::new(relay_ip(self.isolation, seat), self.ports[usize::from(seat.0) - 1])
+    pub(crate) fn relay_address(&self, slot: MemberSlot) -> SocketAddr {
+        SocketAddr::new(relay_ip(self.isolation, slot), self.ports[usize::from(slot.0) - 1])
     }
 
     /// Command prefix that starts a program in a node's namespace.
-    pub(crate) fn launcher(&self, seat: MemberSlot) -> Vec<String> {
+    pub(crate) fn launcher(&self, slot: MemberSlot) -> Vec<String> {
         match self.isolation {
-            NetworkIsolation::Namespaces => ["ip", "netns", "exec", &veth::namespace(seat)].map(str::to_owned).to_vec(),
+            NetworkIsolation::Namespaces => ["ip", "netns", "exec", &veth::namespace(slot)].map(str::to_owned).to_vec(),
             NetworkIsolation::Loopback => Vec::new(),
         }
     }
 
     /// Registers a node's process with the relay, which cannot tell callers by address without namespaces.
-    pub(crate) fn register_process(&self, seat: MemberSlot, pid: u32) {
-        self.relay.register_process(seat, pid);
+    pub(crate) fn register_process(&self, slot: MemberSlot, pid: u32) {
+        self.relay.register_process(slot, pid);
     }
 
     /// Drops all traffic from `from` to `to` until [`TestNetwork::restore`].
@@ -107,8 +107,8 @@ impl TestNetwork {
     }
 
     /// Sets how the relay treats traffic from `from` to `to`.
-    pub(crate) fn set_condition(&self, from: MemberSlot, to: MemberSlot, weather: LinkCondition) {
-        self.relay.set_condition(from, to, weather);
+    pub(crate) fn set_condition(&self, from: MemberSlot, to: MemberSlot, condition: LinkCondition) {
+        self.relay.set_condition(from, to, condition);
     }
 
     /// Bytes relayed, and connections cut for a nemesis.
@@ -117,16 +117,16 @@ impl TestNetwork {
     }
 }
 
-fn own_ip(stage: NetworkIsolation, seat: MemberSlot) -> IpAddr {
-    match stage {
-        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 77, seat.0, 2).into(),
-        NetworkIsolation::Loopback => Ipv4Addr::new(127, 77, seat.0, 1).into(),
+fn own_ip(isolation: NetworkIsolation, slot: MemberSlot) -> IpAddr {
+    match isolation {
+        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 77, slot.0, 2).into(),
+        NetworkIsolation::Loopback => Ipv4Addr::new(127, 77, slot.0, 1).into(),
     }
 }
 
-fn relay_ip(stage: NetworkIsolation, seat: MemberSlot) -> IpAddr {
-    match stage {
-        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 78, seat.0, 1).into(),
-        NetworkIsolation::Loopback => Ipv4Addr::new(127, 78, seat.0, 1).into(),
+fn relay_ip(isolation: NetworkIsolation, slot: MemberSlot) -> IpAddr {
+    match isolation {
+        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 78, slot.0, 1).into(),
+        NetworkIsolation::Loopback => Ipv4Addr::new(127, 78, slot.0, 1).into(),
     }
 }

@@ -100,8 +100,8 @@ impl TrialEnvironment {
     async fn members_with_role(&self, role: MemberRoleJson) -> Result<Vec<MemberSlot>, NemesisError> {
         let members = self.cluster.addresses().members(self.leader().await?).await?;
         let seats = self.cluster.seats();
-        let is = |seat: &MemberSlot| {
-            let address = self.network.relay_address(*seat).to_string();
+        let is = |slot: &MemberSlot| {
+            let address = self.network.relay_address(*slot).to_string();
             members.iter().any(|member| member.address == address && member.role == role)
         };
         Ok(seats.into_iter().filter(is).collect())
@@ -121,19 +121,19 @@ impl TrialEnvironment {
     }
 
     /// Cuts a node off from all others, in both directions.
-    pub(crate) async fn isolate(&self, seat: MemberSlot) -> Result<(), NemesisError> {
-        for other in self.others(seat) {
-            self.network.sever(seat, other).await?;
-            self.network.sever(other, seat).await?;
+    pub(crate) async fn isolate(&self, slot: MemberSlot) -> Result<(), NemesisError> {
+        for other in self.others(slot) {
+            self.network.sever(slot, other).await?;
+            self.network.sever(other, slot).await?;
         }
         Ok(())
     }
 
     /// Undoes [`TrialEnvironment::isolate`].
-    pub(crate) async fn heal_isolation(&self, seat: MemberSlot) -> Result<(), NemesisError> {
-        for other in self.others(seat) {
-            self.network.restore(seat, other).await?;
-            self.network.restore(other, seat).await?;
+    pub(crate) async fn heal_isolation(&self, slot: MemberSlot) -> Result<(), NemesisError> {
+        for other in self.others(slot) {
+            self.network.restore(slot, other).await?;
+            self.network.restore(other, slot).await?;
         }
         Ok(())
     }
@@ -145,9 +145,9 @@ impl TrialEnvironment {
         let mark = self.history.read(|kept| kept.operations.len());
         loop {
             let crashed = self.cluster.crashed_slots();
-            if let Some(seat) = crashed.first() {
-                let detail = format!("it ended by itself: {}", self.cluster.log_tail(*seat));
-                return Err(NemesisError::Answer { who: format!("node {}", seat.0), got: detail });
+            if let Some(slot) = crashed.first() {
+                let detail = format!("it ended by itself: {}", self.cluster.log_tail(*slot));
+                return Err(NemesisError::Answer { who: format!("node {}", slot.0), got: detail });
             }
             if self.is_converged().await && self.all_have_written(mark) {
                 return Ok(self.history.now());
@@ -207,19 +207,19 @@ impl TrialEnvironment {
         let seats = self.cluster.running_slots();
         let mut door = self.cluster.addresses().client();
         for (at, subject) in self.load.subjects().iter().enumerate() {
-            let seat = seats[at % seats.len()];
-            finals.insert(*subject, door.read_owner(seat, *subject).await?);
+            let slot = seats[at % seats.len()];
+            finals.insert(*subject, door.read_owner(slot, *subject).await?);
         }
         Ok(finals)
     }
 
     /// Wipes a stopped voter's disk, lets it join again, and makes it a voter again.
-    pub(crate) async fn replace(&mut self, seat: MemberSlot) -> Result<(), NemesisError> {
+    pub(crate) async fn replace(&mut self, slot: MemberSlot) -> Result<(), NemesisError> {
         let leader = self.leader().await?;
-        let old = self.cluster.member(seat, leader).await?.node_id;
-        self.cluster.wipe(seat)?;
-        self.cluster.start(seat, NodeBoot::new(BootOrigin::JoinsThrough(leader))).await?;
-        let new = self.await_admission(seat, old).await?;
+        let old = self.cluster.member(slot, leader).await?.node_id;
+        self.cluster.wipe(slot)?;
+        self.cluster.start(slot, NodeBoot::new(BootOrigin::JoinsThrough(leader))).await?;
+        let new = self.await_admission(slot, old).await?;
         if new <= old {
             let detail = format!("node id {new} after {old}");
             return Err(NemesisError::Answer { who: "a wiped node that joined again".into(), got: detail });
@@ -229,13 +229,13 @@ impl TrialEnvironment {
     }
 
     /// Waits until the node in `seat` has an id other than `than`, and returns it.
-    async fn await_admission(&self, seat: MemberSlot, than: u64) -> Result<u64, NemesisError> {
+    async fn await_admission(&self, slot: MemberSlot, than: u64) -> Result<u64, NemesisError> {
         let deadline = Instant::now() + OPERATOR_TIMEOUT;
         loop {
-            match self.cluster.addresses().status(seat).await {
+            match self.cluster.addresses().status(slot).await {
                 Ok(status) if status.node_id != than && status.leader.is_some() => return Ok(status.node_id),
                 _ if Instant::now() > deadline => {
-                    return Err(NemesisError::Late { what: format!("node {} to be admitted", seat.0) });
+                    return Err(NemesisError::Late { what: format!("node {} to be admitted", slot.0) });
                 }
                 _ => tokio::time::sleep(Duration::from_millis(100)).await,
             }

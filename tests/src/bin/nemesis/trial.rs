@@ -73,42 +73,42 @@ impl TrialOutcome {
 }
 
 /// Runs one nemesis.
-pub(crate) async fn run(nemesis: Nemesis, arena: &mut TrialEnvironment) -> Result<TrialOutcome, NemesisError> {
-    arena.load.check()?;
-    let began = arena.history.now();
-    let first = arena.history.read(|kept| kept.operations.len());
-    arena.await_recovery(began).await?;
-    let calm = arena.history.now();
-    let before = await_calm_writes(arena).await;
-    let strike = nemesis.run(arena).await?;
-    let recovered = arena.await_recovery(strike.healed).await?;
-    let after = await_calm_writes(arena).await;
-    let over = arena.history.now();
-    let mut broken = strike.broken.clone();
-    broken.extend(check_recovery_time(arena, &strike, recovered));
-    let HistoryVerdict { broken: found, undecided } = check_settled(arena).await?;
+pub(crate) async fn run(nemesis: Nemesis, environment: &mut TrialEnvironment) -> Result<TrialOutcome, NemesisError> {
+    environment.load.check()?;
+    let began = environment.history.now();
+    let first = environment.history.read(|kept| kept.operations.len());
+    environment.await_recovery(began).await?;
+    let calm = environment.history.now();
+    let before = await_calm_writes(environment).await;
+    let fault = nemesis.run(environment).await?;
+    let recovered = environment.await_recovery(fault.healed).await?;
+    let after = await_calm_writes(environment).await;
+    let over = environment.history.now();
+    let mut broken = fault.broken.clone();
+    broken.extend(check_recovery_time(environment, &fault, recovered));
+    let HistoryVerdict { broken: found, undecided } = check_settled(environment).await?;
     broken.extend(found);
-    arena.load.check()?;
+    environment.load.check()?;
     let undecided = (undecided > 0).then(|| format!("the order of {undecided} sessions is undecided"));
-    let note = [Some(strike.note.clone()), undecided].into_iter().flatten().filter(|part| !part.is_empty());
+    let note = [Some(fault.note.clone()), undecided].into_iter().flatten().filter(|part| !part.is_empty());
     let note = note.collect::<Vec<_>>().join("; ");
-    let windows = [(calm, strike.began), (recovered, over)];
-    let outcome = arena.history.read(|kept| {
+    let windows = [(calm, fault.began), (recovered, over)];
+    let outcome = environment.history.read(|kept| {
         let operations = &kept.operations[first..];
         let seconds: Vec<u64> = windows.iter().flat_map(|window| per_second(operations, *window)).collect();
-        let gaps = strike.leader_lost.iter().enumerate().map(|(at, lost)| {
-            let next = strike.leader_lost.get(at + 1).copied().unwrap_or(over);
+        let gaps = fault.leader_lost.iter().enumerate().map(|(at, lost)| {
+            let next = fault.leader_lost.get(at + 1).copied().unwrap_or(over);
             longest_silence(operations, (*lost, next))
         });
         TrialOutcome {
             nemesis: nemesis.name(),
-            faults: strike.faults,
+            faults: fault.faults,
             tally: AttemptTally::of(operations),
             load: seconds.iter().sum::<u64>() as f64 / seconds.len().max(1) as f64,
             calm_writes: before.min(after),
             least_load: seconds.iter().copied().min().unwrap_or(0),
             fail_overs: gaps.collect(),
-            recovery: recovered.since(strike.healed),
+            recovery: recovered.since(fault.healed),
             broken: broken.iter().map(ToString::to_string).collect(),
             note,
         }
@@ -117,17 +117,17 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut TrialEnvironment) -> Resul
 }
 
 /// Lets the load run without a fault until there are enough writes. Returns the writes acknowledged meanwhile.
-async fn await_calm_writes(arena: &TrialEnvironment) -> u64 {
-    let (began, mut seen) = (Instant::now(), arena.history.read(|kept| kept.operations.len()));
+async fn await_calm_writes(environment: &TrialEnvironment) -> u64 {
+    let (began, mut seen) = (Instant::now(), environment.history.read(|kept| kept.operations.len()));
     let mut writes = 0;
     loop {
-        tokio::time::sleep(arena.pace.min_calm() / 4).await;
-        arena.history.read(|kept| {
+        tokio::time::sleep(environment.pace.min_calm() / 4).await;
+        environment.history.read(|kept| {
             writes += kept.operations[seen..].iter().filter(|one| one.is_acknowledged()).count() as u64;
             seen = kept.operations.len();
         });
         let took = began.elapsed();
-        if took >= MAX_CALM || (writes >= MIN_CALM_WRITES && took >= arena.pace.min_calm()) {
+        if took >= MAX_CALM || (writes >= MIN_CALM_WRITES && took >= environment.pace.min_calm()) {
             return writes;
         }
     }
@@ -135,51 +135,51 @@ async fn await_calm_writes(arena: &TrialEnvironment) -> u64 {
 
 /// Checks that recovery took at most one lease, one fail-over and one tick.
 fn check_recovery_time(
-    arena: &TrialEnvironment,
-    strike: &FaultRecord,
+    environment: &TrialEnvironment,
+    fault: &FaultRecord,
     recovered: RunInstant,
 ) -> Option<GuaranteeViolation> {
-    let bound = (arena.lease + MAX_FAIL_OVER + TICK).as_secs_f64();
-    let took = recovered.since(strike.healed);
+    let bound = (environment.lease + MAX_FAIL_OVER + TICK).as_secs_f64();
+    let took = recovered.since(fault.healed);
     let detail = format!("{took:.1} s after the fault was over, {bound:.1} s allowed");
     (took > bound).then_some(GuaranteeViolation { guarantee: "recovery within lease, fail-over and tick", detail })
 }
 
 /// Checks everything that needs paused clients: final states, state hashes, watches, streams.
-async fn check_settled(arena: &mut TrialEnvironment) -> Result<HistoryVerdict, NemesisError> {
-    let pause = arena.load.pause().await;
-    record_leases(arena).await?;
-    let finals = arena.final_owners().await?;
-    let mut broken = arena.equal_states().await?;
-    let history = arena.history.clone();
+async fn check_settled(environment: &mut TrialEnvironment) -> Result<HistoryVerdict, NemesisError> {
+    let pause = environment.load.pause().await;
+    record_leases(environment).await?;
+    let finals = environment.final_owners().await?;
+    let mut broken = environment.equal_states().await?;
+    let history = environment.history.clone();
     let judged = check::run_blocking(move || history.read(|kept| check::check_history(kept, &finals))).await?;
     broken.extend(judged.broken);
-    broken.extend(arena.watchers.check(&arena.history, MAX_WATCH_LAG).await?);
-    broken.extend(arena.streams.check());
-    broken.extend(check_invariants(arena).await?);
+    broken.extend(environment.watchers.check(&environment.history, MAX_WATCH_LAG).await?);
+    broken.extend(environment.streams.check());
+    broken.extend(check_invariants(environment).await?);
     drop(pause);
     Ok(HistoryVerdict { broken, undecided: judged.undecided })
 }
 
 /// Checks the ledger's own invariants in every node's snapshot; in a quick run only in one node's, chosen at random.
 /// Snapshots shorten the logs that restarts should replay, and equal states were just compared.
-async fn check_invariants(arena: &mut TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
-    let mut seats = arena.cluster.running_slots();
-    if arena.pace == RunLength::Quick {
-        seats = arena.rng.pick(&seats).copied().into_iter().collect();
+async fn check_invariants(environment: &mut TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+    let mut seats = environment.cluster.running_slots();
+    if environment.pace == RunLength::Quick {
+        seats = environment.rng.pick(&seats).copied().into_iter().collect();
     }
     let mut broken = Vec::new();
     for seat in seats {
-        broken.extend(crate::snapshot::check(arena, seat).await?);
+        broken.extend(crate::snapshot::check(environment, seat).await?);
     }
     Ok(broken)
 }
 
 /// Records leases as every node reports them: they explain changes of owners.
-async fn record_leases(arena: &TrialEnvironment) -> Result<(), NemesisError> {
-    for seat in arena.cluster.running_slots() {
-        for sighting in arena.cluster.addresses().leases(seat).await? {
-            arena.history.record_lease(sighting);
+async fn record_leases(environment: &TrialEnvironment) -> Result<(), NemesisError> {
+    for seat in environment.cluster.running_slots() {
+        for sighting in environment.cluster.addresses().leases(seat).await? {
+            environment.history.record_lease(sighting);
         }
     }
     Ok(())

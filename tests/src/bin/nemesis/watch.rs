@@ -29,14 +29,14 @@ pub(crate) struct WatchClients {
 
 impl WatchClients {
     /// Starts watchers at the current revision, each at a different node.
-    pub(crate) async fn start(doors: &NodeAddresses, seats: &[MemberSlot]) -> Result<WatchClients, NemesisError> {
+    pub(crate) async fn start(addresses: &NodeAddresses, seats: &[MemberSlot]) -> Result<WatchClients, NemesisError> {
         let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "nobody to watch".into() };
-        let from = doors.status(*seats.first().ok_or_else(nobody)?).await?.applied + 1;
+        let from = addresses.status(*seats.first().ok_or_else(nobody)?).await?.applied + 1;
         let mut watchers = WatchClients { records: Vec::new(), tasks: Vec::new() };
         for number in 0..WATCHERS {
             let watched = Arc::new(Mutex::new(WatchRecord { from, ..WatchRecord::default() }));
             watchers.tasks.push(tokio::spawn(run_watcher(
-                doors.clone(),
+                addresses.clone(),
                 rotated_slots(seats, number),
                 watched.clone(),
             )));
@@ -107,12 +107,12 @@ fn rotated_slots(seats: &[MemberSlot], by: usize) -> VecDeque<MemberSlot> {
     seats
 }
 
-async fn run_watcher(doors: NodeAddresses, mut seats: VecDeque<MemberSlot>, watched: Arc<Mutex<WatchRecord>>) {
+async fn run_watcher(addresses: NodeAddresses, mut seats: VecDeque<MemberSlot>, watched: Arc<Mutex<WatchRecord>>) {
     let mut forgotten = 0;
     loop {
         let from = lock(&watched).next_revision();
         let over = match seats.front() {
-            Some(seat) => read_connection(&doors, (*seat, from), &watched).await,
+            Some(seat) => read_connection(&addresses, (*seat, from), &watched).await,
             None => return,
         };
         lock(&watched).reconnections += 1;
@@ -154,11 +154,11 @@ enum WatchDisconnect {
 
 /// Reads one connection until it ends.
 async fn read_connection(
-    doors: &NodeAddresses,
+    addresses: &NodeAddresses,
     (seat, from): (MemberSlot, u64),
     watched: &Mutex<WatchRecord>,
 ) -> WatchDisconnect {
-    let address = doors.operator(seat);
+    let address = addresses.operator(seat);
     let request = Request::builder()
         .method(Method::GET)
         .uri(format!("/ownerserve/v1/watch?from_revision={from}"))

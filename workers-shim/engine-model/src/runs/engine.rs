@@ -238,8 +238,8 @@ impl RunEngine {
     }
 
     /// Returns when something will happen next without further calls; None if nothing will. Call `advance_clock` first.
-    pub fn next_event(&self, around: &EngineEnvironment<'_>) -> Option<Seconds> {
-        let pace = self.progress_rates(around);
+    pub fn next_event(&self, environment: &EngineEnvironment<'_>) -> Option<Seconds> {
+        let pace = self.progress_rates(environment);
         let answer = self.batch.answers.keys().next().map(|(ends, _)| f64::from_bits(*ends) - self.batch.progress);
         let answer = answer.map(|tokens| (tokens * pace.token).max(0.0));
         let prompt = self.prefilling.as_ref().map(|now| now.work_left.max(0.0) / pace.prefill);
@@ -248,9 +248,9 @@ impl RunEngine {
     }
 
     /// Returns the current rates.
-    fn progress_rates(&self, around: &EngineEnvironment<'_>) -> ProgressRates {
+    fn progress_rates(&self, environment: &EngineEnvironment<'_>) -> ProgressRates {
         let own = self.local_progress_rates();
-        match around.shared {
+        match environment.shared {
             Some(_) => ProgressRates { prefill: 1.0, token: own.token_alone, ..own },
             None => own,
         }
@@ -273,19 +273,19 @@ impl RunEngine {
     }
 
     /// Advances the time to `now`.
-    pub fn advance_clock(&mut self, now: Seconds, around: &EngineEnvironment<'_>) {
+    pub fn advance_clock(&mut self, now: Seconds, environment: &EngineEnvironment<'_>) {
         let span = (now - self.clock).0;
         self.clock = now;
         self.pool.lower.advance_clock(now);
         if span <= 0.0 {
             return;
         }
-        let pace = self.progress_rates(around);
+        let pace = self.progress_rates(environment);
         let answers = self.batch.answers.len() as f64;
         if let Some(prefilling) = &mut self.prefilling {
             prefilling.work_left -= span * pace.prefill;
             self.usage.prefilling += span;
-            if around.shared.is_none() {
+            if environment.shared.is_none() {
                 self.usage.stalled += answers * span * (1.0 - pace.token_alone / pace.token).max(0.0);
             }
         }

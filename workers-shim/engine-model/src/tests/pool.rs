@@ -111,20 +111,20 @@ fn taken_block_holds_garbage_instead_of_old_content() {
 
 #[test]
 fn content_is_truncated_and_padded_with_garbage() {
-    let (root, voice) = (KvFingerprint::root(None), voice());
-    let mut content = BlockContent::of(root, &[10, 11, 12], &voice);
-    content.truncate(2, &voice);
-    assert_eq!(content, BlockContent::of(root, &[10, 11], &voice));
-    let honest = BlockContent::of(root, &[10, 11, 0, 0], &voice);
-    content.truncate(4, &voice);
+    let (root, generator) = (KvFingerprint::root(None), voice());
+    let mut content = BlockContent::of(root, &[10, 11, 12], &generator);
+    content.truncate(2, &generator);
+    assert_eq!(content, BlockContent::of(root, &[10, 11], &generator));
+    let honest = BlockContent::of(root, &[10, 11, 0, 0], &generator);
+    content.truncate(4, &generator);
     assert_eq!(content.tokens, honest.tokens);
     assert_ne!(content.end, honest.end, "what nobody wrote is no KV of token 0");
 }
 
 #[test]
 fn fingerprints_depend_on_order_and_prefix() {
-    let (root, voice) = (KvFingerprint::root(None), voice());
-    let end = |start, tokens: &[u32]| BlockContent::of(start, tokens, &voice).end;
+    let (root, generator) = (KvFingerprint::root(None), voice());
+    let end = |start, tokens: &[u32]| BlockContent::of(start, tokens, &generator).end;
     assert_ne!(end(root, &[10, 11]), end(root, &[11, 10]));
     assert_ne!(end(root, &[10]), end(KvFingerprint::root(Some("a")), &[10]));
     assert_ne!(root.extend_block(end(root, &[10])), root.extend_block(end(root.corrupted(), &[10])));

@@ -27,7 +27,7 @@ fn random_prompt(dice: &mut WorkloadRng) -> Vec<u32> {
 fn answers_stay_correct_under_memory_pressure_and_cancellation() {
     for seed in 0..40 {
         let mut dice = WorkloadRng(seed);
-        let mut rig = EngineHarness::new(EngineProfile {
+        let mut harness = EngineHarness::new(EngineProfile {
             num_gpu_blocks: 50,
             max_num_seqs: 6,
             max_num_batched_tokens: 24,
@@ -36,21 +36,21 @@ fn answers_stay_correct_under_memory_pressure_and_cancellation() {
         let mut asked = Vec::new();
         for _ in 0..30 {
             let (tokens, length) = (random_prompt(&mut dice), 1 + dice.roll(40) as u32);
-            let id = rig.submit(request(&tokens, length));
+            let id = harness.submit(request(&tokens, length));
             asked.push((id, tokens, length));
-            rig.advance(rig.now + Micros(dice.roll(9_000)));
+            harness.advance(harness.now + Micros(dice.roll(9_000)));
             if dice.roll(5) == 0 {
                 let victim = asked[dice.roll(asked.len() as u64) as usize].0;
-                rig.engine.cancel(rig.now, victim);
+                harness.engine.cancel(harness.now, victim);
             }
         }
-        while let Some(next) = rig.engine.next_event() {
-            rig.advance(next);
+        while let Some(next) = harness.engine.next_event() {
+            harness.advance(next);
         }
-        rig.advance(rig.now);
+        harness.advance(harness.now);
         for (id, tokens, length) in &asked {
-            let finish = rig.finishes.get(id).unwrap_or_else(|| panic!("seed {seed}: {id:?} ends"));
-            let said = rig.texts.get(id).cloned().unwrap_or_default();
+            let finish = harness.finishes.get(id).unwrap_or_else(|| panic!("seed {seed}: {id:?} ends"));
+            let said = harness.texts.get(id).cloned().unwrap_or_default();
             match reason(finish) {
                 FinishReason::Length => {
                     assert_eq!(said, answer_of_fresh_engine(tokens, *length), "seed {seed}: {id:?}")
@@ -62,14 +62,14 @@ fn answers_stay_correct_under_memory_pressure_and_cancellation() {
             }
             assert_eq!(finish.generated as usize, said.len());
         }
-        assert_memory_adds_up(&mut rig, seed);
+        assert_memory_adds_up(&mut harness, seed);
     }
 }
 
-fn assert_memory_adds_up(rig: &mut EngineHarness, seed: u64) {
-    let stats = rig.engine.stats();
+fn assert_memory_adds_up(harness: &mut EngineHarness, seed: u64) {
+    let stats = harness.engine.stats();
     assert_eq!((stats.blocks_used, stats.running, stats.waiting), (0, 0, 0), "seed {seed}");
-    let copies = rig.copies();
+    let copies = harness.copies();
     assert!(copies.values().all(|count| *count > 0), "seed {seed}: nothing is removed that was not stored");
     assert!(copies.values().sum::<i32>() <= 50, "seed {seed}: no more is told than fits");
     let tokens = stats.prompt;
@@ -82,24 +82,24 @@ fn assert_memory_adds_up(rig: &mut EngineHarness, seed: u64) {
 fn event_listener_predicts_the_prefix_cache_hits() {
     for seed in 0..40 {
         let mut dice = WorkloadRng(1_000 + seed);
-        let mut rig = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
+        let mut harness = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
         for _ in 0..25 {
             let tokens = random_prompt(&mut dice);
-            rig.answer(request(&tokens, 1 + dice.roll(10) as u32));
+            harness.answer(request(&tokens, 1 + dice.roll(10) as u32));
         }
-        let believed = believed_tokens(&rig);
+        let believed = believed_tokens(&harness);
         let tokens = random_prompt(&mut dice);
         let expected = believed.iter().filter(|held| tokens[..tokens.len() - 1].starts_with(held)).map(Vec::len).max();
-        let id = rig.submit(request(&tokens, 1));
-        assert_eq!(rig.finish(id).cached as usize, expected.unwrap_or(0), "seed {seed}");
+        let id = harness.submit(request(&tokens, 1));
+        assert_eq!(harness.finish(id).cached as usize, expected.unwrap_or(0), "seed {seed}");
     }
 }
 
 /// Returns all prefixes that the events so far leave in the cache without a hole.
-fn believed_tokens(rig: &EngineHarness) -> Vec<Vec<u32>> {
-    let copies = rig.copies();
+fn believed_tokens(harness: &EngineHarness) -> Vec<Vec<u32>> {
+    let copies = harness.copies();
     let mut prefixes: HashMap<u64, Vec<u32>> = HashMap::new();
-    for event in rig.all_events() {
+    for event in harness.all_events() {
         let PrefixCacheChange::Stored(stored) = event else { continue };
         let mut before = stored.parent.map(|parent| prefixes[&parent].clone()).unwrap_or_default();
         for (hash, block) in stored.hashes.iter().zip(stored.tokens.chunks(4)) {

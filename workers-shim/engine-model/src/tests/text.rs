@@ -7,8 +7,8 @@ use crate::{ModelError, RequestRejection};
 fn every_engine_gives_the_same_answer_to_a_prompt() {
     let prompt = prompt(1, 30);
     let other = Engine::new(Arc::new(small_profile()), voice(), 12345).unwrap();
-    let mut rig = EngineHarness { engine: other, ..EngineHarness::new(small_profile()) };
-    assert_eq!(rig.answer(request(&prompt, 20)), answer_of_fresh_engine(&prompt, 20));
+    let mut harness = EngineHarness { engine: other, ..EngineHarness::new(small_profile()) };
+    assert_eq!(harness.answer(request(&prompt, 20)), answer_of_fresh_engine(&prompt, 20));
 }
 
 #[test]
@@ -25,10 +25,10 @@ fn every_prompt_token_changes_the_answer() {
 #[test]
 fn answer_does_not_depend_on_cached_blocks() {
     let (short, long) = (prompt(1, 21), prompt(1, 43));
-    let mut rig = EngineHarness::new(small_profile());
-    rig.answer(request(&short, 5));
-    assert_eq!(rig.answer(request(&long, 9)), answer_of_fresh_engine(&long, 9));
-    assert_eq!(rig.answer(request(&long, 9)), answer_of_fresh_engine(&long, 9), "and now all of it is cached");
+    let mut harness = EngineHarness::new(small_profile());
+    harness.answer(request(&short, 5));
+    assert_eq!(harness.answer(request(&long, 9)), answer_of_fresh_engine(&long, 9));
+    assert_eq!(harness.answer(request(&long, 9)), answer_of_fresh_engine(&long, 9), "and now all of it is cached");
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn answer_does_not_depend_on_block_size_or_chunks() {
 fn resumed_answer_equals_an_uninterrupted_one() {
     let prompt = prompt(4, 18);
     let whole = answer_of_fresh_engine(&prompt, 24);
-    let mut rig = EngineHarness::new(small_profile());
-    let first = rig.answer(request(&prompt, 10));
+    let mut harness = EngineHarness::new(small_profile());
+    let first = harness.answer(request(&prompt, 10));
     let resumed: Vec<u32> = prompt.iter().chain(&first).copied().collect();
-    let rest = rig.answer(request(&resumed, 14));
+    let rest = harness.answer(request(&resumed, 14));
     assert_eq!([first, rest].concat(), whole);
 }
 
@@ -53,12 +53,12 @@ fn resumed_answer_equals_an_uninterrupted_one() {
 fn answers_end_at_natural_lengths() {
     let lengths: Vec<u32> = (0..60)
         .map(|seed| {
-            let mut rig = EngineHarness::new(small_profile());
+            let mut harness = EngineHarness::new(small_profile());
             let mut natural = request(&prompt(seed, 10), 180);
             natural.sampling.eos_policy = EosPolicy::Natural;
-            let id = rig.submit(natural);
-            let finish = rig.finish(id);
-            let text = &rig.texts[&id];
+            let id = harness.submit(natural);
+            let finish = harness.finish(id);
+            let text = &harness.texts[&id];
             assert_eq!(reason(&finish) == FinishReason::Stop, text.last() == Some(&EOS));
             assert_eq!(text.iter().filter(|t| **t == EOS).count(), usize::from(text.last() == Some(&EOS)));
             finish.generated
@@ -98,10 +98,10 @@ fn stop_token_ends_the_answer_and_is_included() {
     let whole = answer_of_fresh_engine(&prompt, 10);
     let mut stopping = request(&prompt, 10);
     stopping.sampling.stop = vec![whole[4]];
-    let mut rig = EngineHarness::new(small_profile());
-    let id = rig.submit(stopping);
-    assert_eq!(reason(&rig.finish(id)), FinishReason::Stop);
-    assert_eq!(rig.texts[&id], whole[..5]);
+    let mut harness = EngineHarness::new(small_profile());
+    let id = harness.submit(stopping);
+    assert_eq!(reason(&harness.finish(id)), FinishReason::Stop);
+    assert_eq!(harness.texts[&id], whole[..5]);
 }
 
 #[test]
@@ -122,20 +122,20 @@ fn only_seeds_and_adapters_change_the_answer() {
 
 #[test]
 fn token_generator_emits_no_special_token_mid_answer() {
-    let voice = TokenGenerator::new(&[0, 1, 2, 50, 51], EOS, &[0, 1]).unwrap();
+    let generator = TokenGenerator::new(&[0, 1, 2, 50, 51], EOS, &[0, 1]).unwrap();
     let mut state = crate::KvFingerprint::root(None);
     for _ in 0..500 {
-        let token = voice.next_non_eos_token(state, None);
+        let token = generator.next_non_eos_token(state, None);
         assert!(token == 50 || token == 51);
-        state = voice.extend(state, token);
+        state = generator.extend(state, token);
     }
     assert_eq!(TokenGenerator::new(&[0, 1, 50], EOS, &[0, 1]).unwrap_err(), ModelError::NoWords);
 }
 
 #[test]
 fn uncomputable_requests_are_refused() {
-    let mut rig = EngineHarness::new(EngineProfile { max_queue: 1, ..small_profile() });
-    let mut ask = |tokens| rig.engine.submit(Micros(0), request(&prompt(1, tokens), 1));
+    let mut harness = EngineHarness::new(EngineProfile { max_queue: 1, ..small_profile() });
+    let mut ask = |tokens| harness.engine.submit(Micros(0), request(&prompt(1, tokens), 1));
     assert_eq!(ask(0), Err(RequestRejection::EmptyPrompt));
     assert_eq!(ask(200), Err(RequestRejection::TooLong { prompt: 200, context: 200 }));
     assert!(ask(199).is_ok());

@@ -202,9 +202,9 @@ fn answer_that_the_model_ended_has_no_handoff() {
         let mut ask = request(&prompt(seed, 40), 1);
         ask.sampling.eos_policy = EosPolicy::Natural;
         ask.transfer = TransferRole::Produce;
-        let mut rig = EngineHarness::new(small_profile());
-        let id = rig.submit(ask);
-        let finish = rig.finish(id);
+        let mut harness = EngineHarness::new(small_profile());
+        let id = harness.submit(ask);
+        let finish = harness.finish(id);
         (finish.reason == FinishReason::Stop).then_some(finish)
     });
     assert_eq!(ended.expect("some first token is the end").handoff, None);

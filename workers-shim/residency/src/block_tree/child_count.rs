@@ -48,16 +48,16 @@ impl LargeChildCounts {
     }
 
     /// Returns the number of serving children of the block at `at`.
-    pub(super) fn serving(&self, at: u32, few: ChildCount) -> u32 {
-        if few.all == OVERFLOW { self.0.get(&at).map_or(0, |many| many.serving) } else { u32::from(few.serving) }
+    pub(super) fn serving(&self, at: u32, count: ChildCount) -> u32 {
+        if count.all == OVERFLOW { self.0.get(&at).map_or(0, |many| many.serving) } else { u32::from(count.serving) }
     }
 
     /// Adds a child, which does not serve yet, to the block at `at`.
-    pub(super) fn add(&mut self, at: u32, few: &mut ChildCount) {
-        if few.all < OVERFLOW {
-            few.all += 1;
-            if few.all == OVERFLOW {
-                self.0.insert(at, LargeChildCount { all: u32::from(OVERFLOW), serving: u32::from(few.serving) });
+    pub(super) fn add(&mut self, at: u32, count: &mut ChildCount) {
+        if count.all < OVERFLOW {
+            count.all += 1;
+            if count.all == OVERFLOW {
+                self.0.insert(at, LargeChildCount { all: u32::from(OVERFLOW), serving: u32::from(count.serving) });
             }
         } else if let Some(many) = self.0.get_mut(&at) {
             many.all += 1;
@@ -65,25 +65,25 @@ impl LargeChildCounts {
     }
 
     /// Removes a child, which does not serve any more.
-    pub(super) fn remove(&mut self, at: u32, few: &mut ChildCount) {
-        if few.all < OVERFLOW {
-            few.all -= 1;
+    pub(super) fn remove(&mut self, at: u32, count: &mut ChildCount) {
+        if count.all < OVERFLOW {
+            count.all -= 1;
         } else if let Some(many) = self.0.get_mut(&at) {
             many.all -= 1;
             if many.all == SHRINK_BELOW {
-                *few = ChildCount { all: many.all as u8, serving: many.serving as u8 };
+                *count = ChildCount { all: many.all as u8, serving: many.serving as u8 };
                 self.0.remove(&at);
             }
         }
     }
 
     /// Records that a child starts or stops to serve.
-    pub(super) fn set_serving(&mut self, at: u32, few: &mut ChildCount, serves: ServingChange) {
-        match (self.0.get_mut(&at).filter(|_| few.all == OVERFLOW), serves) {
+    pub(super) fn set_serving(&mut self, at: u32, count: &mut ChildCount, serves: ServingChange) {
+        match (self.0.get_mut(&at).filter(|_| count.all == OVERFLOW), serves) {
             (Some(many), ServingChange::Starts) => many.serving += 1,
             (Some(many), ServingChange::Stops) => many.serving -= 1,
-            (None, ServingChange::Starts) => few.serving += 1,
-            (None, ServingChange::Stops) => few.serving -= 1,
+            (None, ServingChange::Starts) => count.serving += 1,
+            (None, ServingChange::Stops) => count.serving -= 1,
         }
     }
 }

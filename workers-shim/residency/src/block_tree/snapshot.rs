@@ -43,12 +43,12 @@ impl BlockTree {
     /// parent may be imported later, or never.
     pub(crate) fn adopt(
         &mut self,
-        name: EngineHash,
+        hash: EngineHash,
         block: PlacedBlock,
         ends: &mut BlocksByEnd,
         out: &mut Vec<ResidencyChange>,
     ) -> bool {
-        if self.find(name).is_some() || block.parent == Some(block.end.block_hash()) {
+        if self.find(hash).is_some() || block.parent == Some(block.end.block_hash()) {
             return false;
         }
         let before = block.parent.map(|end| match (ends.get(&end), self.stumps.get(&end)) {
@@ -57,7 +57,7 @@ impl BlockTree {
             (None, None) => self.insert_stump(end),
         });
         let placing =
-            BlockPlacement { engine_hash: name, parent: before, end: block.end, inner_hashes: &block.inner_hashes };
+            BlockPlacement { engine_hash: hash, parent: before, end: block.end, inner_hashes: &block.inner_hashes };
         let at = self.insert(placing);
         self.init_copies(at, block.copies, out);
         ends.insert(block.end.block_hash(), at);

@@ -41,10 +41,10 @@ pub enum ReadProgress {
 
 impl ResidencySnapshotReader {
     /// Creates a reader for a source, with the rules that apply here and the current process.
-    pub fn new((worker, rank): (WorkerId, DpRank), process: Incarnation, rules: SourceRules) -> Self {
+    pub fn new((worker, rank): (WorkerId, DpRank), incarnation: Incarnation, rules: SourceRules) -> Self {
         let (source, digest) = (SourceBlocks::new(rules), PrefixId(0));
         let (ends, changes) = (BlocksByEnd::default(), Vec::new());
-        Self { worker, rank, process, head: None, source, ends, changes, next_chunk: 0, digest }
+        Self { worker, rank, process: incarnation, head: None, source, ends, changes, next_chunk: 0, digest }
     }
 
     /// Reads the next chunk.

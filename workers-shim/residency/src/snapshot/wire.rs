@@ -22,9 +22,9 @@ pub(super) fn put_placed(out: &mut Vec<u8>, name: EngineHash, block: &PlacedBloc
     put_copies(out, &block.copies);
 }
 
-pub(super) fn put_orphan(out: &mut Vec<u8>, name: EngineHash, orphan: &Orphan) {
+pub(super) fn put_orphan(out: &mut Vec<u8>, hash: EngineHash, orphan: &Orphan) {
     out.push(ORPHAN);
-    out.extend_from_slice(&name.0.to_le_bytes());
+    out.extend_from_slice(&hash.0.to_le_bytes());
     put_option(out, orphan.parent.map(|parent| parent.0));
     put_length(out, orphan.extra.len());
     out.extend_from_slice(&orphan.extra);

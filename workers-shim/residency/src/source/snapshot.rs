@@ -34,11 +34,11 @@ impl SourceBlocks {
     }
 
     /// Imports an orphan; returns false if there is one of this name already.
-    pub(crate) fn adopt_orphan(&mut self, name: EngineHash, orphan: Orphan) -> bool {
-        if self.blocks.find(name).is_some() || self.orphans.get_mut(name).is_some() {
+    pub(crate) fn adopt_orphan(&mut self, hash: EngineHash, orphan: Orphan) -> bool {
+        if self.blocks.find(hash).is_some() || self.orphans.get_mut(hash).is_some() {
             return false;
         }
-        self.orphans.insert(name, orphan);
+        self.orphans.insert(hash, orphan);
         true
     }
 }

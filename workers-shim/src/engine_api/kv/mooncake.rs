@@ -14,8 +14,8 @@ const PATH: &str = "/query";
 
 pub(super) struct MooncakeConnector;
 
-fn transfer_id(meeting: &TransferHandshake) -> String {
-    format!("xfer-{:016x}", meeting.room)
+fn transfer_id(handshake: &TransferHandshake) -> String {
+    format!("xfer-{:016x}", handshake.room)
 }
 
 impl ConnectorProtocol for MooncakeConnector {
@@ -27,20 +27,20 @@ impl ConnectorProtocol for MooncakeConnector {
         &["kv_transfer_params"]
     }
 
-    fn source_fields(&self, meeting: &TransferHandshake) -> LegFields {
-        let parameters = value!({"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": transfer_id(meeting)});
+    fn source_fields(&self, handshake: &TransferHandshake) -> LegFields {
+        let parameters = value!({"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": transfer_id(handshake)});
         vec![("kv_transfer_params", json(parameters))]
     }
 
-    fn target_fields(&self, meeting: &TransferHandshake, _: Option<HandoffParams>) -> LegFields {
-        let engines = &meeting.endpoint.engines;
-        let engine = engines.iter().find(|(rank, _)| *rank == meeting.rank).map(|(_, engine)| engine);
+    fn target_fields(&self, handshake: &TransferHandshake, _: Option<HandoffParams>) -> LegFields {
+        let engines = &handshake.endpoint.engines;
+        let engine = engines.iter().find(|(rank, _)| *rank == handshake.rank).map(|(_, engine)| engine);
         let parameters = value!({
             "do_remote_prefill": true,
             "do_remote_decode": false,
-            "remote_bootstrap_addr": meeting.endpoint.address,
+            "remote_bootstrap_addr": handshake.endpoint.address,
             "remote_engine_id": engine,
-            "transfer_id": transfer_id(meeting),
+            "transfer_id": transfer_id(handshake),
         });
         vec![("kv_transfer_params", json(parameters))]
     }

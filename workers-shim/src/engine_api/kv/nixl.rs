@@ -26,12 +26,12 @@ impl ConnectorProtocol for NixlConnector {
         handoff.into_iter().map(|handoff| ("kv_transfer_params", handoff.into_parameters().to_vec())).collect()
     }
 
-    fn is_shown_by(&self, page: &Scrape) -> bool {
-        page.connector == Some("nixl")
+    fn is_shown_by(&self, scrape: &Scrape) -> bool {
+        scrape.connector == Some("nixl")
     }
 
-    fn missing_requirement(&self, page: &Scrape) -> Option<&'static str> {
-        let lacks = page.engine == EngineKind::Vllm && !self.is_shown_by(page);
+    fn missing_requirement(&self, scrape: &Scrape) -> Option<&'static str> {
+        let lacks = scrape.engine == EngineKind::Vllm && !self.is_shown_by(scrape);
         lacks.then_some("its metrics show no NIXL connector: start it with --kv-transfer-config '{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}'")
     }
 }

@@ -18,12 +18,12 @@ impl ConnectorProtocol for NixlBidirectionalConnector {
         nixl::NixlConnector.reserved_fields()
     }
 
-    fn source_fields(&self, meeting: &TransferHandshake) -> LegFields {
-        nixl::NixlConnector.source_fields(meeting)
+    fn source_fields(&self, handshake: &TransferHandshake) -> LegFields {
+        nixl::NixlConnector.source_fields(handshake)
     }
 
-    fn target_fields(&self, meeting: &TransferHandshake, handoff: Option<HandoffParams>) -> LegFields {
-        nixl::NixlConnector.target_fields(meeting, handoff)
+    fn target_fields(&self, handshake: &TransferHandshake, handoff: Option<HandoffParams>) -> LegFields {
+        nixl::NixlConnector.target_fields(handshake, handoff)
     }
 
     fn returns_kv(&self) -> ReturnsKv {
@@ -34,7 +34,7 @@ impl ConnectorProtocol for NixlBidirectionalConnector {
         vec![("kv_transfer_params", readback.into_parameters().to_vec())]
     }
 
-    fn missing_requirement(&self, page: &Scrape) -> Option<&'static str> {
-        nixl::NixlConnector.missing_requirement(page)
+    fn missing_requirement(&self, scrape: &Scrape) -> Option<&'static str> {
+        nixl::NixlConnector.missing_requirement(scrape)
     }
 }

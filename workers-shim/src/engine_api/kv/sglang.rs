@@ -12,11 +12,11 @@ const PATH: &str = "/server_info";
 
 pub(super) struct SglangConnector;
 
-fn bootstrap_room(meeting: &TransferHandshake) -> u64 {
+fn bootstrap_room(handshake: &TransferHandshake) -> u64 {
     // The room must be positive as an `i64`; older engines derive the source's rank from room modulo ranks.
-    let ranks = u64::from(meeting.ranks.max(1));
-    let room = (meeting.room >> 2) / ranks * ranks;
-    room + u64::from(meeting.rank.0) % ranks
+    let ranks = u64::from(handshake.ranks.max(1));
+    let room = (handshake.room >> 2) / ranks * ranks;
+    room + u64::from(handshake.rank.0) % ranks
 }
 
 impl ConnectorProtocol for SglangConnector {
@@ -36,24 +36,24 @@ impl ConnectorProtocol for SglangConnector {
         &["bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank"]
     }
 
-    fn source_fields(&self, meeting: &TransferHandshake) -> LegFields {
+    fn source_fields(&self, handshake: &TransferHandshake) -> LegFields {
         vec![
-            ("bootstrap_host", json(value!(meeting.endpoint.address))),
-            ("bootstrap_port", json(value!(meeting.endpoint.port))),
-            ("bootstrap_room", json(value!(bootstrap_room(meeting)))),
+            ("bootstrap_host", json(value!(handshake.endpoint.address))),
+            ("bootstrap_port", json(value!(handshake.endpoint.port))),
+            ("bootstrap_room", json(value!(bootstrap_room(handshake)))),
         ]
     }
 
-    fn target_fields(&self, meeting: &TransferHandshake, _: Option<HandoffParams>) -> LegFields {
-        let mut fields = self.source_fields(meeting);
-        if meeting.ranks > 1 {
-            fields.push(("disagg_prefill_dp_rank", json(value!(meeting.rank.0))));
+    fn target_fields(&self, handshake: &TransferHandshake, _: Option<HandoffParams>) -> LegFields {
+        let mut fields = self.source_fields(handshake);
+        if handshake.ranks > 1 {
+            fields.push(("disagg_prefill_dp_rank", json(value!(handshake.rank.0))));
         }
         fields
     }
 
-    fn is_shown_by(&self, page: &Scrape) -> bool {
-        page.connector == Some("sglang")
+    fn is_shown_by(&self, scrape: &Scrape) -> bool {
+        scrape.connector == Some("sglang")
     }
 
     fn discovery_url(&self, endpoint: &str, _: Option<&str>) -> Option<String> {

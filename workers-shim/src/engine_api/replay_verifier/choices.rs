@@ -99,7 +99,7 @@ impl ReplayVerifier {
         &mut self,
         at: u64,
         fields: &mut Map<String, Value>,
-        sorted: &mut NoveltyCounts,
+        counts: &mut NoveltyCounts,
     ) -> Result<(), NotResumable> {
         for name in ["prompt_token_ids", "token_ids"] {
             let Some(Value::Array(ids)) = fields.get_mut(name) else { continue };
@@ -110,17 +110,17 @@ impl ReplayVerifier {
             let numbers: Vec<u64> = ids.iter().filter_map(Value::as_u64).collect();
             let known = self.buffer.list(&format!("{at}/{name}"), &numbers)?;
             ids.drain(..known.min(ids.len()));
-            sorted.count(numbers.len(), known);
+            counts.count(numbers.len(), known);
         }
         Ok(())
     }
 
     /// Removes the known parts of all texts in a delta, or in a part of one.
-    fn value(&mut self, place: &str, value: &mut Value, sorted: &mut NoveltyCounts) -> Result<(), NotResumable> {
+    fn value(&mut self, place: &str, value: &mut Value, counts: &mut NoveltyCounts) -> Result<(), NotResumable> {
         match value {
             Value::String(text) => {
                 let new = self.buffer.text(place, text)?.to_owned();
-                sorted.count(text.len(), text.len() - new.len());
+                counts.count(text.len(), text.len() - new.len());
                 *text = new;
             }
             Value::Object(fields) => {
@@ -134,11 +134,11 @@ impl ReplayVerifier {
                                 self.buffer.mark_output();
                             }
                             let mark = self.buffer.mark(&place, if name == "id" { "" } else { text })?;
-                            if sorted.count_mark(mark) {
+                            if counts.count_mark(mark) {
                                 known.push(name.clone());
                             }
                         }
-                        _ => self.value(&place, value, sorted)?,
+                        _ => self.value(&place, value, counts)?,
                     }
                 }
                 fields.retain(|name, _| !known.contains(name));
@@ -146,7 +146,7 @@ impl ReplayVerifier {
             Value::Array(items) => {
                 for (position, item) in (0..).zip(items) {
                     let at = item["index"].as_u64().unwrap_or(position);
-                    self.value(&format!("{place}/{at}"), item, sorted)?;
+                    self.value(&format!("{place}/{at}"), item, counts)?;
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
@@ -160,12 +160,12 @@ impl ReplayVerifier {
         &mut self,
         place: &str,
         lists: &mut Map<String, Value>,
-        sorted: &mut NoveltyCounts,
+        counts: &mut NoveltyCounts,
     ) -> Result<(), NotResumable> {
         if let Some(Value::Array(tokens)) = lists.get("tokens") {
             let tokens: Vec<u64> = tokens.iter().map(hashed).collect();
             let known = self.buffer.list(place, &tokens)?;
-            sorted.count(tokens.len(), known);
+            counts.count(tokens.len(), known);
             let same = |list: &&mut Vec<Value>| list.len() == tokens.len();
             lists.values_mut().filter_map(Value::as_array_mut).filter(same).for_each(|list| drop(list.drain(..known)));
             return Ok(());
@@ -173,7 +173,7 @@ impl ReplayVerifier {
         for (name, list) in lists.iter_mut() {
             let Value::Array(items) = list else { continue };
             let known = self.tokens(&format!("{place}/{name}"), items)?;
-            sorted.count(items.len() + known, known);
+            counts.count(items.len() + known, known);
         }
         Ok(())
     }

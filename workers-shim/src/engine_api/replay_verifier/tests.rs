@@ -235,8 +235,8 @@ type EventBuilder = fn(&str, usize) -> Vec<String>;
 const ALL: [(Api, EventBuilder); 4] =
     [(Api::Chat, chat), (Api::Completions, completion), (Api::Messages, message), (Api::Responses, response)];
 
-fn replaying_scanner(api: Api, shown: TokenIdVisibility, repeats: AnswerDeterminism) -> SseScanner {
-    SseScanner::new().with_replay_verifier(ReplayVerifier::new(api, shown, repeats))
+fn replaying_scanner(api: Api, visibility: TokenIdVisibility, repeats: AnswerDeterminism) -> SseScanner {
+    SseScanner::new().with_replay_verifier(ReplayVerifier::new(api, visibility, repeats))
 }
 
 #[test]

@@ -30,8 +30,8 @@ fn text(stream: &str) -> String {
     choices.filter_map(said).collect()
 }
 
-fn resumable_scanner(api: Api, shown: TokenIdVisibility, telling: TextDelivery) -> SseScanner {
-    SseScanner::new().with_transcript(TokenTranscript::new(api, shown, telling))
+fn resumable_scanner(api: Api, visibility: TokenIdVisibility, telling: TextDelivery) -> SseScanner {
+    SseScanner::new().with_transcript(TokenTranscript::new(api, visibility, telling))
 }
 
 /// Returns what is forwarded of these events.

@@ -127,12 +127,12 @@ fn fleet_with_timeout(specs: Vec<WorkerDefinition>, patience: Duration) -> Fleet
     FleetHarness::with_probe_settings(specs, ProbeSettings { every, again, patience, ..ProbeSettings::default() })
 }
 
-async fn wait_ready(watch: &FleetHarness) {
-    watch.until("ready", |watch| watch.view(0).health == WorkerHealth::Ready).await;
+async fn wait_ready(harness: &FleetHarness) {
+    harness.until("ready", |harness| harness.view(0).health == WorkerHealth::Ready).await;
 }
 
-async fn wait_unreachable(watch: &FleetHarness) {
-    watch.until("unreachable", |watch| watch.view(0).health == WorkerHealth::Unreachable).await;
+async fn wait_unreachable(harness: &FleetHarness) {
+    harness.until("unreachable", |harness| harness.view(0).health == WorkerHealth::Unreachable).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -297,7 +297,7 @@ async fn engine_kind_comes_only_from_metrics() {
     let engine = ScriptedEngine::start().await;
     let watch = fleet_of(vec![spec(&engine)]);
     wait_ready(&watch).await;
-    let shown = |wanted| move |watch: &FleetHarness| watch.fleet.engine(watch.id(0)) == wanted;
+    let shown = |wanted| move |harness: &FleetHarness| harness.fleet.engine(harness.id(0)) == wanted;
     assert!(shown(crate::scrape::EngineKind::Vllm)(&watch));
     engine.set_metrics_page("sglang:num_running_reqs 1\n");
     watch.until("another", shown(crate::scrape::EngineKind::Sglang)).await;

@@ -35,8 +35,8 @@ async fn small_replay_worker() -> SimWorker {
     sim(SimOptions { events, ..sim_options() }).await
 }
 
-fn knows_prompt(watch: &FleetHarness, number: u32) -> bool {
-    watch.depth(&prompt(number, 40)) == 10
+fn knows_prompt(harness: &FleetHarness, number: u32) -> bool {
+    harness.depth(&prompt(number, 40)) == 10
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -107,7 +107,7 @@ async fn peer_router_requests_count_as_load_until_it_goes_silent() {
         )
     };
     assert_eq!(tell(1), MergeOutcome::Changed);
-    let load = |watch: &FleetHarness| watch.view(0).load;
+    let load = |harness: &FleetHarness| harness.view(0).load;
     assert_eq!((load(&b).waiting, load(&b).running, load(&b).backlog), (2, 0, Tokens(570)));
     first.record_first_token();
     drop(second);

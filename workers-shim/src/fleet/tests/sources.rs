@@ -15,10 +15,10 @@ fn fleet_over_proxy(wire: &FlakyProxy, worker: SocketAddr, replay: Option<&str>)
     }])
 }
 
-fn connected_and_knowledge(watch: &FleetHarness) -> (usize, KvIndexState) {
-    let EventSourceCount { configured, connected } = watch.fleet.event_sources(watch.id(0)).unwrap();
+fn connected_and_knowledge(harness: &FleetHarness) -> (usize, KvIndexState) {
+    let EventSourceCount { configured, connected } = harness.fleet.event_sources(harness.id(0)).unwrap();
     assert_eq!(configured, 1);
-    (connected, watch.view(0).knowledge)
+    (connected, harness.view(0).knowledge)
 }
 
 async fn check_lost_connection_degrades_worker(loss: ProxyMode) {
@@ -94,7 +94,7 @@ async fn worker_without_process_identity_is_never_exact() {
     engine.publish(stored(1, &prompt(1, 8)), true).await;
     let watch = FleetHarness::at(engine.address);
     watch.until("replayed", |watch| watch.depth(&prompt(1, 8)) == 2).await;
-    let replays = |watch: &FleetHarness| watch.fleet.events(watch.id(0)).unwrap().replays;
+    let replays = |harness: &FleetHarness| harness.fleet.events(harness.id(0)).unwrap().replays;
     watch.until("replayed again", |watch| replays(watch) >= 2).await;
     engine.publish(cleared(), true).await;
     engine.publish(stored(2, &prompt(2, 8)), true).await;

@@ -8,8 +8,8 @@ fn spec(worker: &SimWorker) -> WorkerDefinition {
     WorkerDefinition::at(&url(worker.address()), WorkerRole::Hybrid)
 }
 
-fn ids(watch: &FleetHarness) -> Vec<WorkerId> {
-    watch.fleet.snapshot().iter().map(|view| view.id).collect()
+fn ids(harness: &FleetHarness) -> Vec<WorkerId> {
+    harness.fleet.snapshot().iter().map(|view| view.id).collect()
 }
 
 fn turnover(joined: usize, changed: usize, left: usize) -> FleetDiff {
@@ -42,7 +42,7 @@ async fn leaving_worker_gets_no_new_requests_and_ends_with_its_streams() {
     let mut lost = tokio::spawn(watch.fleet.wait_lost(gone));
     assert_eq!(watch.fleet.set_workers(vec![spec(&b)]).unwrap(), turnover(0, 0, 1));
     assert_eq!((ids(&watch), watch.fleet.is_listed(gone), watch.fleet.leaving()), (vec![stays], false, vec![gone]));
-    let holders = |watch: &FleetHarness| watch.overlaps(&prompt(1, 40)).len();
+    let holders = |harness: &FleetHarness| harness.overlaps(&prompt(1, 40)).len();
     watch.until("what it held is forgotten", |watch| holders(watch) == 0).await;
     assert_eq!(watch.index.read().sources(), 1);
     let beat = tokio::time::timeout(Duration::from_millis(200), &mut lost).await;
@@ -81,7 +81,7 @@ async fn returning_worker_is_a_new_member_followed_from_the_start() {
         assert_eq!(watch.fleet.set_workers(Vec::new()).unwrap(), turnover(0, 0, 1));
         assert_eq!(watch.fleet.set_workers(vec![spec(&a)]).unwrap(), turnover(1, 0, 0));
     }
-    let heard = |watch: &FleetHarness| watch.fleet.event_sources(id).is_some_and(|sources| sources.connected == 1);
+    let heard = |harness: &FleetHarness| harness.fleet.event_sources(id).is_some_and(|sources| sources.connected == 1);
     watch.until("the new one is followed", heard).await;
     watch.until_exact().await;
     assert_eq!(

@@ -11,7 +11,7 @@ use vocabulary::{Blocks, DpRank, Incarnation, ModelId, WorkerHealth};
 use super::*;
 
 async fn until_ready(watch: &FleetHarness) {
-    let ready = |watch: &FleetHarness| watch.fleet.snapshot().iter().all(|view| view.health == WorkerHealth::Ready);
+    let ready = |harness: &FleetHarness| harness.fleet.snapshot().iter().all(|view| view.health == WorkerHealth::Ready);
     watch.until("ready", ready).await;
 }
 

@@ -49,15 +49,15 @@ pub(crate) async fn models(State(app): State<Arc<SimState>>) -> Json<Value> {
     Json(json!({"object": "list", "data": data}))
 }
 
-fn model(app: &SimState, name: &str, parent: Value) -> Value {
+fn model(state: &SimState, name: &str, parent: Value) -> Value {
     json!({
         "id": name,
         "object": "model",
-        "created": app.started as u64,
+        "created": state.started as u64,
         "owned_by": "vllm",
         "root": name,
         "parent": parent,
-        "max_model_len": app.profile.max_model_len,
+        "max_model_len": state.profile.max_model_len,
         "permission": [],
     })
 }

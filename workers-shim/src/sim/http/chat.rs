@@ -47,13 +47,13 @@ pub(crate) async fn chat(
 }
 
 /// Returns the tokens of a body with `messages`.
-pub(crate) fn prompt_of(app: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorResponse> {
+pub(crate) fn prompt_of(state: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorResponse> {
     check_messages(fields)?;
     if fields.flag("continue_final_message")? && fields.flag("add_generation_prompt")? {
         let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
         return Err(ErrorResponse::bad_request(message, None));
     }
-    Ok(app.codec.encode_chat(ConversationApi::Chat, fields.body())?)
+    Ok(state.codec.encode_chat(ConversationApi::Chat, fields.body())?)
 }
 
 /// Rejects message lists that are no valid chat.
@@ -66,7 +66,7 @@ pub(crate) fn check_messages(fields: &RequestFields) -> Result<(), ErrorResponse
     }
 }
 
-fn answer_body(app: &SimState, (ask, prompt): (&GenerationParams, &[u32]), answer: CompletedAnswer) -> Value {
+fn answer_body(state: &SimState, (ask, prompt): (&GenerationParams, &[u32]), answer: CompletedAnswer) -> Value {
     let choices: Vec<Value> = (0u32..)
         .zip(&answer.choices)
         .map(|(index, (part, end))| {
@@ -87,11 +87,11 @@ fn answer_body(app: &SimState, (ask, prompt): (&GenerationParams, &[u32]), answe
     json!({
         "id": ask.id,
         "object": "chat.completion",
-        "created": app.unix_seconds(),
+        "created": state.unix_seconds(),
         "model": ask.model,
         "choices": choices,
         "service_tier": null,
-        "system_fingerprint": app.system_fingerprint(),
+        "system_fingerprint": state.system_fingerprint(),
         "usage": answer.usage.openai(),
         "prompt_logprobs": null,
         "prompt_token_ids": ask.return_token_ids.then_some(prompt),

@@ -48,12 +48,12 @@ pub(crate) async fn completions(
 }
 
 /// Returns the prompts of a body with `prompt`, checked against the vocabulary.
-pub(crate) fn prompts_of(app: &SimState, fields: &RequestFields) -> Result<Vec<Vec<u32>>, ErrorResponse> {
+pub(crate) fn prompts_of(state: &SimState, fields: &RequestFields) -> Result<Vec<Vec<u32>>, ErrorResponse> {
     fields.required("prompt")?;
-    app.codec.encode_completion(fields.body())?.into_iter().map(|prompt| app.check_vocabulary(prompt)).collect()
+    state.codec.encode_completion(fields.body())?.into_iter().map(|prompt| state.check_vocabulary(prompt)).collect()
 }
 
-fn answer_body(app: &SimState, (ask, prompts): (&GenerationParams, &[Vec<u32>]), answer: CompletedAnswer) -> Value {
+fn answer_body(state: &SimState, (ask, prompts): (&GenerationParams, &[Vec<u32>]), answer: CompletedAnswer) -> Value {
     let prompt_ids = |index: usize| ask.return_token_ids.then(|| &prompts[index / ask.choices as usize]);
     let choices: Vec<Value> = answer
         .choices
@@ -75,11 +75,11 @@ fn answer_body(app: &SimState, (ask, prompts): (&GenerationParams, &[Vec<u32>]),
     json!({
         "id": ask.id,
         "object": "text_completion",
-        "created": app.unix_seconds(),
+        "created": state.unix_seconds(),
         "model": ask.model,
         "choices": choices,
         "service_tier": null,
-        "system_fingerprint": app.system_fingerprint(),
+        "system_fingerprint": state.system_fingerprint(),
         "usage": answer.usage.openai(),
         "kv_transfer_params": answer.params,
     })

@@ -11,17 +11,17 @@ use super::usage::UsageTotals;
 
 /// Submits all choices of all prompts to the engine, prompt by prompt.
 pub(crate) async fn submit_choices(
-    app: &SimState,
-    ask: &mut GenerationParams,
+    state: &SimState,
+    params: &mut GenerationParams,
     prompts: &[Vec<u32>],
 ) -> Result<Vec<ChoiceStream>, ErrorResponse> {
-    app.check_awake()?;
-    ask.wait_for_other_leg(app).await?;
-    let ask = &*ask;
-    let each = prompts.iter().flat_map(|prompt| (0..ask.choices).map(move |choice| (prompt, choice)));
+    state.check_awake()?;
+    params.wait_for_other_leg(state).await?;
+    let params = &*params;
+    let each = prompts.iter().flat_map(|prompt| (0..params.choices).map(move |choice| (prompt, choice)));
     each.map(|(prompt, choice)| {
-        let ticket = app.driver.submit(ask.engine_request(app, prompt, choice)?)?;
-        Ok(ChoiceStream::new(ticket, app.codec.clone(), ask.stops.clone()))
+        let ticket = state.driver.submit(params.engine_request(state, prompt, choice)?)?;
+        Ok(ChoiceStream::new(ticket, state.codec.clone(), params.stops.clone()))
     })
     .collect()
 }
@@ -34,7 +34,7 @@ pub(crate) struct CompletedAnswer {
 }
 
 pub(crate) async fn collect_answer(
-    app: &SimState,
+    state: &SimState,
     ask: &GenerationParams,
     choices: Vec<ChoiceStream>,
 ) -> Result<CompletedAnswer, ErrorResponse> {
@@ -44,6 +44,6 @@ pub(crate) async fn collect_answer(
         totals.add(index % ask.choices, end);
     }
     let handoff = choices.iter().find_map(|(_, end)| end.finish.handoff.as_ref());
-    let params = app.transfers.answer_params(&ask.transfer_leg.side, (handoff, &app.identity)).await?;
+    let params = state.transfers.answer_params(&ask.transfer_leg.side, (handoff, &state.identity)).await?;
     Ok(CompletedAnswer { choices, usage: totals, params })
 }

@@ -60,19 +60,19 @@ pub(crate) enum ResponseMode {
 impl GenerationParams {
     /// Parses a request. `limits` names the fields that limit the answer length, `prefix` starts the answer's id.
     pub(crate) fn read(
-        app: &SimState,
+        state: &SimState,
         (headers, fields): (&HeaderMap, &RequestFields),
         limits: &[&'static str],
         prefix: &str,
     ) -> Result<Self, ErrorResponse> {
-        let model = fields.text("model")?.unwrap_or(&app.model).to_owned();
-        let adapter = app.adapter_of(&model)?;
+        let model = fields.text("model")?.unwrap_or(&state.model).to_owned();
+        let adapter = state.adapter_of(&model)?;
         refuse_priority(fields)?;
-        let part = app.transfers.side_of(fields)?;
+        let part = state.transfers.side_of(fields)?;
         let longest = limits.iter().map(|name| fields.count(name, 1)).collect::<Result<Vec<_>, _>>()?;
-        let keys = CacheKeys { salt: cache_salt(fields)?.filter(|_| !app.ignores_salts), adapter };
+        let keys = CacheKeys { salt: cache_salt(fields)?.filter(|_| !state.ignores_salts), adapter };
         Ok(Self {
-            id: answer_id(app, headers, prefix),
+            id: answer_id(state, headers, prefix),
             choices: fields.count("n", 1)?.unwrap_or(1).min(128),
             delivery: delivery(fields)?,
             return_token_ids: fields.flag("return_token_ids")?,
@@ -93,8 +93,8 @@ impl GenerationParams {
     }
 
     /// Waits until the other leg has progressed far enough for this one to start.
-    pub(crate) async fn wait_for_other_leg(&mut self, app: &SimState) -> Result<(), ErrorResponse> {
-        self.transfer_leg.transfer = app.transfers.resolve_transfer(&self.transfer_leg.side).await?;
+    pub(crate) async fn wait_for_other_leg(&mut self, state: &SimState) -> Result<(), ErrorResponse> {
+        self.transfer_leg.transfer = state.transfers.resolve_transfer(&self.transfer_leg.side).await?;
         if matches!(self.transfer_leg.side, TransferSide::Source { .. }) {
             // A source computes the prompt and one token, whatever its client requests.
             self.max_tokens = Some(1);
@@ -111,11 +111,11 @@ impl GenerationParams {
     /// Creates the engine's request for one of the choices.
     pub(crate) fn engine_request(
         &self,
-        app: &SimState,
+        state: &SimState,
         prompt: &[u32],
         choice: u32,
     ) -> Result<EngineRequest, ErrorResponse> {
-        let (length, context) = (prompt.len() as u32, app.profile.max_model_len);
+        let (length, context) = (prompt.len() as u32, state.profile.max_model_len);
         let room = context.saturating_sub(length);
         if let Some(max_tokens) = self.max_tokens.filter(|asked| *asked > room && room > 0) {
             let message = format!(
@@ -125,12 +125,12 @@ impl GenerationParams {
             return Err(ErrorResponse::bad_request(message, Some("max_tokens")));
         }
         let mut sampling = self.sampling.clone();
-        sampling.max_tokens = self.max_tokens.unwrap_or(app.profile.default_max_tokens).min(room.max(1));
+        sampling.max_tokens = self.max_tokens.unwrap_or(state.profile.default_max_tokens).min(room.max(1));
         if choice > 0 {
             sampling.salt = Some(sampling.salt.unwrap_or(0) ^ xxh3_64(&choice.to_le_bytes()));
         }
         Ok(EngineRequest {
-            name: Arc::from(format!("{}-{:08x}", self.id, app.next_number() as u32)),
+            name: Arc::from(format!("{}-{:08x}", self.id, state.next_number() as u32)),
             prompt: prompt.to_vec(),
             sampling,
             keys: self.cache.keys.clone(),
@@ -141,12 +141,12 @@ impl GenerationParams {
     }
 }
 
-fn answer_id(app: &SimState, headers: &HeaderMap, prefix: &str) -> String {
+fn answer_id(state: &SimState, headers: &HeaderMap, prefix: &str) -> String {
     const MAX_ID_BYTES: usize = 128;
     let request_id = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     match request_id.filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES) {
         Some(id) => format!("{prefix}{id}"),
-        None => format!("{prefix}{:016x}", app.next_number()),
+        None => format!("{prefix}{:016x}", state.next_number()),
     }
 }
 

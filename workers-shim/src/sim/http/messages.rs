@@ -40,17 +40,17 @@ pub(crate) async fn count_tokens(app: State<Arc<SimState>>, body: Bytes) -> Resp
     }
 }
 
-async fn answer(app: &SimState, headers: &HeaderMap, body: &Bytes) -> Result<Response, ErrorResponse> {
+async fn answer(state: &SimState, headers: &HeaderMap, body: &Bytes) -> Result<Response, ErrorResponse> {
     let fields = RequestFields::parse(body)?;
     fields.required("max_tokens")?;
-    let mut ask = GenerationParams::read(app, (headers, &fields), &["max_tokens"], "chatcmpl-")?;
-    let prompt = prompt_of(app, &fields)?;
-    let choices = submit_choices(app, &mut ask, &[prompt]).await?;
+    let mut ask = GenerationParams::read(state, (headers, &fields), &["max_tokens"], "chatcmpl-")?;
+    let prompt = prompt_of(state, &fields)?;
+    let choices = submit_choices(state, &mut ask, &[prompt]).await?;
     if ask.delivery != ResponseMode::Whole {
         let totals = UsageTotals::new(ask.remote_cached);
         return Ok(stream_answer(choices, 1, totals, MessageFormatter { params: ask, end: None }));
     }
-    let answer = collect_answer(app, &ask, choices).await?;
+    let answer = collect_answer(state, &ask, choices).await?;
     let (part, end) = &answer.choices[0];
     let mut body = message(&ask, answer.usage.anthropic());
     body["content"] = json!([{"type": "text", "text": part.text}]);
@@ -61,9 +61,9 @@ async fn answer(app: &SimState, headers: &HeaderMap, body: &Bytes) -> Result<Res
     Ok(Json(body).into_response())
 }
 
-fn message(ask: &GenerationParams, usage: Value) -> Value {
+fn message(params: &GenerationParams, usage: Value) -> Value {
     json!({
-        "id": ask.id, "type": "message", "role": "assistant", "content": [], "model": ask.model,
+        "id": params.id, "type": "message", "role": "assistant", "content": [], "model": params.model,
         "stop_reason": null, "usage": usage,
     })
 }
@@ -76,9 +76,9 @@ fn stop_reason(end: &ChoiceEnd) -> &'static str {
     }
 }
 
-fn prompt_of(app: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorResponse> {
+fn prompt_of(state: &SimState, fields: &RequestFields) -> Result<Vec<u32>, ErrorResponse> {
     check_messages(fields)?;
-    Ok(app.codec.encode_chat(ConversationApi::Messages, fields.body())?)
+    Ok(state.codec.encode_chat(ConversationApi::Messages, fields.body())?)
 }
 
 struct MessageFormatter {
@@ -110,7 +110,7 @@ impl StreamFormatter for MessageFormatter {
             + &named("message_stop", &json!({"type": "message_stop"}))
     }
 
-    fn fail(&mut self, fault: &ErrorResponse) -> String {
-        named("error", &fault.anthropic())
+    fn fail(&mut self, error: &ErrorResponse) -> String {
+        named("error", &error.anthropic())
     }
 }

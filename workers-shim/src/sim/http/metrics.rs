@@ -15,19 +15,19 @@ pub(crate) async fn metrics(State(app): State<Arc<SimState>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render(&app)).into_response()
 }
 
-fn render(app: &SimState) -> String {
-    if app.transfers.connector == KvConnector::Sglang {
-        return metrics_sglang::render(app);
+fn render(state: &SimState) -> String {
+    if state.transfers.connector == KvConnector::Sglang {
+        return metrics_sglang::render(state);
     }
-    let (stats, latencies) = app.driver.stats_and_latencies();
-    let labels = format!("engine=\"0\",model_name=\"{}\"", app.model);
+    let (stats, latencies) = state.driver.stats_and_latencies();
+    let labels = format!("engine=\"0\",model_name=\"{}\"", state.model);
     let mut page = MetricsWriter { text: String::new(), labels: labels.clone() };
     let _ = writeln!(page.text, "# TYPE process_start_time_seconds gauge");
-    let _ = writeln!(page.text, "process_start_time_seconds {:?}", app.started);
-    gauges(&mut page, app, &stats);
+    let _ = writeln!(page.text, "process_start_time_seconds {:?}", state.started);
+    gauges(&mut page, state, &stats);
     counters(&mut page, &stats);
-    if matches!(app.transfers.connector, KvConnector::Nixl | KvConnector::NixlBidirectional) {
-        transfers(&mut page, app, &stats);
+    if matches!(state.transfers.connector, KvConnector::Nixl | KvConnector::NixlBidirectional) {
+        transfers(&mut page, state, &stats);
     }
     page.text += &latencies.first_token.render("vllm:time_to_first_token_seconds", &labels);
     page.text += &latencies.per_token.render("vllm:inter_token_latency_seconds", &labels);
@@ -58,21 +58,21 @@ impl MetricsWriter {
     }
 }
 
-fn gauges(page: &mut MetricsWriter, app: &SimState, stats: &EngineStats) {
+fn gauges(writer: &mut MetricsWriter, state: &SimState, stats: &EngineStats) {
     let waiting = stats.waiting + stats.pulling;
-    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.num_gpu_blocks);
-    page.write_sample(("vllm:num_requests_running", "gauge"), format!("{}.0", stats.running));
-    page.write_sample(("vllm:num_requests_waiting", "gauge"), format!("{waiting}.0"));
+    let usage = f64::from(stats.blocks_used) / f64::from(state.profile.num_gpu_blocks);
+    writer.write_sample(("vllm:num_requests_running", "gauge"), format!("{}.0", stats.running));
+    writer.write_sample(("vllm:num_requests_waiting", "gauge"), format!("{waiting}.0"));
     let reasons = [("capacity", u64::from(stats.waiting)), ("deferred", u64::from(stats.pulling))];
-    page.write_labelled(("vllm:num_requests_waiting_by_reason", "gauge"), "reason", &reasons);
-    page.write_sample(("vllm:kv_cache_usage_perc", "gauge"), format!("{usage:?}"));
-    page.write_family("vllm:cache_config_info", "gauge");
-    let (block, blocks) = (app.profile.block_size, app.profile.num_gpu_blocks);
+    writer.write_labelled(("vllm:num_requests_waiting_by_reason", "gauge"), "reason", &reasons);
+    writer.write_sample(("vllm:kv_cache_usage_perc", "gauge"), format!("{usage:?}"));
+    writer.write_family("vllm:cache_config_info", "gauge");
+    let (block, blocks) = (state.profile.block_size, state.profile.num_gpu_blocks);
     let _ = writeln!(
-        page.text,
+        writer.text,
         "vllm:cache_config_info{{block_size=\"{block}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",\
          engine=\"0\",kv_cache_size_tokens=\"{}\",num_gpu_blocks=\"{blocks}\",prefix_caching_hash_algo=\"sha256\"}} 1.0",
-        app.profile.capacity()
+        state.profile.capacity()
     );
 }
 
@@ -80,7 +80,7 @@ fn counters(page: &mut MetricsWriter, stats: &EngineStats) {
     let counter = |name| (name, "counter");
     let prompt = &stats.prompt;
     let all = prompt.computed + prompt.cached + prompt.external;
-    let one = |page: &mut MetricsWriter, name, value: u64| page.write_sample(counter(name), format!("{value}.0"));
+    let one = |writer: &mut MetricsWriter, name, value: u64| writer.write_sample(counter(name), format!("{value}.0"));
     one(page, "vllm:prefix_cache_queries_total", all);
     one(page, "vllm:prefix_cache_hits_total", prompt.cached);
     one(page, "vllm:external_prefix_cache_queries_total", prompt.external);
@@ -103,18 +103,18 @@ fn counters(page: &mut MetricsWriter, stats: &EngineStats) {
     page.write_labelled(counter("vllm:request_success_total"), "finished_reason", &reasons);
 }
 
-fn transfers(page: &mut MetricsWriter, app: &SimState, stats: &EngineStats) {
+fn transfers(writer: &mut MetricsWriter, state: &SimState, stats: &EngineStats) {
     let transfers = &stats.transfers;
-    let seconds = app.clock.real_duration(vocabulary::Micros(transfers.micros)).as_secs_f64();
-    let labels = page.labels.clone();
+    let seconds = state.clock.real_duration(vocabulary::Micros(transfers.micros)).as_secs_f64();
+    let labels = writer.labels.clone();
     for (name, sum) in
         [("vllm:nixl_xfer_time_seconds", seconds), ("vllm:nixl_bytes_transferred", transfers.bytes.0 as f64)]
     {
-        page.write_family(name, "histogram");
+        writer.write_family(name, "histogram");
         let count = transfers.done;
-        let _ = writeln!(page.text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}.0");
-        let _ = writeln!(page.text, "{name}_count{{{labels}}} {count}.0\n{name}_sum{{{labels}}} {sum:?}");
+        let _ = writeln!(writer.text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}.0");
+        let _ = writeln!(writer.text, "{name}_count{{{labels}}} {count}.0\n{name}_sum{{{labels}}} {sum:?}");
     }
-    page.write_sample(("vllm:nixl_num_failed_transfers_total", "counter"), format!("{}.0", transfers.failed));
-    page.write_sample(("vllm:nixl_num_kv_expired_reqs_total", "counter"), format!("{}.0", stats.expired_holds));
+    writer.write_sample(("vllm:nixl_num_failed_transfers_total", "counter"), format!("{}.0", transfers.failed));
+    writer.write_sample(("vllm:nixl_num_kv_expired_reqs_total", "counter"), format!("{}.0", stats.expired_holds));
 }

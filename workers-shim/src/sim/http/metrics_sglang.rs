@@ -6,20 +6,20 @@ use vocabulary::WorkerRole;
 
 use super::SimState;
 
-pub(super) fn render(app: &SimState) -> String {
-    let (stats, _) = app.driver.stats_and_latencies();
-    let kind = if app.transfers.role == WorkerRole::Hybrid { "unified" } else { app.transfers.role.as_str() };
-    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.num_gpu_blocks);
-    let labels = format!("engine_type=\"{kind}\",model_name=\"{}\",pp_rank=\"0\",tp_rank=\"0\"", app.model);
+pub(super) fn render(state: &SimState) -> String {
+    let (stats, _) = state.driver.stats_and_latencies();
+    let kind = if state.transfers.role == WorkerRole::Hybrid { "unified" } else { state.transfers.role.as_str() };
+    let usage = f64::from(stats.blocks_used) / f64::from(state.profile.num_gpu_blocks);
+    let labels = format!("engine_type=\"{kind}\",model_name=\"{}\",pp_rank=\"0\",tp_rank=\"0\"", state.model);
     let mut page = String::new();
     for (name, value) in [
         ("num_running_reqs", f64::from(stats.running)),
         ("num_queue_reqs", f64::from(stats.waiting + stats.pulling)),
         ("token_usage", usage),
-        ("max_total_num_tokens", app.profile.capacity() as f64),
-        ("page_size", f64::from(app.profile.block_size)),
-        ("num_pages", f64::from(app.profile.num_gpu_blocks)),
-        ("context_len", f64::from(app.profile.max_model_len)),
+        ("max_total_num_tokens", state.profile.capacity() as f64),
+        ("page_size", f64::from(state.profile.block_size)),
+        ("num_pages", f64::from(state.profile.num_gpu_blocks)),
+        ("context_len", f64::from(state.profile.max_model_len)),
     ] {
         let _ = writeln!(page, "# TYPE sglang:{name} gauge\nsglang:{name}{{{labels}}} {value:?}");
     }

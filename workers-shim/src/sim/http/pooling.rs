@@ -82,11 +82,11 @@ pub(crate) async fn score(State(app): State<Arc<SimState>>, body: Bytes) -> Resu
 }
 
 /// Returns the tokens of each text of an `input` field.
-fn inputs_of(app: &SimState, input: &Value) -> Result<Vec<Vec<u32>>, ErrorResponse> {
+fn inputs_of(state: &SimState, input: &Value) -> Result<Vec<Vec<u32>>, ErrorResponse> {
     let unread = || wrong("input", "Input should be a string, a list of strings, or lists of token ids");
     let one = |value: &Value| match value {
-        Value::String(text) => Ok(app.codec.encode(text, AddSpecialTokens::Framed)?),
-        Value::Array(ids) => app.check_vocabulary(token_ids(ids, "input")?),
+        Value::String(text) => Ok(state.codec.encode(text, AddSpecialTokens::Framed)?),
+        Value::Array(ids) => state.check_vocabulary(token_ids(ids, "input")?),
         _ => Err(unread()),
     };
     match input {
@@ -97,10 +97,10 @@ fn inputs_of(app: &SimState, input: &Value) -> Result<Vec<Vec<u32>>, ErrorRespon
     }
 }
 
-fn model_of(app: &SimState, fields: &RequestFields) -> Result<String, ErrorResponse> {
-    app.check_awake()?;
-    let model = fields.text("model")?.unwrap_or(&app.model);
-    app.adapter_of(model)?;
+fn model_of(state: &SimState, fields: &RequestFields) -> Result<String, ErrorResponse> {
+    state.check_awake()?;
+    let model = fields.text("model")?.unwrap_or(&state.model);
+    state.adapter_of(model)?;
     Ok(model.to_owned())
 }
 
@@ -114,9 +114,9 @@ fn texts<'a>(value: &'a Value, name: &'static str) -> Result<Vec<&'a str>, Error
 }
 
 /// Returns the cosine of each pair's embeddings, and the number of tokens.
-fn score_pairs(app: &SimState, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize), ErrorResponse> {
+fn score_pairs(state: &SimState, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize), ErrorResponse> {
     let encode = |texts: &[&str]| {
-        texts.iter().map(|text| app.codec.encode(text, AddSpecialTokens::Framed)).collect::<Result<Vec<_>, _>>()
+        texts.iter().map(|text| state.codec.encode(text, AddSpecialTokens::Framed)).collect::<Result<Vec<_>, _>>()
     };
     let (left, right) = (encode(left)?, encode(right)?);
     let tokens = left.iter().chain(&right).map(Vec::len).sum();

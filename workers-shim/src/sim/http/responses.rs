@@ -69,16 +69,16 @@ pub(crate) async fn retrieve_response(
     Ok(Json(find_response(&app, &id)?.body).into_response())
 }
 
-fn store_response(app: &SimState, response: StoredResponse) {
-    let mut store = app.state.responses.lock();
+fn store_response(state: &SimState, response: StoredResponse) {
+    let mut store = state.state.responses.lock();
     if store.len() == MAX_STORED_RESPONSES {
         store.pop_front();
     }
     store.push_back(response);
 }
 
-fn find_response(app: &SimState, id: &str) -> Result<StoredResponse, ErrorResponse> {
-    let found = app.state.responses.lock().iter().find(|kept| kept.id == id).cloned();
+fn find_response(state: &SimState, id: &str) -> Result<StoredResponse, ErrorResponse> {
+    let found = state.state.responses.lock().iter().find(|kept| kept.id == id).cloned();
     found.ok_or_else(|| ErrorResponse::not_found(format!("Response with id '{id}' not found."), Some("response_id")))
 }
 
@@ -90,7 +90,7 @@ struct ResolvedRequest {
 }
 
 impl ResolvedRequest {
-    fn read(app: &SimState, fields: &RequestFields) -> Result<Self, ErrorResponse> {
+    fn read(state: &SimState, fields: &RequestFields) -> Result<Self, ErrorResponse> {
         fields.required("input")?;
         let body = fields.body();
         let scanned = JsonFields::scan(body.clone(), &["input", "previous_response_id"])
@@ -98,7 +98,7 @@ impl ResolvedRequest {
         let items = scanned.get("input").and_then(items::input_items);
         let items = items.ok_or_else(|| wrong("input", "Input should be a valid string or list"))?;
         let Some(id) = fields.text("previous_response_id")? else { return Ok(Self { body: body.clone(), items }) };
-        let items: Bytes = items::joined([&find_response(app, id)?.history[..], &items[..]]).into();
+        let items: Bytes = items::joined([&find_response(state, id)?.history[..], &items[..]]).into();
         let mut splice = JsonSplice::new(&scanned);
         splice.set("input", [b"[", &items[..], b"]"].concat());
         splice.remove("previous_response_id");
@@ -107,16 +107,16 @@ impl ResolvedRequest {
 }
 
 /// Creates a response without its output.
-fn draft_response(app: &SimState, ask: &GenerationParams, fields: &RequestFields) -> Result<Value, ErrorResponse> {
+fn draft_response(state: &SimState, params: &GenerationParams, fields: &RequestFields) -> Result<Value, ErrorResponse> {
     let tools = fields.list("tools")?.unwrap_or_default();
     let choice = fields.get("tool_choice").cloned();
     Ok(json!({
-        "id": ask.id,
-        "created_at": app.unix_seconds(),
+        "id": params.id,
+        "created_at": state.unix_seconds(),
         "incomplete_details": null,
         "instructions": fields.text("instructions")?,
         "metadata": fields.get("metadata"),
-        "model": ask.model,
+        "model": params.model,
         "object": "response",
         "output": [],
         "parallel_tool_calls": true,
@@ -214,7 +214,7 @@ impl StreamFormatter for ResponseFormatter {
             + &self.event(last, json!({"response": body}))
     }
 
-    fn fail(&mut self, fault: &ErrorResponse) -> String {
-        named("error", &fault.body())
+    fn fail(&mut self, error: &ErrorResponse) -> String {
+        named("error", &error.body())
     }
 }

@@ -23,8 +23,8 @@ pub(crate) trait StreamFormatter: Send + 'static {
     /// Called after the last part.
     fn close(&mut self, totals: &UsageTotals) -> String;
     /// Reports an error in place of the rest; OpenAI's format by default.
-    fn fail(&mut self, fault: &ErrorResponse) -> String {
-        data(&fault.body()) + "data: [DONE]\n\n"
+    fn fail(&mut self, error: &ErrorResponse) -> String {
+        data(&error.body()) + "data: [DONE]\n\n"
     }
 }
 

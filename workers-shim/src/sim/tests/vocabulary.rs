@@ -13,9 +13,9 @@ pub(super) const WORDS: u32 = 26 * 26;
 pub(super) struct TinyTokenizer;
 
 impl TextCodec for TinyTokenizer {
-    fn encode_chat(&self, words: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
         let body: Value = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
-        let (system, turns) = match words {
+        let (system, turns) = match api {
             ConversationApi::Chat => (None, &body["messages"]),
             ConversationApi::Messages => (body.get("system"), &body["messages"]),
             ConversationApi::Responses => (body.get("instructions"), &body["input"]),

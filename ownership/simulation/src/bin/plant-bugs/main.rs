@@ -122,12 +122,12 @@ fn replay(binary: &Path, wanted: &[KnownBug<'_>]) -> Result<usize> {
 }
 
 /// Replays a bug's known seed; returns how the result differs.
-fn replay_bug(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Option<String>> {
-    let Some(known) = known else { return Ok(Some(format!("{BUGS_FILE} knows no seed that finds it"))) };
+fn replay_bug(binary: &Path, name: &str, finding: Option<&Finding>) -> Result<Option<String>> {
+    let Some(finding) = finding else { return Ok(Some(format!("{BUGS_FILE} knows no seed that finds it"))) };
     let started = Instant::now();
-    let change = deviation(known, &trial::replay(binary, name, known.seed)?);
+    let change = deviation(finding, &trial::replay(binary, name, finding.seed)?);
     if change.is_none() {
-        say_found(name, known, started);
+        say_found(name, finding, started);
     }
     Ok(change)
 }

@@ -49,10 +49,10 @@ fn last_line(stdout: &str, stderr: &[u8]) -> String {
 }
 
 /// Returns how a seed's result differs from the known one; `None` if it fails with the known check.
-pub(crate) fn deviation(known: &Finding, ended: &TrialEnd) -> Option<String> {
-    let Finding { seed, check } = known;
+pub(crate) fn deviation(finding: &Finding, ended: &TrialEnd) -> Option<String> {
+    let Finding { seed, check } = finding;
     match ended {
-        TrialEnd::Failed(found) if found == known => None,
+        TrialEnd::Failed(found) if found == finding => None,
         TrialEnd::Failed(found) => Some(format!("seed {seed} fails by \"{}\", no longer by \"{check}\"", found.check)),
         TrialEnd::Passed => Some(format!("seed {seed} passes; it failed by \"{check}\"")),
         TrialEnd::Crashed(why) => Some(format!("seed {seed} ends without a verdict ({why}); it failed by \"{check}\"")),

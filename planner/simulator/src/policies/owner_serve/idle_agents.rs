@@ -78,8 +78,8 @@ impl OwnerServe {
         let (from, to) = (worker_index(chosen.from), worker_index(chosen.to));
         let until = chosen.blocks.tokens(fleet.block);
         let found = fleet.workers[to].cached_depths(fleet.runs, &expected.path).device;
-        let stay = KvFootprint { tokens: until, cached: found, capacity: fleet.spec.sizes.device };
-        self.occupancy.prefix_replicated(owner(to), id, stay, micros(fleet.now.0));
+        let footprint = KvFootprint { tokens: until, cached: found, capacity: fleet.spec.sizes.device };
+        self.occupancy.prefix_replicated(owner(to), id, footprint, micros(fleet.now.0));
         ReplicationOrder { after, path: expected.path, from, to, until }
     }
 }

@@ -130,55 +130,57 @@ impl VirtualLedger {
     }
 
     /// Announces that a step is running.
-    pub(super) fn announce(&mut self, step: &PromptMatch, server: Owner) {
+    pub(super) fn announce(&mut self, prompt_match: &PromptMatch, owner: Owner) {
         // Another router can find this session only by its name or its head.
-        if step.is_named || step.idle.is_some() {
-            self.intend(step, Some((server, INTENT_TTL)));
+        if prompt_match.is_named || prompt_match.idle.is_some() {
+            self.intend(prompt_match, Some((owner, INTENT_TTL)));
         }
     }
 
     /// Seals what a step has computed, advances its session's head, and settles its ownership.
-    pub(super) fn commit(&mut self, step: &PromptMatch, plan: &Plan, now: Micros) {
+    pub(super) fn commit(&mut self, prompt_match: &PromptMatch, plan: &Plan, now: Micros) {
         self.advance_clock(now);
         let server = Owner { rank: plan.answer_leg().rank, ..owner(super::worker_index(plan.target())) };
-        let known =
-            self.ledger.deepest_boundary(self.scope, &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
+        let known = self
+            .ledger
+            .deepest_boundary(self.scope, &prompt_match.chain)
+            .map_or(Blocks::ZERO, |kept| kept.point.blocks);
         let custody = ownership_transition(&plan.ownership);
-        let Some(command) = self.command(step, (server, custody), known) else {
-            return self.intend(step, None);
+        let Some(command) = self.command(prompt_match, (server, custody), known) else {
+            return self.intend(prompt_match, None);
         };
         let outcome = self.send(command);
         if StepOutcome::of(&outcome).restart_from_root
-            && let Some(command) = self.command(step, (server, custody), Blocks::ZERO)
+            && let Some(command) = self.command(prompt_match, (server, custody), Blocks::ZERO)
         {
             self.send(command);
         }
         // The commit withdraws an intent on its own base.
-        if step.chain.prefix(known) != Some(step.base) && step.base != step.chain.root {
-            self.intend(step, None);
+        if prompt_match.chain.prefix(known) != Some(prompt_match.base) && prompt_match.base != prompt_match.chain.root {
+            self.intend(prompt_match, None);
         }
         if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::ReadReplica | OwnershipEffect::Claim) =
             (plan.sequence.handoff(HandoffKind::Replicate), &plan.ownership)
         {
-            self.record_replica(step, (server, *blocks));
+            self.record_replica(prompt_match, (server, *blocks));
         }
     }
 
     fn command(
         &self,
-        step: &PromptMatch,
+        prompt_match: &PromptMatch,
         (owner, custody): (Owner, OwnershipTransition),
         base: Blocks,
     ) -> Option<Command> {
         Command::commit_step(StepCommit {
-            session: step.session.id,
+            session: prompt_match.session.id,
             tenant: &self.origin.tenant,
             model: &self.origin.model,
-            parent: step.parent,
-            chain: &step.chain,
-            sealed: step.chain.blocks(),
+            parent: prompt_match.parent,
+            chain: &prompt_match.chain,
+            sealed: prompt_match.chain.blocks(),
             base,
-            replaced_head: step.replaces,
+            replaced_head: prompt_match.replaces,
             owner,
             ownership: custody,
             shape: self.origin.shape,
@@ -186,13 +188,18 @@ impl VirtualLedger {
         })
     }
 
-    fn intend(&mut self, step: &PromptMatch, to: Option<(Owner, Micros)>) {
-        self.send(Command::Intent(SetIntent { session: step.session.id, base: step.base, router: ROUTER, step: to }));
+    fn intend(&mut self, prompt_match: &PromptMatch, to: Option<(Owner, Micros)>) {
+        self.send(Command::Intent(SetIntent {
+            session: prompt_match.session.id,
+            base: prompt_match.base,
+            router: ROUTER,
+            step: to,
+        }));
     }
 
     /// Records that the server keeps a read-only replica of the fetched prefix.
-    fn record_replica(&mut self, step: &PromptMatch, (holder, blocks): (Owner, Blocks)) {
-        let point = PrefixPoint::on_chain(&step.chain, blocks.min(step.session.sealed));
+    fn record_replica(&mut self, prompt_match: &PromptMatch, (holder, blocks): (Owner, Blocks)) {
+        let point = PrefixPoint::on_chain(&prompt_match.chain, blocks.min(prompt_match.session.sealed));
         let Some(point) = point.filter(|point| point.blocks > Blocks::ZERO) else { return };
         let place = PrefixRef { scope: self.scope, point, extent: None };
         self.send(Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: REPLICA_TTL }));
@@ -224,8 +231,8 @@ impl VirtualLedger {
 }
 
 /// Translates a claim to the ledger's ownership transition.
-fn ownership_transition(claim: &OwnershipEffect) -> OwnershipTransition {
-    match claim {
+fn ownership_transition(effect: &OwnershipEffect) -> OwnershipTransition {
+    match effect {
         OwnershipEffect::Keep | OwnershipEffect::Claim => OwnershipTransition::Claim,
         OwnershipEffect::ReadReplica => OwnershipTransition::Unchanged,
         OwnershipEffect::Move { epoch, .. } => OwnershipTransition::Migrate { seen: *epoch },

@@ -85,9 +85,9 @@ pub(super) fn latency(report: &SimulationReport) -> String {
 
 fn distribution(cells: &[&PolicySummary], (name, curve): (&str, PercentileSelector)) -> String {
     let point = |(share, time): (usize, &f64)| PlotPoint { x: *time, y: share as f64, half_interval: None };
-    let line = |cell: &&PolicySummary| {
-        let points = curve(cell).iter().enumerate().map(point).collect();
-        PlotLine { policy: cell.policy, points, markers: PointMarkers::LineOnly }
+    let line = |summary: &&PolicySummary| {
+        let points = curve(summary).iter().enumerate().map(point).collect();
+        PlotLine { policy: summary.policy, points, markers: PointMarkers::LineOnly }
     };
     let lines: Vec<PlotLine> = cells.iter().map(line).collect();
     let times = lines.iter().flat_map(|line| line.points.iter().map(|point| point.x));
@@ -102,7 +102,7 @@ pub(super) fn memory(report: &SimulationReport) -> String {
         ("duplicate_factor", "Duplicate factor: how often the average cached token lies in the fleet", ""),
         ("transferred_gb", "KV moved over links", " GB"),
     ] {
-        let value = |cell: &PolicySummary| cell.mean(name).map(|mean| mean.mean).into_iter().collect();
+        let value = |summary: &PolicySummary| summary.mean(name).map(|mean| mean.mean).into_iter().collect();
         html += &per_load(report, (said, unit), (&[name], value));
     }
     html + &collapsible_table("copies, bytes and tokens", &with_confidence(&report.cells, &MEMORY))
@@ -134,16 +134,16 @@ pub(super) fn actions(report: &SimulationReport) -> String {
     if names.is_empty() {
         return "<p>No policy that ran has words for its actions; <code>ownerserve</code> has.</p>".to_owned();
     }
-    let share = |cell: &PolicySummary, name: &str| 100.0 * cell.actions.get(name).copied().unwrap_or_default();
+    let share = |summary: &PolicySummary, name: &str| 100.0 * summary.actions.get(name).copied().unwrap_or_default();
     let cells: Vec<&PolicySummary> = report.cells.iter().filter(|cell| !cell.actions.is_empty()).collect();
-    let shares = |cell: &PolicySummary| {
-        names.iter().map(|name| share(cell, name)).filter(|_| !cell.actions.is_empty()).collect()
+    let shares = |summary: &PolicySummary| {
+        names.iter().map(|name| share(summary, name)).filter(|_| !summary.actions.is_empty()).collect()
     };
     let html = per_load(report, ("Share of steps that each way of serving was taken for", " %"), (&names, shares));
     let head = ["policy", "load"].iter().chain(&names).map(|name| (*name).to_owned()).collect();
-    let row = |cell: &&PolicySummary| {
-        let shares = names.iter().map(|name| format!("{:.2} %", share(cell, name)));
-        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(shares).collect()
+    let row = |summary: &&PolicySummary| {
+        let shares = names.iter().map(|name| format!("{:.2} %", share(summary, name)));
+        [summary.policy.to_owned(), summary.load.to_string()].into_iter().chain(shares).collect()
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(cells.iter().map(row)).collect();
     html + &collapsible_table("action mix", &rows)
@@ -153,8 +153,8 @@ pub(super) fn actions(report: &SimulationReport) -> String {
 pub(super) fn step_time(report: &SimulationReport) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name).filter(|name| name.starts_with("spent_"));
     let names: Vec<&str> = names.collect();
-    let parts = |cell: &PolicySummary| {
-        let part = |name: &&str| cell.mean(name).map(|mean| mean.mean).unwrap_or_default();
+    let parts = |summary: &PolicySummary| {
+        let part = |name: &&str| summary.mean(name).map(|mean| mean.mean).unwrap_or_default();
         names.iter().map(part).collect()
     };
     let html = per_load(report, ("Seconds of a step, mean", " s"), (&StepBreakdown::PARTS, parts));
@@ -185,7 +185,7 @@ pub(super) fn predictions(report: &SimulationReport) -> String {
     let head =
         ["policy", "load", "action", "steps", "predicted (s)", "observed (s)", "error p50", "error p90", "bias p50"];
     let per_cent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let cell = |cell: &PolicySummary| -> Vec<Vec<String>> {
+    let summary = |cell: &PolicySummary| -> Vec<Vec<String>> {
         let row = |(action, one): (&&str, &PredictionQuality)| {
             let who = [cell.policy.to_owned(), cell.load.to_string(), (*action).to_owned(), one.steps.to_string()];
             let means = [one.predicted_mean, one.observed_mean].map(|seconds| format!("{seconds:.3}"));
@@ -194,7 +194,7 @@ pub(super) fn predictions(report: &SimulationReport) -> String {
         };
         cell.ttft_prediction.iter().map(row).collect()
     };
-    let rows: Vec<Vec<String>> = report.cells.iter().flat_map(cell).collect();
+    let rows: Vec<Vec<String>> = report.cells.iter().flat_map(summary).collect();
     if rows.is_empty() {
         return "<p>No policy that ran foretells first tokens; <code>ownerserve</code> does.</p>".to_owned();
     }

@@ -22,8 +22,8 @@ pub(super) fn tier_policies(report: &SimulationReport) -> String {
 }
 
 fn plot(report: &SimulationReport, said: &str, parts: &[(&str, &str)]) -> String {
-    let values = |cell: &PolicySummary| -> Vec<f64> {
-        let all: Option<Vec<f64>> = parts.iter().map(|(name, _)| cell.mean(name).map(|mean| mean.mean)).collect();
+    let values = |summary: &PolicySummary| -> Vec<f64> {
+        let all: Option<Vec<f64>> = parts.iter().map(|(name, _)| summary.mean(name).map(|mean| mean.mean)).collect();
         all.unwrap_or_default()
     };
     let names: Vec<&str> = parts.iter().map(|(_, name)| *name).collect();
@@ -38,8 +38,9 @@ fn plot(report: &SimulationReport, said: &str, parts: &[(&str, &str)]) -> String
     for (policy, load) in report.cells.iter().map(|cell| (cell.policy, cell.load)) {
         let here =
             report.tier_policies.iter().filter(|cell| cell.policy == policy && cell.load.total_cmp(&load).is_eq());
-        let name =
-            |cell: &PolicySummary| cell.tier_policy.map_or_else(|| "-".to_owned(), |cache| cache.to_string()).into();
+        let name = |summary: &PolicySummary| {
+            summary.tier_policy.map_or_else(|| "-".to_owned(), |cache| cache.to_string()).into()
+        };
         let rows: Vec<Bar> = here.map(|cell| Bar { name: name(cell), parts: values(cell) }).collect();
         html += &figure(&format!("{policy} at {load} {}", report.subject.load_is), &bars.plot(&rows));
     }

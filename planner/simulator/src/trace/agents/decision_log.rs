@@ -141,25 +141,25 @@ pub(crate) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result
     Ok(())
 }
 
-fn parse_step(place: TraceLocation<'_>, line: &DecisionLine) -> Result<Option<LoggedStep>, TraceError> {
+fn parse_step(location: TraceLocation<'_>, line: &DecisionLine) -> Result<Option<LoggedStep>, TraceError> {
     let LoggedReceipt { arrived_at: at, lookup, observed } = &line.receipt;
     let Some(observed) = observed.as_ref().filter(|observed| observed.outcome == "complete") else { return Ok(None) };
-    let prompt = place.check_prompt("lookup.prompt_tokens", lookup.prompt_tokens)?;
-    let answer = place.check_answer("observed.output_tokens", observed.output_tokens.unwrap_or(1))?;
+    let prompt = location.check_prompt("lookup.prompt_tokens", lookup.prompt_tokens)?;
+    let answer = location.check_answer("observed.output_tokens", observed.output_tokens.unwrap_or(1))?;
     if *at > MAX_TIME {
-        return Err(place.out_of_range("arrived_at (in microseconds since 1970)", at.0, "times to the year 2200"));
+        return Err(location.out_of_range("arrived_at (in microseconds since 1970)", at.0, "times to the year 2200"));
     }
-    let took = place.check_seconds("observed.duration (in seconds)", observed.duration.0 as f64 / 1e6)?;
+    let took = location.check_seconds("observed.duration (in seconds)", observed.duration.0 as f64 / 1e6)?;
     let reused = line.planning_inputs.as_ref().map_or(lookup.max_overlap_tokens, |inputs| inputs.step.reused_tokens);
     let reused = reused.max(observed.cached_tokens.unwrap_or_default()).min(prompt.0);
     Ok(Some(LoggedStep { at: *at, duration: took, prompt, answer, reused }))
 }
 
 impl DecisionLogSessions {
-    fn add(&mut self, place: TraceLocation<'_>, session: String, served: LoggedStep) -> Result<(), TraceError> {
+    fn add(&mut self, location: TraceLocation<'_>, session: String, served: LoggedStep) -> Result<(), TraceError> {
         self.count += 1;
         if self.count > MAX_REQUESTS {
-            return Err(place.out_of_range("requests", self.count, "1 to 16777216 of them in a log"));
+            return Err(location.out_of_range("requests", self.count, "1 to 16777216 of them in a log"));
         }
         if !self.steps.contains_key(&session) {
             self.order.push(session.clone());

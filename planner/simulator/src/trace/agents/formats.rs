@@ -96,7 +96,7 @@ pub(in crate::trace) fn document(builder: &mut TraceBuilder, file: &str, text: &
 
 /// Reads the requests of one agent, with those of its sub-agents in between.
 fn read_agent(
-    woven: &mut SessionBuilder,
+    builder: &mut SessionBuilder,
     cursor: &mut LineCursor<'_>,
     requests: &[&RawValue],
     (agent, begin, depth): (usize, Micros, usize),
@@ -106,7 +106,7 @@ fn read_agent(
         let tagged: TypeTag = json(place, raw.get(), REQUEST)?;
         if tagged.kind != "subagent" {
             let request: DocumentRequest = json(place, raw.get(), REQUEST)?;
-            woven.add(agent, recorded_request(place, &request, begin)?);
+            builder.add(agent, recorded_request(place, &request, begin)?);
             continue;
         }
         if depth == MAX_AGENT_DEPTH {
@@ -114,42 +114,42 @@ fn read_agent(
         }
         let sub: SubAgent<'_> = json(place, raw.get(), REQUEST)?;
         let lasted = place.check_seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
-        let child = woven.add_agent(RecordedAgent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
+        let child = builder.add_agent(RecordedAgent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
         let begin = begin + place.check_seconds("t", sub.t)?;
-        read_agent(woven, cursor, &sub.requests, (child, begin, depth + 1))?;
+        read_agent(builder, cursor, &sub.requests, (child, begin, depth + 1))?;
     }
     Ok(())
 }
 
 fn recorded_request(
-    place: TraceLocation<'_>,
+    location: TraceLocation<'_>,
     request: &DocumentRequest,
     begin: Micros,
 ) -> Result<RecordedRequest, TraceError> {
-    let prompt = place.check_prompt("in", request.prompt)?;
-    request.hash_ids.iter().try_for_each(|id| place.check_ids("hash_ids", *id, 1))?;
+    let prompt = location.check_prompt("in", request.prompt)?;
+    request.hash_ids.iter().try_for_each(|id| location.check_ids("hash_ids", *id, 1))?;
     let ids: BlockIds = request.hash_ids.iter().copied().collect();
-    check_block_count(place, &ids, request.prompt)?;
+    check_block_count(location, &ids, request.prompt)?;
     Ok(RecordedRequest {
-        at: begin + place.check_seconds("t", request.t)?,
-        pause: request.think_time.map(|think| place.check_seconds("think_time", think)).transpose()?,
-        duration: place.check_seconds("api_time", request.api_time.or(request.ttft).unwrap_or_default())?,
+        at: begin + location.check_seconds("t", request.t)?,
+        pause: request.think_time.map(|think| location.check_seconds("think_time", think)).transpose()?,
+        duration: location.check_seconds("api_time", request.api_time.or(request.ttft).unwrap_or_default())?,
         prompt,
-        answer: place.check_answer("out", request.answer)?,
+        answer: location.check_answer("out", request.answer)?,
         ids,
     })
 }
 
-fn block_size(place: TraceLocation<'_>, size: u32) -> Result<(), TraceError> {
-    if size == BLOCK { Ok(()) } else { Err(place.out_of_range("block_size", size, "64")) }
+fn block_size(location: TraceLocation<'_>, size: u32) -> Result<(), TraceError> {
+    if size == BLOCK { Ok(()) } else { Err(location.out_of_range("block_size", size, "64")) }
 }
 
-fn check_block_count(place: TraceLocation<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceError> {
+fn check_block_count(location: TraceLocation<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceError> {
     if u64::from(ids.len()) * u64::from(BLOCK) <= prompt {
         return Ok(());
     }
     let value = format!("{} whole blocks in a prompt of {prompt} tokens", ids.len());
-    Err(place.out_of_range("hash_ids", value, "ids of whole blocks of 64 tokens"))
+    Err(location.out_of_range("hash_ids", value, "ids of whole blocks of 64 tokens"))
 }
 
 #[derive(Deserialize)]
@@ -221,56 +221,56 @@ pub(in crate::trace) fn read_delta_lines(builder: &mut TraceBuilder, file: &str,
 
 /// Returns the agent. Agents are numbered in the order in which they appear; all are sub-agents of the main one.
 fn resolve_agent(
-    place: TraceLocation<'_>,
-    woven: &mut SessionBuilder,
+    location: TraceLocation<'_>,
+    builder: &mut SessionBuilder,
     delta: &RequestDelta,
 ) -> Result<usize, TraceError> {
-    if delta.agent < woven.agents() {
+    if delta.agent < builder.agents() {
         return Ok(delta.agent);
     }
-    if delta.agent > woven.agents() {
-        return Err(place.out_of_range("agent", delta.agent, "0, or the next sub-agent's number"));
+    if delta.agent > builder.agents() {
+        return Err(location.out_of_range("agent", delta.agent, "0, or the next sub-agent's number"));
     }
     let (tools, lasted) = delta.sub.as_ref().map_or((None, None), |sub| (sub.tool_tokens, sub.duration_ms));
-    let lasted = place.check_seconds("duration_ms", lasted.unwrap_or_default() / 1e3)?;
-    Ok(woven.add_agent(RecordedAgent::sub(0, tools.unwrap_or_default(), lasted)))
+    let lasted = location.check_seconds("duration_ms", lasted.unwrap_or_default() / 1e3)?;
+    Ok(builder.add_agent(RecordedAgent::sub(0, tools.unwrap_or_default(), lasted)))
 }
 
 fn apply_delta(
-    place: TraceLocation<'_>,
+    location: TraceLocation<'_>,
     prompts: &[BlockIds],
     delta: &RequestDelta,
     budget: &mut TraceBudget,
 ) -> Result<RecordedRequest, TraceError> {
-    let prompt = place.check_prompt("in", delta.prompt)?;
+    let prompt = location.check_prompt("in", delta.prompt)?;
     let earlier = "-1, or the index of an earlier request";
     let none = BlockIds::default();
     let parent = match usize::try_from(delta.par) {
-        Ok(parent) => prompts.get(parent).ok_or_else(|| place.out_of_range("par", delta.par, earlier))?,
+        Ok(parent) => prompts.get(parent).ok_or_else(|| location.out_of_range("par", delta.par, earlier))?,
         Err(_) if delta.par == -1 => &none,
-        Err(_) => return Err(place.out_of_range("par", delta.par, earlier)),
+        Err(_) => return Err(location.out_of_range("par", delta.par, earlier)),
     };
     if delta.keep > parent.len() {
-        return Err(place.out_of_range("keep", delta.keep, "at most the blocks of the request `par`"));
+        return Err(location.out_of_range("keep", delta.keep, "at most the blocks of the request `par`"));
     }
     let blocks = delta.runs.iter().fold(u64::from(delta.keep), |sum, (_, count)| sum + u64::from(*count));
     if blocks * u64::from(BLOCK) > delta.prompt {
         let value = format!("{blocks} whole blocks with those kept in a prompt of {prompt} tokens");
-        return Err(place.out_of_range("runs", value, "counts of blocks that fit into the prompt"));
+        return Err(location.out_of_range("runs", value, "counts of blocks that fit into the prompt"));
     }
     // Counted twice: the prompt for comparison with later ones, and its path in the tree.
-    budget.take(place, 2 * (parent.runs(delta.keep) + delta.runs.len()))?;
+    budget.take(location, 2 * (parent.runs(delta.keep) + delta.runs.len()))?;
     let mut ids = parent.first(delta.keep);
     for (first, count) in &delta.runs {
-        place.check_ids("runs", *first, *count)?;
+        location.check_ids("runs", *first, *count)?;
         ids.push_run(*first, *count);
     }
     Ok(RecordedRequest {
-        at: place.check_seconds("t", delta.t)?,
-        pause: delta.think.map(|think| place.check_seconds("think", think)).transpose()?,
-        duration: place.check_seconds("api", delta.api.unwrap_or_default())?,
+        at: location.check_seconds("t", delta.t)?,
+        pause: delta.think.map(|think| location.check_seconds("think", think)).transpose()?,
+        duration: location.check_seconds("api", delta.api.unwrap_or_default())?,
         prompt,
-        answer: place.check_answer("out", delta.answer)?,
+        answer: location.check_answer("out", delta.answer)?,
         ids,
     })
 }

@@ -116,7 +116,7 @@ impl SessionBuilder {
     /// Builds the session, with prompts cut into runs.
     pub(super) fn build(
         mut self,
-        place: TraceLocation<'_>,
+        location: TraceLocation<'_>,
         id: Arc<str>,
         builder: &mut TraceBuilder,
     ) -> Result<TraceSession, TraceError> {
@@ -138,7 +138,7 @@ impl SessionBuilder {
         for (list, step) in self.steps.iter_mut().enumerate() {
             let path = self.radix.path(list, u32::MAX);
             let resent = resent[list].map(|(list, blocks)| self.radix.path(list, blocks));
-            budget.take(place, path.len() + resent.as_ref().map_or(0, Vec::len))?;
+            budget.take(location, path.len() + resent.as_ref().map_or(0, Vec::len))?;
             (step.path, step.resent_path) = (path.into(), resent.map(Arc::from));
         }
         Ok(TraceSession { id, steps: self.steps })

@@ -24,8 +24,8 @@ fn echo(template: &str) -> ModelCodec {
     ModelCodec::load(Some(folder.path().to_owned())).unwrap()
 }
 
-fn encode(codec: &ModelCodec, words: ConversationApi, body: &Value) -> Result<Vec<u32>, String> {
-    codec.encode_chat(words, body.to_string().as_bytes()).map_err(|error| error.0)
+fn encode(codec: &ModelCodec, api: ConversationApi, body: &Value) -> Result<Vec<u32>, String> {
+    codec.encode_chat(api, body.to_string().as_bytes()).map_err(|error| error.0)
 }
 
 #[derive(Deserialize)]

@@ -28,10 +28,10 @@ fn conversation_of(turns: usize) -> Value {
     json!({"model": "tiny", "max_tokens": 2, "messages": messages})
 }
 
-async fn ask(front: &TestRouter, path: &str, body: Value) -> Arc<Receipt> {
-    let response = post(front.proxy_address(), path, body.to_string()).await;
+async fn ask(router: &TestRouter, path: &str, body: Value) -> Arc<Receipt> {
+    let response = post(router.proxy_address(), path, body.to_string()).await;
     assert_eq!(response.status, 200, "{:?}", response.body);
-    front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
+    router.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
 #[tokio::test]
@@ -39,10 +39,10 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
     let folder = without_template();
     let text = format!("models.tiny.tokenizer_dir={:?}", folder.path());
-    let front = start_router_at(&[url(&one), url(&two)], &[&text]).await;
-    let known = || front.gateway.fleet().snapshot().iter().map(|worker| worker.knowledge).collect::<Vec<_>>();
+    let router = start_router_at(&[url(&one), url(&two)], &[&text]).await;
+    let known = || router.gateway.fleet().snapshot().iter().map(|worker| worker.knowledge).collect::<Vec<_>>();
     wait_until("their events are followed", || known() == [KvIndexState::Exact; 2]).await;
-    let first = ask(&front, PATH, conversation_of(1)).await;
+    let first = ask(&router, PATH, conversation_of(1)).await;
     assert_eq!(
         (first.lookup.token_ids_unavailable, first.lookup.max_overlap_tokens),
         (Some("template_error"), Tokens::ZERO)
@@ -50,8 +50,8 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     let at: WorkerId = first.attempts[0].target().unwrap();
     for turns in 2..5 {
         // Other load there makes the other worker look slightly cheaper.
-        let _noise = front.gateway.fleet().dispatch(at, DpRank(0), Tokens(400));
-        let next = ask(&front, PATH, conversation_of(turns)).await;
+        let _noise = router.gateway.fleet().dispatch(at, DpRank(0), Tokens(400));
+        let next = ask(&router, PATH, conversation_of(turns)).await;
         assert!(next.lookup.max_overlap_tokens > Tokens(1_500), "{:?}", next.lookup);
         let attempt = &next.attempts[0];
         assert_eq!((attempt.target(), attempt.kv_index_state), (Some(at), KvIndexState::Approximate));
@@ -61,7 +61,7 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     }
     assert_eq!(known(), [KvIndexState::Exact; 2], "the workers' own blocks are as well known as before");
     let plain = json!({"model": "tiny", "max_tokens": 2, "prompt": "what is in the sea? ".repeat(40)});
-    let exact = ask(&front, "/v1/completions", plain).await;
+    let exact = ask(&router, "/v1/completions", plain).await;
     assert_eq!((exact.lookup.token_ids_unavailable, exact.attempts[0].kv_index_state), (None, KvIndexState::Exact));
     assert!(!exact.lookup.prompt_tokens_estimated);
     let written = serde_json::to_value(&*first).unwrap();

@@ -18,8 +18,8 @@ fn body(behave: &str) -> String {
     format!("{{\"model\":\"tiny\",\"prompt\":{:?},\"behave\":{behave:?}}}", "a long history ".repeat(40))
 }
 
-fn receipts(front: &TestRouter) -> Vec<Arc<Receipt>> {
-    front.gateway.decisions.receipts.newest(10, |_| true)
+fn receipts(router: &TestRouter) -> Vec<Arc<Receipt>> {
+    router.gateway.decisions.receipts.newest(10, |_| true)
 }
 
 fn ending(receipt: &Receipt) -> (RequestOutcome, u16) {
@@ -30,16 +30,16 @@ fn ending(receipt: &Receipt) -> (RequestOutcome, u16) {
 #[tokio::test]
 async fn an_overloaded_worker_without_alternative_yields_429() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let response = post(front.proxy_address(), PATH, body("busy")).await;
+    let router = start_router(&[&worker], &[]).await;
+    let response = post(router.proxy_address(), PATH, body("busy")).await;
     assert_eq!((response.status, response.error_code().as_str()), (429, "overloaded"));
     assert_eq!(response.headers["retry-after"], "1");
-    let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
+    let [receipt] = &receipts(&router)[..] else { panic!("one receipt") };
     assert_eq!(ending(receipt), (RequestOutcome::Failed, 429));
     assert_eq!(receipt.attempts.len(), 1);
     assert_eq!(receipt.attempts[0].events, [AttemptEvent::DecodeBusy]);
     assert_eq!(receipt.attempts[0].kv_index_state, KvIndexState::Approximate, "it tells no events");
-    let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
+    let text = String::from_utf8(router.gateway.metrics.render()).unwrap();
     assert!(!text.contains("ownerserve_retries_total"), "nothing was tried again");
     assert!(text.contains("ownerserve_plan_fallbacks_total{reason=\"decode_busy\"} 1"), "{text}");
 }
@@ -47,13 +47,13 @@ async fn an_overloaded_worker_without_alternative_yields_429() {
 #[tokio::test]
 async fn an_attempt_is_timed_from_its_dispatch() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let address = front.proxy_address();
+    let router = start_router(&[&worker], &[]).await;
+    let address = router.proxy_address();
     let late = tokio::spawn(async move { post(address, PATH, body("late")).await.status });
     wait_until("it is asked", || !worker.requests().is_empty()).await;
     let seen = Instant::now();
     assert_eq!(late.await.unwrap(), 200);
-    assert!(receipts(&front)[0].attempts[0].asked <= seen, "what came to trial meanwhile is not what it tells of");
+    assert!(receipts(&router)[0].attempts[0].asked <= seen, "what came to trial meanwhile is not what it tells of");
 }
 
 #[tokio::test]
@@ -66,18 +66,18 @@ async fn a_step_that_fails_everywhere_leaves_a_receipt_with_every_attempt() {
         ("/v1/responses", json!({"model": "tiny", "input": user, "behave": "fail"})),
     ] {
         let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
-        let front = start_router(&[&one, &two], &[]).await;
-        wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
-        let response = post(front.proxy_address(), path, body.to_string()).await;
+        let router = start_router(&[&one, &two], &[]).await;
+        wait_until("both are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 2).await;
+        let response = post(router.proxy_address(), path, body.to_string()).await;
         let is_told = if path == "/v1/messages" { "api_error" } else { "server_error" };
         assert_eq!((response.status, response.json()["error"]["type"].as_str().unwrap()), (502, is_told), "{path}");
         assert_eq!((one.requests().len(), two.requests().len()), (1, 1), "{path}: each was tried once");
         assert_eq!(one.last_request().body, two.last_request().body, "{path}: with the same words");
-        let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
+        let [receipt] = &receipts(&router)[..] else { panic!("one receipt") };
         assert_eq!(ending(receipt), (RequestOutcome::Failed, 502));
         assert!(receipt.attempts.iter().all(|attempt| attempt.events == [AttemptEvent::DecodeFailed]));
         assert_eq!(receipt.attempts.len(), 2);
-        let retries = front.gateway.metrics.requests.retries.with_label_values(&["decode_failed"]).get();
+        let retries = router.gateway.metrics.requests.retries.with_label_values(&["decode_failed"]).get();
         assert_eq!(retries, 1, "{path}: the second try was the only retry");
     }
 }
@@ -85,13 +85,13 @@ async fn a_step_that_fails_everywhere_leaves_a_receipt_with_every_attempt() {
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_leaves_a_receipt_and_no_intent() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let session = SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), "s");
-    let ledger = |ask: &dyn Fn(&Ledger) -> bool| ask(&front.gateway.directory().view());
+    let ledger = |ask: &dyn Fn(&Ledger) -> bool| ask(&router.gateway.directory().view());
     let live = |ledger: &Ledger| ledger.workers().any(|worker| worker.is_live());
     wait_until("the worker has a lease", || ledger(&live)).await;
     let request = Request::post(PATH).header("x-session-id", "s");
-    assert_eq!(send(front.proxy_address(), request, body("answer")).await.status, 200);
+    assert_eq!(send(router.proxy_address(), request, body("answer")).await.status, 200);
     wait_until("the session is known", || {
         ledger(&|ledger| ledger.session(session).is_some_and(|s| !s.heads.is_empty()))
     })
@@ -99,11 +99,11 @@ async fn a_client_that_leaves_before_the_answer_leaves_a_receipt_and_no_intent()
 
     let body = body("hang");
     let head = format!("POST {PATH} HTTP/1.1\r\nhost: x\r\nx-session-id: s\r\ncontent-length: {}\r\n\r\n", body.len());
-    let client = raw(front.proxy_address(), format!("{head}{body}").as_bytes()).await;
+    let client = raw(router.proxy_address(), format!("{head}{body}").as_bytes()).await;
     wait_until("the step is announced", || ledger(&|ledger| ledger.intents(session).count() == 1)).await;
     drop(client);
     wait_until("the announcement is taken back", || ledger(&|ledger| ledger.intents(session).count() == 0)).await;
-    let newest = receipts(&front).remove(0);
+    let newest = receipts(&router).remove(0);
     assert_eq!(ending(&newest), (RequestOutcome::ClientDisconnected, 499));
     assert_eq!(newest.attempts.len(), 1);
 }
@@ -145,7 +145,7 @@ async fn steps_of_other_endpoints_are_exact_at_vllm_and_fallback_elsewhere() {
     let (other, _server) = non_vllm_worker(&worker).await;
     for (at, is_vllm) in [(url(&worker), true), (other, false)] {
         let front = start_router_at(&[at], &["models.tiny.tokenizer_dir=builtin"]).await;
-        let known = |front: &TestRouter| front.gateway.fleet().snapshot()[0].knowledge;
+        let known = |router: &TestRouter| router.gateway.fleet().snapshot()[0].knowledge;
         let user = json!([{"role": "user", "content": "Where is my bag?"}]);
         for (path, body, is_guessed) in [
             ("/v1/chat/completions", json!({"model": "tiny", "max_tokens": 2, "messages": user}), false),

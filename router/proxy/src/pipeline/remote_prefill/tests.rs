@@ -23,9 +23,9 @@ use crate::testing::{TestRouter, get, start_router_at, wait_until};
 
 async fn pair(producer: &[&str]) -> (SimWorker, SimWorker, TestRouter) {
     let (p, d) = (sim(&[&["--role=prefill"], producer].concat()).await, sim(&["--role=decode", "--speed-up=50"]).await);
-    let front = start_router_at(&[format!("{}#prefill", url(&p)), format!("{}#decode", url(&d))], &[]).await;
-    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
-    (p, d, front)
+    let router = start_router_at(&[format!("{}#prefill", url(&p)), format!("{}#decode", url(&d))], &[]).await;
+    wait_until("both are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 2).await;
+    (p, d, router)
 }
 
 const ENDPOINTS: [GenerationEndpoint; 3] =
@@ -33,31 +33,31 @@ const ENDPOINTS: [GenerationEndpoint; 3] =
 
 /// The legs of a long prompt for an endpoint, and a plan that computes it at `p` and answers at `d`.
 async fn planned(
-    gateway: &Arc<AppState>,
+    app_state: &Arc<AppState>,
     (p, d): (&SimWorker, &SimWorker),
     endpoint: GenerationEndpoint,
 ) -> (Legs, LegPair, Plan) {
-    let step = step(gateway, endpoint).await;
-    let plan = plan::plan(&gateway.pipeline.plan, &step, &[]).unwrap().0.plan;
+    let step = step(app_state, endpoint).await;
+    let plan = plan::plan(&app_state.pipeline.plan, &step, &[]).unwrap().0.plan;
     let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
     let prefill = Leg { role: LegRole::Prefill, worker: at(p), ..*plan.prompt_leg() };
     let decode = Leg { role: LegRole::Decode, worker: at(d), ..*plan.answer_leg() };
     let (source, target, bytes) = (prefill.at(), decode.at(), vocabulary::Bytes(1));
     let handoff = Handoff { kind: HandoffKind::RemotePrefill, source, target, blocks: None, bytes };
     let plan = Plan { sequence: PlanSequence::remote_prefill(prefill, handoff, decode), ..plan };
-    (Legs::of(&gateway.workers, &step), LegPair { prefill, decode }, plan)
+    (Legs::of(&app_state.workers, &step), LegPair { prefill, decode }, plan)
 }
 
 async fn legs(
-    gateway: &Arc<AppState>,
+    app_state: &Arc<AppState>,
     workers: (&SimWorker, &SimWorker),
     endpoint: GenerationEndpoint,
 ) -> (Legs, LegPair) {
-    let (legs, pair, _) = planned(gateway, workers, endpoint).await;
+    let (legs, pair, _) = planned(app_state, workers, endpoint).await;
     (legs, pair)
 }
 
-async fn step(gateway: &Arc<AppState>, endpoint: GenerationEndpoint) -> ClassifiedStep {
+async fn step(app_state: &Arc<AppState>, endpoint: GenerationEndpoint) -> ClassifiedStep {
     let text = "word ".repeat(2000);
     let mut body =
         json!({"model": "tiny", "temperature": 0, "ignore_eos": true, "max_tokens": 8, "max_output_tokens": 8});
@@ -67,7 +67,7 @@ async fn step(gateway: &Arc<AppState>, endpoint: GenerationEndpoint) -> Classifi
         }
         GenerationEndpoint::Completions | GenerationEndpoint::Responses => json!(text),
     };
-    classified_step(gateway, endpoint, &body).await
+    classified_step(app_state, endpoint, &body).await
 }
 
 /// Sum of one of the worker's metrics over all labels.
@@ -104,8 +104,8 @@ fn text(endpoint: GenerationEndpoint, answer: &Value) -> Value {
 #[tokio::test]
 async fn remote_prefill_answers_and_pulls_the_blocks() {
     for endpoint in ENDPOINTS {
-        let (p, d, front) = pair(&["--speed-up=50"]).await;
-        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (p, d, router) = pair(&["--speed-up=50"]).await;
+        let (legs, pair) = legs(&router.gateway, (&p, &d), endpoint).await;
         let (opened, remarks) = remote_prefill(legs, pair, None).await;
         let Ok(LegResponse::Whole(answer, told)) = opened else { panic!("{remarks:?}") };
         assert_eq!((answer.status().as_u16(), told.usage.unwrap().completion.0), (200, 8), "{endpoint:?}");
@@ -117,8 +117,8 @@ async fn remote_prefill_answers_and_pulls_the_blocks() {
 #[tokio::test]
 async fn a_client_that_leaves_during_prefill_cancels_the_legs() {
     for endpoint in ENDPOINTS {
-        let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (p, d, router) = pair(&["--speed-up=0.01"]).await;
+        let (legs, pair) = legs(&router.gateway, (&p, &d), endpoint).await;
         let asked = tokio::spawn(async move { remote_prefill(legs, pair, None).await });
         wait_for_metric(&p, (RUNNING, 1.0)).await;
         asked.abort();
@@ -130,8 +130,8 @@ async fn a_client_that_leaves_during_prefill_cancels_the_legs() {
 #[tokio::test]
 async fn the_decode_leg_pulls_blocks_after_the_client_left() {
     for endpoint in ENDPOINTS {
-        let (p, d, front) = pair(&["--speed-up=50"]).await;
-        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (p, d, router) = pair(&["--speed-up=50"]).await;
+        let (legs, pair) = legs(&router.gateway, (&p, &d), endpoint).await;
         let mut remarks = Vec::new();
         let transfer = legs.transfer(&pair.prefill, &pair.decode).unwrap();
         let handoff = prefill((&legs, &pair), (&transfer, None), &mut remarks).await;
@@ -147,8 +147,8 @@ async fn the_decode_leg_pulls_blocks_after_the_client_left() {
 #[tokio::test]
 async fn a_dying_producer_costs_a_recompute_and_loses_no_text() {
     for endpoint in ENDPOINTS {
-        let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-        let (legs, pair) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (p, d, router) = pair(&["--speed-up=0.01"]).await;
+        let (legs, pair) = legs(&router.gateway, (&p, &d), endpoint).await;
         let expected = {
             let plain = legs.body.plain(&legs.options);
             text(endpoint, &crate::testing::post(d.address(), legs.path(), plain).await.json())
@@ -174,11 +174,11 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
     let declared = [(&p, "prefill"), (&d, "decode"), (&e, "decode")].map(|(worker, role)| {
         format!("{{url=\"{}#{role}\",profile={{link={{connector=\"nixl_bidirectional\"}}}}}}", url(worker))
     });
-    let front = start_router_at(&[], &[&format!("workers=[{}]", declared.join(","))]).await;
-    wait_until("all are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 3).await;
-    let (legs_d, pair_d) = legs(&front.gateway, (&p, &d), GenerationEndpoint::Completions).await;
-    let (legs_e, pair_e) = legs(&front.gateway, (&p, &e), GenerationEndpoint::Completions).await;
-    let fates = front.gateway.metrics.plans.kv_movement.reverse_pulls.clone();
+    let router = start_router_at(&[], &[&format!("workers=[{}]", declared.join(","))]).await;
+    wait_until("all are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 3).await;
+    let (legs_d, pair_d) = legs(&router.gateway, (&p, &d), GenerationEndpoint::Completions).await;
+    let (legs_e, pair_e) = legs(&router.gateway, (&p, &e), GenerationEndpoint::Completions).await;
+    let fates = router.gateway.metrics.plans.kv_movement.reverse_pulls.clone();
     let fate = |fate: ReversePullOutcome| fates.with_label_values(&[fate.as_ref()]).get();
     let handed_back = async || {
         let (opened, _) = remote_prefill(legs_d.clone(), pair_d, None).await;
@@ -216,11 +216,11 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
     let (p, d) = (sim(&["--role=prefill"]).await, sim(&["--role=decode"]).await);
     let other = sim(&[]).await;
     let workers = [format!("{}#prefill", url(&p)), format!("{}#decode", url(&d)), url(&other)];
-    let front = start_router_at(&workers, &[]).await;
-    let gateway = &front.gateway;
-    wait_until("all are ready", || gateway.worker_pool.ready(gateway.fleet()).len() == 3).await;
-    let (outliers, sick) = (&gateway.policies.outliers, WorkerId::of_endpoint(&url(&d)));
-    let views = gateway.fleet().snapshot();
+    let router = start_router_at(&workers, &[]).await;
+    let app_state = &router.gateway;
+    wait_until("all are ready", || app_state.worker_pool.ready(app_state.fleet()).len() == 3).await;
+    let (outliers, sick) = (&app_state.policies.outliers, WorkerId::of_endpoint(&url(&d)));
+    let views = app_state.fleet().snapshot();
     let ejected = || {
         let view = views.iter().find(|view| view.id == sick).unwrap();
         outliers.lock().ejection(view).map(|ejected| (ejected.ejections, ejected.is_on_trial()))
@@ -231,29 +231,29 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
     }
     assert_eq!(ejected(), Some((1, false)));
 
-    let (_, _, plan) = planned(gateway, (&p, &d), GenerationEndpoint::Completions).await;
-    let first = Planning::first(step(gateway, GenerationEndpoint::Completions).await);
+    let (_, _, plan) = planned(app_state, (&p, &d), GenerationEndpoint::Completions).await;
+    let first = Planning::first(step(app_state, GenerationEndpoint::Completions).await);
     let both = |step: &ClassifiedStep, failed: &[WorkerId]| {
         let trials = EjectionTrials::begin(outliers, plan.workers());
-        let planned = plan::plan(&gateway.pipeline.plan, step, failed);
+        let planned = plan::plan(&app_state.pipeline.plan, step, failed);
         planned.map(|(planned, guards)| (PlannedStep { plan, ..planned }, PlanGuards { trials, ..guards }))
     };
-    let Ok(PlanVerdict::Start(dispatched)) = first.plan(&gateway.pipeline.plan, both) else { panic!("it starts") };
+    let Ok(PlanVerdict::Start(dispatched)) = first.plan(&app_state.pipeline.plan, both) else { panic!("it starts") };
     assert_eq!(ejected(), Some((1, true)));
     let error = LegError::Failed(http::StatusCode::INTERNAL_SERVER_ERROR);
     let failed = FailedAttempt { sent_at: Instant::now(), events: Vec::new(), exclude: sick, error };
-    let Ok(again) = dispatched.failed(&gateway.pipeline.stream.reporter, failed) else { panic!("it is tried again") };
+    let Ok(again) = dispatched.failed(&app_state.pipeline.stream.reporter, failed) else { panic!("it is tried again") };
     assert_eq!(ejected(), Some((1, true)), "it may have been the other one");
-    let next = again.plan(&gateway.pipeline.plan, |step, failed| plan::plan(&gateway.pipeline.plan, step, failed));
+    let next = again.plan(&app_state.pipeline.plan, |step, failed| plan::plan(&app_state.pipeline.plan, step, failed));
     let Ok(PlanVerdict::Start(dispatched)) = next else { panic!("it starts again") };
-    drop(EndGuard::new(*dispatched, &gateway.pipeline.ends));
+    drop(EndGuard::new(*dispatched, &app_state.pipeline.ends));
     assert_eq!(ejected(), Some((1, false)), "no other worker was asked");
 }
 
 #[tokio::test]
 async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
-    let (p, d, front) = pair(&["--speed-up=50"]).await;
-    let (legs, plan) = legs(&front.gateway, (&p, &d), GenerationEndpoint::Completions).await;
+    let (p, d, router) = pair(&["--speed-up=50"]).await;
+    let (legs, plan) = legs(&router.gateway, (&p, &d), GenerationEndpoint::Completions).await;
     let source = legs.body.json_fields().body().clone();
     let metrics = crate::telemetry::metrics::Metrics::default().memory;
     // Legs with room for the client's body and `room` bytes more.

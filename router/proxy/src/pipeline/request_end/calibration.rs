@@ -78,15 +78,17 @@ impl CalibrationSink {
     }
 
     /// Compares the time to first token of a step that one worker served alone with its predicted price.
-    fn record_prediction(&self, end: &RequestEnd, seen: &StepObservation) {
+    fn record_prediction(&self, end: &RequestEnd, observation: &StepObservation) {
         let Some(decision) = end.planned.decision.as_ref().filter(|_| end.outcome == RequestOutcome::Complete) else {
             return;
         };
         let plan = &end.planned.plan;
         // In shadow mode the executed plan is not the planner's; its price is among the candidates.
-        let is_served = |one: &&PlanCandidate| !one.sequence.has_handoff() && one.sequence.workers().eq(plan.workers());
+        let is_served = |candidate: &&PlanCandidate| {
+            !candidate.sequence.has_handoff() && candidate.sequence.workers().eq(plan.workers())
+        };
         let served = decision.candidates.iter().find(is_served);
-        let (Some(served), Some(first_token)) = (served, seen.ttft) else { return };
+        let (Some(served), Some(first_token)) = (served, observation.ttft) else { return };
         // Time in the admission queue is due to other sessions, not to this worker.
         let first_token = first_token - end.admission_time();
         let is_alone = !plan.sequence.has_handoff() && end.attempts.len() == 1;
@@ -109,11 +111,11 @@ impl CalibrationSink {
     /// Compares the engine's prompt token count with ours. Returns both where they disagree.
     fn token_count_mismatch(&self, end: &RequestEnd) -> Option<PromptTokenCount> {
         let usage = end.complete_usage()?;
-        let prefixed = &end.step.located.identified;
-        let computed = prefixed.comparable_tokens().filter(|_| !end.is_converted_by_guess(&self.fleet));
+        let identified = &end.step.located.identified;
+        let computed = identified.comparable_tokens().filter(|_| !end.is_converted_by_guess(&self.fleet));
         let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
         let counts = computed.zip(counted).map(|(router, engine)| PromptTokenCount { router, engine });
-        let at = (&prefixed.request.model, end.target());
+        let at = (&identified.request.model, end.target());
         self.drift.record_token_count(at, counts, Instant::now())
     }
 
@@ -133,9 +135,9 @@ impl CalibrationSink {
 
     /// Waits for late events before the difference counts as a sign of another prompt.
     fn recheck_later(&self, end: &RequestEnd, finds: CacheHitCheck, place: OwnedSemaphorePermit) {
-        let prefixed = &end.step.located.identified;
+        let identified = &end.step.located.identified;
         let (drift, index, server) = (self.drift.clone(), self.index.clone(), end.target());
-        let (model, chain) = (prefixed.request.model.clone(), prefixed.prompt.chain.clone());
+        let (model, chain) = (identified.request.model.clone(), identified.prompt.chain.clone());
         tokio::spawn(async move {
             tokio::time::sleep(EVENT_GRACE_PERIOD).await;
             let reported = reported_overlap(server, chain.block, &index.read().overlaps_of_chain(&chain));
@@ -150,14 +152,14 @@ impl CalibrationSink {
     /// engine does not report its cache hit.
     fn cache_hit_check(&self, end: &RequestEnd, usage: TokenUsage) -> Option<CacheHitCheck> {
         let located = &end.step.located;
-        let prefixed = &located.identified;
+        let identified = &located.identified;
         let is_plain =
-            end.attempts.len() == 1 && !end.planned.plan.sequence.has_handoff() && prefixed.other_chains.is_empty();
-        prefixed.comparable_tokens().filter(|_| is_plain && !end.is_converted_by_guess(&self.fleet))?;
+            end.attempts.len() == 1 && !end.planned.plan.sequence.has_handoff() && identified.other_chains.is_empty();
+        identified.comparable_tokens().filter(|_| is_plain && !end.is_converted_by_guess(&self.fleet))?;
         let fleet = self.fleet.snapshot();
         let is_it = |worker: &&WorkerView| worker.id == end.target() && worker.knowledge == KvIndexState::Exact;
         let capacity = fleet.iter().find(is_it)?.capacity;
-        let chain = &prefixed.prompt.chain;
+        let chain = &identified.prompt.chain;
         let reported = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);
         let before = CacheHitCheck {
             reported: reported(&located.overlaps),

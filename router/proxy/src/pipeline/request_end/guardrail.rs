@@ -18,14 +18,14 @@ pub(in crate::pipeline) struct GuardrailSink {
 impl GuardrailSink {
     /// Adds the step of a compared session. It counts for the action that was chosen first: that it failed and was
     /// replaced is part of its effect on the session.
-    pub(in crate::pipeline) fn record(&self, end: &RequestEnd, seen: &StepObservation) {
+    pub(in crate::pipeline) fn record(&self, end: &RequestEnd, observation: &StepObservation) {
         let (Some(arm), Some(action)) = (end.step.arm, end.first_action) else { return };
         if end.outcome != RequestOutcome::Complete {
             return;
         }
         let session = end.step.located.affinity_key;
         // No action is to blame for the wait.
-        let latency = seen.ttft.unwrap_or(seen.duration) - end.admission_time();
+        let latency = observation.ttft.unwrap_or(observation.duration) - end.admission_time();
         let sample = StepSample { action, session, arm, latency, at_unix_ms: unix_ms() };
         enforce_guardrail(&self.guardrail, &self.routing, &sample);
     }

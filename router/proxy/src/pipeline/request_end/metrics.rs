@@ -18,7 +18,7 @@ pub(in crate::pipeline) struct MetricsSink {
 }
 
 impl MetricsSink {
-    pub(in crate::pipeline) fn record(&self, end: &RequestEnd, seen: &StepObservation) {
+    pub(in crate::pipeline) fn record(&self, end: &RequestEnd, observation: &StepObservation) {
         if let Some(at) = end.answer.first_byte {
             let took = end.ended_at.saturating_duration_since(at);
             self.plans.step.with_label_values(&["stream"]).observe(took.as_secs_f64());
@@ -29,10 +29,10 @@ impl MetricsSink {
         }
         let (plan, located) = (&end.planned.plan, &end.step.located);
         let kind = end.step.kind.as_str();
-        if let Some(took) = seen.ttft {
+        if let Some(took) = observation.ttft {
             self.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
             // Observed only beside a measured value, so that the two can be compared.
-            if let Some(predicted) = seen.predicted_ttft {
+            if let Some(predicted) = observation.predicted_ttft {
                 self.plans.predicted.observe(predicted.duration().as_secs_f64());
             }
         }
@@ -52,23 +52,23 @@ impl MetricsSink {
             self.plans.fallback.with_label_values(&[reason.as_ref()]).inc();
         }
         if end.outcome == RequestOutcome::Complete {
-            self.count_tokens(end, seen);
+            self.count_tokens(end, observation);
         }
     }
 
-    fn count_tokens(&self, end: &RequestEnd, seen: &StepObservation) {
+    fn count_tokens(&self, end: &RequestEnd, observation: &StepObservation) {
         let plans = &self.plans;
         let prompt = end.step.request.prompt_tokens;
         let transferred = transferred_tokens(end);
-        let cached =
-            (seen.cached_tokens.unwrap_or(seen.predicted_cached_tokens) - transferred).min(prompt - transferred);
+        let cached = (observation.cached_tokens.unwrap_or(observation.predicted_cached_tokens) - transferred)
+            .min(prompt - transferred);
         let computed = prompt - cached - transferred;
         for (source, tokens) in [("cached", cached), ("computed", computed), ("transferred", transferred)] {
             plans.prompt_tokens.with_label_values(&[source]).inc_by(tokens.0);
         }
         plans.overlap.observe(cached.0 as f64);
-        plans.completion_tokens.inc_by(seen.output_tokens.unwrap_or_default().0);
-        plans.moved_bytes.inc_by(seen.transferred_bytes.0);
+        plans.completion_tokens.inc_by(observation.output_tokens.unwrap_or_default().0);
+        plans.moved_bytes.inc_by(observation.transferred_bytes.0);
     }
 }
 

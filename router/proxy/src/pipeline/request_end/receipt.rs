@@ -21,13 +21,13 @@ pub(in crate::pipeline) struct ReceiptSink {
 
 impl ReceiptSink {
     /// Takes the whole value, so that the planning case needs no copy.
-    pub(in crate::pipeline) fn record(&self, end: RequestEnd, seen: StepObservation) {
-        let (receipt, case) = self.receipt(end, seen);
+    pub(in crate::pipeline) fn record(&self, end: RequestEnd, observation: StepObservation) {
+        let (receipt, case) = self.receipt(end, observation);
         self.decisions.record(receipt, case);
     }
 
     /// Builds the receipt, and the planning case where the planner was asked.
-    fn receipt(&self, end: RequestEnd, seen: StepObservation) -> (Receipt, Option<PlanningCase>) {
+    fn receipt(&self, end: RequestEnd, observation: StepObservation) -> (Receipt, Option<PlanningCase>) {
         let RequestEnd { step, planned, attempts, admission_wait, .. } = end;
         let (located, PlannedStep { decision, shortened_ask: shortened, excluded, rank_memory: memory, .. }) =
             (step.located, planned);
@@ -51,7 +51,7 @@ impl ReceiptSink {
         let incoming = &located.identified.request.incoming;
         let receipt = Receipt {
             request_id: incoming.id,
-            arrived_at: unix_ms().saturating_sub(seen.duration.0 / 1000),
+            arrived_at: unix_ms().saturating_sub(observation.duration.0 / 1000),
             tenant: incoming.tenant.clone(),
             model: located.identified.request.model.clone(),
             lookup,
@@ -61,7 +61,7 @@ impl ReceiptSink {
             decision,
             admission_wait,
             attempts,
-            observed: Some(seen),
+            observed: Some(observation),
         };
         let case = PlanningCase {
             step: facts,

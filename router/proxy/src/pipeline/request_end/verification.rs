@@ -24,14 +24,14 @@ pub(in crate::pipeline) struct VerificationSink {
 
 impl VerificationSink {
     /// Takes the prompt's token ids and block hashes out of the step.
-    pub(in crate::pipeline) fn record(&self, end: &mut RequestEnd, seen: &StepObservation) {
+    pub(in crate::pipeline) fn record(&self, end: &mut RequestEnd, observation: &StepObservation) {
         if end.outcome != RequestOutcome::Complete || end.step.request.transfers != TransferPermission::Allowed {
             return;
         }
         let session = end.step.located.session.id;
         let Some(prompt) = StoredPrompt::of(&mut end.step).map(Arc::new) else { return };
         if let Some(transfer) =
-            CompletedTransfer::of(&end.planned.plan).filter(|_| seen.transferred_bytes > Bytes::ZERO)
+            CompletedTransfer::of(&end.planned.plan).filter(|_| observation.transferred_bytes > Bytes::ZERO)
         {
             self.checker.check_if_due(transfer, &prompt);
         }

@@ -30,28 +30,28 @@ fn whole_completion() -> String {
 
 async fn two_workers() -> (std::sync::Arc<StubWorker>, std::sync::Arc<StubWorker>, TestRouter) {
     let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
-    let front = start_router(&[&one, &two], &[]).await;
-    wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
-    (one, two, front)
+    let router = start_router(&[&one, &two], &[]).await;
+    wait_until("both are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 2).await;
+    (one, two, router)
 }
 
-fn broken_count(front: &TestRouter, outcome: &str) -> u64 {
-    front.gateway.metrics.requests.broken_streams.with_label_values(&[outcome]).get()
+fn broken_count(router: &TestRouter, outcome: &str) -> u64 {
+    router.gateway.metrics.requests.broken_streams.with_label_values(&[outcome]).get()
 }
 
-async fn stream(front: &TestRouter, path: &str, more: Value) -> String {
+async fn stream(router: &TestRouter, path: &str, more: Value) -> String {
     let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "q"}], "prompt": "q", "input": "q", "stream": true});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    String::from_utf8(post(front.proxy_address(), path, body.to_string()).await.body.to_vec()).unwrap()
+    String::from_utf8(post(router.proxy_address(), path, body.to_string()).await.body.to_vec()).unwrap()
 }
 
 #[tokio::test]
 async fn a_broken_chat_resumes_on_another_worker_seamlessly() {
-    let (one, two, front) = two_workers().await;
+    let (one, two, router) = two_workers().await;
     for wants_usage in [false, true] {
         let options = json!({"include_usage": wants_usage});
         let more = json!({"behave": "die in chat", "before": partial_answer(), "then": whole_completion(), "stream_options": options, "max_tokens": 9, "seed": 5});
-        let told = stream(&front, CHAT, more).await;
+        let told = stream(&router, CHAT, more).await;
         let payloads: Vec<Value> =
             told.split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
         let text: String =
@@ -60,7 +60,7 @@ async fn a_broken_chat_resumes_on_another_worker_seamlessly() {
         let usage: Vec<_> = payloads.iter().filter_map(|event| event["usage"]["completion_tokens"].as_u64()).collect();
         assert_eq!(usage, if wants_usage { vec![3] } else { vec![] });
         assert!(!told.contains("token_ids\":["), "{told}");
-        let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
+        let receipt = router.gateway.decisions.receipts.newest(1, |_| true).remove(0);
         let seen = receipt.observed.unwrap();
         assert_eq!((seen.outcome, seen.http_status, seen.output_tokens.unwrap().0), (RequestOutcome::Complete, 200, 3));
         let [first, last] = &receipt.attempts[..] else { panic!("two attempts") };
@@ -72,18 +72,18 @@ async fn a_broken_chat_resumes_on_another_worker_seamlessly() {
         assert_eq!((&rest["prompt"], &rest["max_tokens"], &rest["seed"]), (&json!([1, 2, 3]), &json!(9), &json!(5)));
         assert!(rest.get("messages").is_none());
     }
-    assert_eq!((broken_count(&front, "resumed"), broken_count(&front, "failed")), (2, 0));
+    assert_eq!((broken_count(&router, "resumed"), broken_count(&router, "failed")), (2, 0));
 }
 
 #[tokio::test]
 async fn an_answer_broken_before_its_first_token_is_retried() {
-    let (one, two, front) = two_workers().await;
-    let told = stream(&front, CHAT, json!({"behave": "die", "before": "data: {\"cut\""})).await;
+    let (one, two, router) = two_workers().await;
+    let told = stream(&router, CHAT, json!({"behave": "die", "before": "data: {\"cut\""})).await;
     assert!(told.contains("no other one could go on with it") && !told.contains("cut"), "{told}");
     assert_eq!((one.requests().len(), two.requests().len()), (1, 1));
     assert_eq!(one.last_request().body, two.last_request().body);
     assert_eq!(
-        broken_count(&front, "resumed") + broken_count(&front, "failed"),
+        broken_count(&router, "resumed") + broken_count(&router, "failed"),
         2,
         "the second one began, and broke off too"
     );
@@ -91,7 +91,7 @@ async fn an_answer_broken_before_its_first_token_is_retried() {
 
 #[tokio::test]
 async fn an_answer_that_cannot_resume_reports_why_and_is_not_retried() {
-    let (one, two, front) = two_workers().await;
+    let (one, two, router) = two_workers().await;
     let tool = json!([{"type": "function", "function": {"name": "look"}}]);
     let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]);
     let parsed = event(json!([{"delta": {"reasoning": "hm"}, "token_ids": [1]}]), json!({"prompt_token_ids": [1]}));
@@ -123,7 +123,7 @@ async fn an_answer_that_cannot_resume_reports_why_and_is_not_retried() {
     for (number, (path, more, why)) in asked.iter().enumerate() {
         let mut all = json!({"behave": "die", "before": partial_answer()});
         all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let told = stream(&front, path, all).await;
+        let told = stream(&router, path, all).await;
         assert!(told.contains("cannot go on elsewhere because") && told.contains(why), "{why}: {told}");
         assert_eq!(
             told.contains("drawn without a seed"),
@@ -131,11 +131,11 @@ async fn an_answer_that_cannot_resume_reports_why_and_is_not_retried() {
             "{why}: {told}"
         );
         assert_eq!(one.requests().len() + two.requests().len(), number + 1, "{why}");
-        assert_eq!(broken_count(&front, "not_resumable"), number as u64 + 1, "{why}");
+        assert_eq!(broken_count(&router, "not_resumable"), number as u64 + 1, "{why}");
     }
     let nothing = json!({"behave": "die in chat", "before": partial_answer(), "then": whole_completion(), "tools": tool, "tool_choice": "none", "response_format": {"type": "text"},
         "logprobs": false, "top_logprobs": 0, "presence_penalty": 0.0, "n": 1, "stop": []});
-    assert!(!stream(&front, CHAT, nothing).await.contains("error"), "what is said and means nothing bars nothing");
+    assert!(!stream(&router, CHAT, nothing).await.contains("error"), "what is said and means nothing bars nothing");
 }
 
 /// Chat events of a tool call, from an engine that gives its answer this id.
@@ -163,7 +163,7 @@ fn first_events(stream: &str, events: usize) -> String {
 
 #[tokio::test]
 async fn a_deterministic_answer_is_replayed_and_continues() {
-    let (one, two, front) = two_workers().await;
+    let (one, two, router) = two_workers().await;
     let begun = first_events(&tool_call_events("one", &["{\"a\"", ":1}"]), 2);
     let same = tool_call_events("two", &["{", "\"a\":", "1}"]);
     for more in [json!({"temperature": 0}), json!({"seed": 7}), json!({"temperature": 0.5, "top_k": 1})] {
@@ -171,7 +171,7 @@ async fn a_deterministic_answer_is_replayed_and_continues() {
             json!({"behave": "die once", "before": begun, "then": same, "tools": [{"type": "function"}], "n": 1});
         all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let asked = one.requests().len() + two.requests().len();
-        let told = stream(&front, CHAT, all).await;
+        let told = stream(&router, CHAT, all).await;
         let payloads: Vec<Value> =
             told.split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
         let deltas =
@@ -181,31 +181,31 @@ async fn a_deterministic_answer_is_replayed_and_continues() {
         assert!(!told.contains("two") && told.matches("\"look\"").count() == 1, "{told}");
         assert_eq!(one.requests().len() + two.requests().len(), asked + 2);
         assert_eq!(one.last_request().body, two.last_request().body);
-        let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
+        let receipt = router.gateway.decisions.receipts.newest(1, |_| true).remove(0);
         let seen = receipt.observed.unwrap();
         assert_eq!((seen.outcome, seen.output_tokens.unwrap().0), (RequestOutcome::Complete, 7));
     }
-    assert_eq!((broken_count(&front, "resumed"), broken_count(&front, "not_resumable")), (3, 0));
+    assert_eq!((broken_count(&router, "resumed"), broken_count(&router, "not_resumable")), (3, 0));
 }
 
 #[tokio::test]
 async fn a_replayed_answer_that_differs_ends_with_an_error() {
-    let (_one, _two, front) = two_workers().await;
+    let (_one, _two, router) = two_workers().await;
     let begun = first_events(&tool_call_events("one", &["{\"a\"", ":1}"]), 3);
     let other = tool_call_events("two", &["{\"b\"", ":1}"]);
     let more = json!({"behave": "die once", "before": begun, "then": other, "tools": [{"type": "function"}], "temperature": 0});
-    let told = stream(&front, CHAT, more).await;
+    let told = stream(&router, CHAT, more).await;
     assert!(told.contains("another worker went on differently") && !told.contains("[DONE]"), "{told}");
     assert!(!told.contains("\"b\"") && !told.contains("two"), "{told}");
 }
 
 #[tokio::test]
 async fn a_sampled_answer_is_retried_while_no_token_was_delivered() {
-    let (_one, _two, front) = two_workers().await;
+    let (_one, _two, router) = two_workers().await;
     let whole = tool_call_events("one", &["{}"]);
     let only_role = event(json!([{"index": 0, "delta": {"role": "assistant", "content": ""}}]), json!({"id": "one"}));
     let more = json!({"behave": "die once", "before": only_role, "then": whole, "tools": [{"type": "function"}]});
-    let told = stream(&front, CHAT, more).await;
+    let told = stream(&router, CHAT, more).await;
     assert!(told.contains("[DONE]") && told.matches("\"role\"").count() == 1 && told.contains("{}"), "{told}");
 }
 
@@ -213,12 +213,15 @@ async fn a_sampled_answer_is_retried_while_no_token_was_delivered() {
 async fn streams_that_must_not_resume_end_with_an_error() {
     let (one, two) = (StubWorker::start("one", "tiny").await, StubWorker::start("two", "tiny").await);
     for (setting, why) in [("resume.enabled=false", "switched off"), ("resume.max_prompt_tokens=0", "too long")] {
-        let front = start_router(&[&one, &two], &[setting]).await;
-        wait_until("both are ready", || front.gateway.worker_pool.ready(front.gateway.fleet()).len() == 2).await;
+        let router = start_router(&[&one, &two], &[setting]).await;
+        wait_until("both are ready", || router.gateway.worker_pool.ready(router.gateway.fleet()).len() == 2).await;
         let asked = one.requests().len() + two.requests().len();
-        let told =
-            stream(&front, CHAT, json!({"behave": "die once", "before": partial_answer(), "then": whole_completion()}))
-                .await;
+        let told = stream(
+            &router,
+            CHAT,
+            json!({"behave": "die once", "before": partial_answer(), "then": whole_completion()}),
+        )
+        .await;
         assert!(told.contains(why), "{told}");
         assert_eq!(one.requests().len() + two.requests().len(), asked + 1);
     }

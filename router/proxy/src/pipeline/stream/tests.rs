@@ -10,28 +10,29 @@ use crate::pipeline::tests::classified_step;
 use crate::testing::{StubWorker, start_router};
 
 /// Returns the stream of an answer that the worker has begun.
-async fn begun_answer(gateway: &Arc<AppState>) -> WorkerEventStream {
+async fn begun_answer(app_state: &Arc<AppState>) -> WorkerEventStream {
     let body = json!({"model": "tiny", "prompt": "text", "behave": "stream", "stream": true});
-    let planning = Planning::first(classified_step(gateway, GenerationEndpoint::Completions, &body).await);
+    let planning = Planning::first(classified_step(app_state, GenerationEndpoint::Completions, &body).await);
     let planned =
-        planning.plan(&gateway.pipeline.plan, |step, failed| plan::plan(&gateway.pipeline.plan, step, failed));
+        planning.plan(&app_state.pipeline.plan, |step, failed| plan::plan(&app_state.pipeline.plan, step, failed));
     let Ok(PlanVerdict::Start(dispatched)) = planned else { panic!("it starts") };
-    let legs = Legs::of(&gateway.workers, &dispatched.step);
-    let started = execute(&gateway.pipeline.execute, (&dispatched.step, &dispatched.planned.plan), legs).await.unwrap();
-    let (opened, streaming) = dispatched.started(&gateway.pipeline.stream.reporter, started);
+    let legs = Legs::of(&app_state.workers, &dispatched.step);
+    let started =
+        execute(&app_state.pipeline.execute, (&dispatched.step, &dispatched.planned.plan), legs).await.unwrap();
+    let (opened, streaming) = dispatched.started(&app_state.pipeline.stream.reporter, started);
     let LegResponse::Stream(answer, _) = opened else { panic!("it is a stream") };
     let (head, body) = answer.into_parts();
-    WorkerEventStream::new(&gateway.pipeline.stream, (head.status, body), streaming)
+    WorkerEventStream::new(&app_state.pipeline.stream, (head.status, body), streaming)
 }
 
 #[tokio::test]
 async fn an_answer_with_a_panic_ends_as_broken_and_is_recorded() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let mut events = begun_answer(&front.gateway).await;
+    let router = start_router(&[&worker], &[]).await;
+    let mut events = begun_answer(&router.gateway).await;
     let Poll::Ready(Some(Ok(told))) = events.guarded(|_| panic!("a bug")) else { panic!("the client is told") };
     assert!(String::from_utf8(told.to_vec()).unwrap().contains("internal"), "{told:?}");
-    let receipts = || front.gateway.decisions.receipts.newest(10, |_| true);
+    let receipts = || router.gateway.decisions.receipts.newest(10, |_| true);
     assert_eq!(
         receipts().iter().map(|receipt| receipt.observed.unwrap().outcome).collect::<Vec<_>>(),
         [RequestOutcome::Interrupted]

@@ -30,40 +30,40 @@ fn body(turns: usize, settings: &Value) -> String {
     body.to_string()
 }
 
-async fn ask(front: &TestRouter, turns: usize, settings: Value) -> Option<&'static str> {
-    ask_at(front, PATH, body(turns, &settings)).await
+async fn ask(router: &TestRouter, turns: usize, settings: Value) -> Option<&'static str> {
+    ask_at(router, PATH, body(turns, &settings)).await
 }
 
-async fn ask_at(front: &TestRouter, path: &str, body: String) -> Option<&'static str> {
-    let response = post(front.proxy_address(), path, body).await;
+async fn ask_at(router: &TestRouter, path: &str, body: String) -> Option<&'static str> {
+    let response = post(router.proxy_address(), path, body).await;
     assert_eq!(response.status, 200);
-    let known = &front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup;
+    let known = &router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup;
     assert_eq!(known.token_ids_unavailable, None);
     known.tier
 }
 
-fn spot_check_count(front: &TestRouter, outcome: &str) -> u64 {
-    front.gateway.metrics.prefix_cache.verifications.with_label_values(&[outcome]).get()
+fn spot_check_count(router: &TestRouter, outcome: &str) -> u64 {
+    router.gateway.metrics.prefix_cache.verifications.with_label_values(&[outcome]).get()
 }
 
 #[tokio::test]
 async fn steps_with_any_options_reuse_the_previous_prompt_and_are_spot_checked() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS).await;
-    assert_eq!(ask(&front, 0, json!({})).await, Some("miss"));
-    assert_eq!(ask(&front, 1, json!({})).await, Some("leading"));
-    assert_eq!(ask(&front, 2, json!({"prompt_cache_key": "s"})).await, Some("leading"), "named only now");
-    assert_eq!(ask(&front, 3, json!({"prompt_cache_key": "s"})).await, Some("session"));
+    let router = start_router(&[&worker], &SETTINGS).await;
+    assert_eq!(ask(&router, 0, json!({})).await, Some("miss"));
+    assert_eq!(ask(&router, 1, json!({})).await, Some("leading"));
+    assert_eq!(ask(&router, 2, json!({"prompt_cache_key": "s"})).await, Some("leading"), "named only now");
+    assert_eq!(ask(&router, 3, json!({"prompt_cache_key": "s"})).await, Some("session"));
     let bound = json!({"prompt_cache_key": "s", "max_tokens": 7, "temperature": 0.5, "user": "u"});
-    assert_eq!(ask(&front, 4, bound).await, Some("session"), "what decides no prompt may change");
-    assert_eq!(front.gateway.metrics.prefix_cache.steps.with_label_values(&["miss"]).get(), 1);
+    assert_eq!(ask(&router, 4, bound).await, Some("session"), "what decides no prompt may change");
+    assert_eq!(router.gateway.metrics.prefix_cache.steps.with_label_values(&["miss"]).get(), 1);
     wait_until("all have been looked at", || {
-        spot_check_count(&front, "match") + spot_check_count(&front, "skipped") == 4
+        spot_check_count(&router, "match") + spot_check_count(&router, "skipped") == 4
     })
     .await;
-    assert!(spot_check_count(&front, "match") > 0);
-    let known = front.gateway.metrics.shared_cache.identified.with_label_values(&["conversation"]).get();
-    assert!(known > 0 && !front.gateway.caches.prefix_cache.conversations.is_empty());
+    assert!(spot_check_count(&router, "match") > 0);
+    let known = router.gateway.metrics.shared_cache.identified.with_label_values(&["conversation"]).get();
+    assert!(known > 0 && !router.gateway.caches.prefix_cache.conversations.is_empty());
 }
 
 /// The conversation of `body` in the formats of `/v1/messages` and `/v1/responses`.
@@ -83,14 +83,14 @@ fn other_endpoint_bodies(turns: usize) -> [(&'static str, Value); 2] {
 #[tokio::test]
 async fn steps_of_other_endpoints_reuse_the_previous_prompt_exactly() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS).await;
-    ask(&front, 3, json!({})).await;
-    let prompt = || front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.prompt_tokens;
+    let router = start_router(&[&worker], &SETTINGS).await;
+    ask(&router, 3, json!({})).await;
+    let prompt = || router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.prompt_tokens;
     let whole = prompt();
     for at in [0, 1] {
         let step = async |turns: usize| {
             let (path, body) = other_endpoint_bodies(turns)[at].clone();
-            ask_at(&front, path, body.to_string()).await
+            ask_at(&router, path, body.to_string()).await
         };
         assert_eq!(step(1).await, Some("miss"));
         assert_eq!(step(2).await, Some("leading"));
@@ -98,23 +98,23 @@ async fn steps_of_other_endpoints_reuse_the_previous_prompt_exactly() {
         assert_eq!(prompt(), whole, "as many tokens as by the other endpoint");
     }
     wait_until("they have been looked at", || {
-        spot_check_count(&front, "match") + spot_check_count(&front, "skipped") == 4
+        spot_check_count(&router, "match") + spot_check_count(&router, "skipped") == 4
     })
     .await;
     assert!(
-        spot_check_count(&front, "match") > 0
-            && spot_check_count(&front, "token_mismatch") + spot_check_count(&front, "length_mismatch") == 0
+        spot_check_count(&router, "match") > 0
+            && spot_check_count(&router, "token_mismatch") + spot_check_count(&router, "length_mismatch") == 0
     );
 }
 
 #[tokio::test]
 async fn a_response_its_worker_forgot_continues_from_its_transcript_exactly() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS).await;
+    let router = start_router(&[&worker], &SETTINGS).await;
     let [_, (path, first)] = other_endpoint_bodies(2);
-    let id = post(front.proxy_address(), path, first.to_string()).await.json()["id"].clone();
+    let id = post(router.proxy_address(), path, first.to_string()).await.json()["id"].clone();
     let next = json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": "forgotten"});
-    let response = post(front.proxy_address(), path, next.to_string()).await;
+    let response = post(router.proxy_address(), path, next.to_string()).await;
     assert_eq!(
         (response.status, response.headers["x-ownerserve-history-source"].to_str().unwrap()),
         (200, "transcript")
@@ -125,7 +125,7 @@ async fn a_response_its_worker_forgot_continues_from_its_transcript_exactly() {
         5 + 1 + 1,
         "all that was said before, the answer, and what is new"
     );
-    let known = front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.clone();
+    let known = router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.clone();
     assert_eq!(
         (known.token_ids_unavailable, known.tier),
         (None, Some("miss")),
@@ -136,10 +136,10 @@ async fn a_response_its_worker_forgot_continues_from_its_transcript_exactly() {
 #[tokio::test]
 async fn an_image_prompt_falls_back_as_multimodal() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS).await;
+    let router = start_router(&[&worker], &SETTINGS).await;
     let ask = async |path: &str, body: Value| {
-        assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
-        front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.clone()
+        assert_eq!(post(router.proxy_address(), path, body.to_string()).await.status, 200);
+        router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.clone()
     };
     let turn = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
     let url = "data:image/png;base64,AAAA";
@@ -154,13 +154,13 @@ async fn an_image_prompt_falls_back_as_multimodal() {
         assert_eq!((response.token_ids_unavailable, response.tier), (Some("multimodal"), None), "{path}");
         assert_eq!(response.max_overlap_tokens, Tokens::ZERO, "{path}");
     }
-    let counted = front.gateway.metrics.plans.fallback.with_label_values(&["multimodal"]);
+    let counted = router.gateway.metrics.plans.fallback.with_label_values(&["multimodal"]);
     assert_eq!(counted.get(), 3);
 }
 
 /// A step whose prompt extends the one before it.
 fn extended_step(gateway: &crate::app_state::AppState, model: &Arc<Model>) -> IdentifiedRequest {
-    let trails = &gateway.caches.prefix_cache.conversations;
+    let conversations = &gateway.caches.prefix_cache.conversations;
     let unnamed = |turns: usize| {
         let body = body(turns, &json!({}));
         let incoming = ClientRequest {
@@ -177,18 +177,18 @@ fn extended_step(gateway: &crate::app_state::AppState, model: &Arc<Model>) -> Id
         };
         UnidentifiedRequest::new(parse(incoming, GenerationEndpoint::ChatCompletions, None).unwrap(), model.clone())
     };
-    unnamed(0).compute_whole(trails, None);
+    unnamed(0).compute_whole(conversations, None);
     let step = unnamed(1);
-    let found = step.extend_known(trails).unwrap();
+    let found = step.extend_known(conversations).unwrap();
     step.with_prompt(found).identified
 }
 
 #[tokio::test]
 async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS[..1]).await;
-    let model = front.gateway.catalog().model(&"tiny".into());
-    let mut step = extended_step(&front.gateway, &model);
+    let router = start_router(&[&worker], &SETTINGS[..1]).await;
+    let model = router.gateway.catalog().model(&"tiny".into());
+    let mut step = extended_step(&router.gateway, &model);
     let taken = |step: &IdentifiedRequest| SpotCheck::new(step, LookupTier::Leading, Tokens::ZERO).run().0;
     assert_eq!(taken(&step), None);
     let ids = PromptTokenIds::of(&step).unwrap().read(&step.prompt.chain).unwrap().into_owned();
@@ -198,47 +198,47 @@ async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
     step.prompt.content = PromptContent::Tail(vec![1]);
     assert_eq!(taken(&step), Some(PromptMismatch::Tokens));
 
-    assert_ne!(ask(&front, 2, json!({})).await, Some("miss"));
-    let identity = &front.gateway.caches.prefix_cache;
+    assert_ne!(ask(&router, 2, json!({})).await, Some("miss"));
+    let identity = &router.gateway.caches.prefix_cache;
     identity.spot_checks.enqueue(SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO));
     wait_until("the difference is found", || model.is_disabled_by_spot_check()).await;
-    assert_eq!(spot_check_count(&front, "token_mismatch"), 1);
-    assert_eq!(ask(&front, 3, json!({})).await, Some("miss"));
-    assert!(front.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.disabled_by_spot_check);
-    let ready = get(front.operator_address(), "/readyz").await.json();
+    assert_eq!(spot_check_count(&router, "token_mismatch"), 1);
+    assert_eq!(ask(&router, 3, json!({})).await, Some("miss"));
+    assert!(router.gateway.decisions.receipts.newest(1, |_| true)[0].lookup.disabled_by_spot_check);
+    let ready = get(router.operator_address(), "/readyz").await.json();
     assert_eq!(
         (&ready["degraded"][0]["component"], &ready["degraded"][0]["reason"]),
         (&json!("prefix_cache"), &json!("disabled_by_verification"))
     );
-    let metrics = get(front.operator_address(), "/metrics").await;
+    let metrics = get(router.operator_address(), "/metrics").await;
     assert!(String::from_utf8_lossy(&metrics.body).contains("ownerserve_prefix_cache_disabled_models 1"));
 }
 
 #[tokio::test]
 async fn a_spot_check_that_cannot_render_drops_the_prompt_but_trusts_the_model() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS[..1]).await;
-    let model = front.gateway.catalog().model(&"tiny".into());
-    let mut step = extended_step(&front.gateway, &model);
+    let router = start_router(&[&worker], &SETTINGS[..1]).await;
+    let model = router.gateway.catalog().model(&"tiny".into());
+    let mut step = extended_step(&router.gateway, &model);
     // As if the template had refused it.
     step.request.incoming.body = body(1, &json!({"continue_final_message": true})).into();
-    let identity = &front.gateway.caches.prefix_cache;
+    let identity = &router.gateway.caches.prefix_cache;
     let look = SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO);
     assert_eq!(look.run().0, Some(PromptMismatch::Refused(FallbackReason::Malformed)));
     identity.spot_checks.enqueue(look);
-    wait_until("it has been looked at", || spot_check_count(&front, "malformed") == 1).await;
+    wait_until("it has been looked at", || spot_check_count(&router, "malformed") == 1).await;
     assert!(!model.is_disabled_by_spot_check());
-    assert_eq!(ask(&front, 2, json!({})).await, Some("leading"), "other conversations go on");
+    assert_eq!(ask(&router, 2, json!({})).await, Some("leading"), "other conversations go on");
 }
 
 #[tokio::test]
 async fn zero_cache_memory_computes_every_prompt_from_scratch() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[SETTINGS[0], "prefix_cache.memory_limit=0B"]).await;
-    assert_eq!(ask(&front, 0, json!({})).await, Some("miss"));
-    assert_eq!(ask(&front, 1, json!({})).await, Some("miss"));
+    let router = start_router(&[&worker], &[SETTINGS[0], "prefix_cache.memory_limit=0B"]).await;
+    assert_eq!(ask(&router, 0, json!({})).await, Some("miss"));
+    assert_eq!(ask(&router, 1, json!({})).await, Some("miss"));
     for (path, body) in other_endpoint_bodies(1) {
-        assert_eq!(ask_at(&front, path, body.to_string()).await, Some("miss"));
+        assert_eq!(ask_at(&router, path, body.to_string()).await, Some("miss"));
     }
-    assert!(front.gateway.caches.prefix_cache.conversations.is_empty());
+    assert!(router.gateway.caches.prefix_cache.conversations.is_empty());
 }

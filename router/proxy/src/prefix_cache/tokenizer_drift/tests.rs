@@ -183,16 +183,16 @@ fn disagreement_warnings_are_rate_limited_and_mismatches_always_reported() {
     assert_eq!(healed[31], Some(DriftTransition::Cleared));
 }
 
-fn receipt(front: &TestRouter) -> std::sync::Arc<Receipt> {
-    front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
+fn receipt(router: &TestRouter) -> std::sync::Arc<Receipt> {
+    router.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
 /// Sends a step whose engine claims to have counted this many tokens; returns its receipt.
-async fn step(front: &TestRouter, path: &str, counted: u64, rest: Value) -> std::sync::Arc<Receipt> {
+async fn step(router: &TestRouter, path: &str, counted: u64, rest: Value) -> std::sync::Arc<Receipt> {
     let mut body = json!({"model": "tiny", "behave": "count", "counted": counted});
     body.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
-    assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
-    receipt(front)
+    assert_eq!(post(router.proxy_address(), path, body.to_string()).await.status, 200);
+    receipt(router)
 }
 
 fn conversation() -> Value {
@@ -202,33 +202,33 @@ fn conversation() -> Value {
 #[tokio::test]
 async fn a_token_count_mismatch_shows_in_receipts_readyz_alarms_and_metrics() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS).await;
-    let computed = step(&front, CHAT, 0, conversation()).await.lookup.prompt_tokens;
-    let seen = receipt(&front).observed.unwrap();
+    let router = start_router(&[&worker], &SETTINGS).await;
+    let computed = step(&router, CHAT, 0, conversation()).await.lookup.prompt_tokens;
+    let seen = receipt(&router).observed.unwrap();
     assert_eq!(seen.token_count_mismatch, None, "an engine that says nothing says nothing else");
     for _ in 0..3 {
-        let told = step(&front, CHAT, computed.0 + 2, conversation()).await.observed.unwrap().token_count_mismatch;
+        let told = step(&router, CHAT, computed.0 + 2, conversation()).await.observed.unwrap().token_count_mismatch;
         assert_eq!(told, Some(PromptTokenCount { router: computed, engine: computed + Tokens(2) }));
     }
-    let ready = get(front.operator_address(), "/readyz").await.json();
+    let ready = get(router.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
     assert_eq!((&line["component"], &line["reason"]), (&json!("prefix_cache"), &json!("token_count_mismatch")));
     let detail = line["detail"].as_str().unwrap();
     assert!(detail.contains(&worker.url()) && detail.contains("models.\"tiny\".tokenizer_dir"), "{detail}");
-    let metrics = get(front.operator_address(), "/metrics").await;
+    let metrics = get(router.operator_address(), "/metrics").await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
     assert!(metrics.contains("ownerserve_tokenizer_drift_models 1"));
     assert!(metrics.contains("ownerserve_prompt_token_count_checks_total{outcome=\"mismatch\"} 3"));
     for _ in 0..32 {
-        step(&front, CHAT, computed.0, conversation()).await;
+        step(&router, CHAT, computed.0, conversation()).await;
     }
-    assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
+    assert_eq!(get(router.operator_address(), "/readyz").await.json()["degraded"], json!([]));
 }
 
 #[tokio::test]
 async fn only_exact_token_counts_are_compared() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &SETTINGS).await;
+    let router = start_router(&[&worker], &SETTINGS).await;
     let image = json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]);
     for (path, body) in [
         (CHAT, json!({"messages": [{"role": "user", "content": image}]})),
@@ -238,34 +238,34 @@ async fn only_exact_token_counts_are_compared() {
         ("/v1/completions", json!({"prompt": "a", "truncate_prompt_tokens": 5})),
         ("/v1/messages", json!({"messages": conversation()["messages"], "max_tokens": 3})),
     ] {
-        let seen = step(&front, path, 777, body.clone()).await.observed.unwrap();
+        let seen = step(&router, path, 777, body.clone()).await.observed.unwrap();
         assert_eq!(seen.token_count_mismatch, None, "{path} {body}");
     }
-    let seen = step(&front, "/v1/completions", 777, json!({"prompt": "a"})).await.observed.unwrap();
+    let seen = step(&router, "/v1/completions", 777, json!({"prompt": "a"})).await.observed.unwrap();
     assert!(seen.token_count_mismatch.is_some());
 }
 
 #[tokio::test]
 async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
     let sim = sim(&["--speed-up=50"]).await;
-    let front = start_router_at(&[url(&sim)], &SETTINGS).await;
-    let known = || front.gateway.fleet().snapshot()[0].knowledge;
+    let router = start_router_at(&[url(&sim)], &SETTINGS).await;
+    let known = || router.gateway.fleet().snapshot()[0].knowledge;
     wait_until("its events are followed", || known() == KvIndexState::Exact).await;
     let ask = async |stream: bool| {
         let body = json!({"model": "tiny", "max_tokens": 2, "stream": stream, "messages": conversation()["messages"]});
-        assert_eq!(post(front.proxy_address(), CHAT, body.to_string()).await.status, 200);
-        receipt(&front)
+        assert_eq!(post(router.proxy_address(), CHAT, body.to_string()).await.status, 200);
+        receipt(&router)
     };
     for stream in [false, true] {
         let exact = ask(stream).await;
         assert_eq!(exact.attempts[0].kv_index_state, KvIndexState::Exact);
         assert_eq!(exact.observed.unwrap().token_count_mismatch, None);
     }
-    let counted = front.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
+    let counted = router.gateway.metrics.prefix_cache.token_count_checks.with_label_values(&["match"]);
     assert_eq!(counted.get(), 2, "whole answers and streams both tell");
-    let at = (&ModelId::from("tiny"), front.gateway.fleet().snapshot()[0].id);
+    let at = (&ModelId::from("tiny"), router.gateway.fleet().snapshot()[0].id);
     for _ in 0..3 {
-        front.gateway.caches.prefix_cache.tokenizer_drift.record_token_count(at, Some(DISAGREES), Instant::now());
+        router.gateway.caches.prefix_cache.tokenizer_drift.record_token_count(at, Some(DISAGREES), Instant::now());
     }
     assert_eq!(ask(false).await.attempts[0].kv_index_state, KvIndexState::Approximate);
     assert_eq!(known(), KvIndexState::Exact, "its blocks are as well known as before");
@@ -281,32 +281,32 @@ fn template_with_first_word(word: &str) -> tempfile::TempDir {
 /// `folder`.
 async fn followed_worker(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, TestRouter) {
     let sim = sim(flags).await;
-    let front = start_router_at(&[url(&sim)], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
-    wait_until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
+    let router = start_router_at(&[url(&sim)], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
+    wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
         .await;
-    (sim, front)
+    (sim, router)
 }
 
-async fn ask_chat(front: &TestRouter, messages: &[Value]) -> std::sync::Arc<Receipt> {
+async fn ask_chat(router: &TestRouter, messages: &[Value]) -> std::sync::Arc<Receipt> {
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": messages});
-    assert_eq!(post(front.proxy_address(), CHAT, body.to_string()).await.status, 200);
-    receipt(front)
+    assert_eq!(post(router.proxy_address(), CHAT, body.to_string()).await.status, 200);
+    receipt(router)
 }
 
 #[tokio::test]
 async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
     let (theirs, ours) = (template_with_first_word("a"), template_with_first_word("b"));
-    let (_sim, front) =
+    let (_sim, router) =
         followed_worker(&["--speed-up=50", &format!("--tokenizer-dir={}", theirs.path().display())], &ours).await;
     let mut messages = vec![json!({"role": "user", "content": "what is in the sea? ".repeat(60)})];
-    let cold = ask_chat(&front, &messages).await;
+    let cold = ask_chat(&router, &messages).await;
     assert_eq!(
         (cold.attempts[0].kv_index_state, cold.observed.unwrap().cache_hit_mismatch),
         (KvIndexState::Exact, None)
     );
     for _ in 0..6 {
         messages.push(json!({"role": "user", "content": "what else? ".repeat(20)}));
-        let step = ask_chat(&front, &messages).await;
+        let step = ask_chat(&router, &messages).await;
         let seen = step.observed.unwrap();
         assert_eq!(
             (step.attempts[0].kv_index_state, seen.token_count_mismatch),
@@ -317,13 +317,13 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
         assert_eq!((finds.reported, Some(finds.cached_tokens)), (Tokens(0), seen.cached_tokens));
     }
     // It counts only after late events had time to arrive.
-    let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
+    let agreement = &router.gateway.caches.prefix_cache.tokenizer_drift;
     assert_eq!(agreement.suspected_mismatches(), []);
     wait_until("it is doubted", || !agreement.suspected_mismatches().is_empty()).await;
-    assert_eq!(ask_chat(&front, &messages).await.attempts[0].kv_index_state, KvIndexState::Approximate);
-    let disagreeing = front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&["mismatch"]);
+    assert_eq!(ask_chat(&router, &messages).await.attempts[0].kv_index_state, KvIndexState::Approximate);
+    let disagreeing = router.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&["mismatch"]);
     wait_until("all are looked at", || disagreeing.get() == 7).await;
-    let ready = get(front.operator_address(), "/readyz").await.json();
+    let ready = get(router.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
     assert_eq!(
         (&line["component"], &line["reason"]),
@@ -331,7 +331,7 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
         "{ready}"
     );
     assert!(line["detail"].as_str().unwrap().contains("models.\"tiny\".tokenizer_dir"), "{line}");
-    let metrics = String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
+    let metrics = String::from_utf8(get(router.operator_address(), "/metrics").await.body.to_vec()).unwrap();
     for series in [
         "tokenizer_drift_models 1",
         "cache_hit_checks_total{outcome=\"mismatch\"} 7",
@@ -344,13 +344,13 @@ async fn cache_hits_reveal_a_template_that_differs_at_equal_token_counts() {
 #[tokio::test]
 async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
     let (theirs, ours) = (template_with_first_word("a"), template_with_first_word("b"));
-    let (_sim, front) =
+    let (_sim, router) =
         followed_worker(&["--speed-up=50", &format!("--tokenizer-dir={}", theirs.path().display())], &ours).await;
     let ask = async |path: &str, fields: Value| {
         let mut body = json!({"model": "tiny", "max_tokens": 2});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
-        receipt(&front).observed.unwrap()
+        assert_eq!(post(router.proxy_address(), path, body.to_string()).await.status, 200);
+        receipt(&router).observed.unwrap()
     };
     let (text, ids) = ("what is in the sea? ".repeat(60), vec![7; 200]);
     let chat = |fields: Value| {
@@ -369,7 +369,7 @@ async fn cache_hits_of_ambiguous_prompts_are_not_compared() {
     ] {
         assert_eq!(ask(path, body.clone()).await.cache_hit_mismatch, None, "{path} {body}");
     }
-    let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
+    let compared = |result| router.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
     assert_eq!(["match", "mismatch", "not_comparable"].map(compared), [0, 0, 7]);
     assert!(ask(CHAT, chat(json!({}))).await.cache_hit_mismatch.is_some(), "the same, plainly");
     let plain = ask("/v1/completions", json!({"prompt": text})).await;
@@ -382,17 +382,17 @@ async fn concurrent_cold_starts_and_evictions_suspect_no_mismatch() {
     let profile = folder.path().join("small.toml");
     std::fs::write(&profile, "num_gpu_blocks = 160\nmax_model_len = 2560\nmax_num_batched_tokens = 512").unwrap();
     let flags = [format!("--tokenizer-dir={}", folder.path().display()), format!("--profile={}", profile.display())];
-    let (sim, front) = followed_worker(&["--speed-up=10", &flags[0], &flags[1]], &folder).await;
+    let (sim, router) = followed_worker(&["--speed-up=10", &flags[0], &flags[1]], &folder).await;
     for round in 0..8 {
         let shared = json!({"role": "system", "content": format!("{round} you know the sea. ").repeat(60)});
         let burst = (0..6).map(|fork| {
             let own = json!({"role": "user", "content": format!("{fork} what is in the sea? ").repeat(10)});
             let body = json!({"model": "tiny", "max_tokens": 8, "messages": [shared, own]});
-            post(front.proxy_address(), CHAT, body.to_string())
+            post(router.proxy_address(), CHAT, body.to_string())
         });
         assert!(futures::future::join_all(burst).await.iter().all(|answer| answer.status == 200));
     }
-    let all = front.gateway.decisions.receipts.newest(100, |_| true);
+    let all = router.gateway.decisions.receipts.newest(100, |_| true);
     let is_foretold = |receipt: &&std::sync::Arc<Receipt>| {
         let seen = receipt.observed.unwrap();
         seen.cached_tokens.unwrap() <= seen.predicted_cached_tokens + Tokens(16)
@@ -400,13 +400,13 @@ async fn concurrent_cold_starts_and_evictions_suspect_no_mismatch() {
     let foretold = all.iter().filter(is_foretold).count();
     assert!(all.len() == 48 && foretold <= 24, "many were planned before the first of them was computed: {foretold}");
     assert!(all.iter().all(|receipt| receipt.attempts[0].kv_index_state == KvIndexState::Exact));
-    let agreement = &front.gateway.caches.prefix_cache.tokenizer_drift;
+    let agreement = &router.gateway.caches.prefix_cache.tokenizer_drift;
     assert_eq!(agreement.suspected_mismatches(), []);
-    let compared = |result| front.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
+    let compared = |result| router.gateway.metrics.prefix_cache.cache_hit_checks.with_label_values(&[result]).get();
     let all = || ["match", "mismatch", "not_comparable"].map(compared).iter().sum::<u64>();
     wait_until("all are looked at", || all() == 48).await;
     assert!(compared("match") >= 24 && compared("mismatch") < 4, "{} {}", compared("match"), compared("mismatch"));
-    let held = front.gateway.index().read().blocks();
+    let held = router.gateway.index().read().blocks();
     assert!(held <= 160, "{held}: what was there before is evicted");
     drop(sim);
 }

@@ -11,8 +11,8 @@ use crate::testing::{
 
 const PATH: &str = "/v1/responses";
 
-async fn ask(front: &TestRouter, body: Value) -> TestResponse {
-    post(front.proxy_address(), PATH, body.to_string()).await
+async fn ask(router: &TestRouter, body: Value) -> TestResponse {
+    post(router.proxy_address(), PATH, body.to_string()).await
 }
 
 /// A step after `id` at a worker that has forgotten it.
@@ -32,10 +32,10 @@ async fn another_tenants_response_is_indistinguishable_from_a_missing_one() {
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     // The router's own proof of cache_salt would be counted as well.
     let settings = [&format!("auth.keys_file={}", keys.display()), "auth.verify_cache_salt=false"];
-    let front = start_router(&[&worker], &settings).await;
+    let router = start_router(&[&worker], &settings).await;
     let ask = async |key: &str, body: Value| {
         let request = Request::post(PATH).header("authorization", format!("Bearer {key}"));
-        send(front.proxy_address(), request, body.to_string()).await
+        send(router.proxy_address(), request, body.to_string()).await
     };
     let made = ask("k1", json!({"model": "tiny", "input": "the secret is blue"})).await.json();
     let id = made["id"].as_str().unwrap();
@@ -64,10 +64,10 @@ async fn a_client_chosen_request_id_cannot_reach_another_tenants_response() {
     let keys = folder.path().join("keys.toml");
     std::fs::write(&keys, "[keys]\n\"ka\" = \"a\"\n\"kb\" = \"b\"").unwrap();
     let settings = [&format!("auth.keys_file={}", keys.display()), "auth.verify_cache_salt=false"];
-    let front = start_router(&[&worker], &settings).await;
+    let router = start_router(&[&worker], &settings).await;
     let call = async |key: &str, request: http::request::Builder, body: String| {
         let request = request.header("authorization", format!("Bearer {key}")).header("x-request-id", "victim");
-        send(front.proxy_address(), request, body).await
+        send(router.proxy_address(), request, body).await
     };
     let made =
         call("kb", Request::post(PATH), json!({"model": "tiny", "input": "x", "behave": "store"}).to_string()).await;
@@ -90,7 +90,7 @@ async fn a_client_chosen_request_id_cannot_reach_another_tenants_response() {
     let path = format!("{PATH}/{id}");
     assert_eq!(call("ka", Request::get(&path), String::new()).await.status, 404);
     assert_eq!(call("kb", Request::get(&path), String::new()).await.status, 200);
-    let stripped = |name| front.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
+    let stripped = |name| router.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
     assert_eq!(["request_id", "priority"].map(stripped), [13, 12]);
     // If an engine gives out an id twice, it belongs to the first tenant.
     let body = json!({"model": "tiny", "input": "x"}).to_string();
@@ -104,53 +104,53 @@ async fn a_client_chosen_request_id_cannot_reach_another_tenants_response() {
 #[tokio::test]
 async fn unstored_or_truncated_responses_do_not_continue_elsewhere() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let id = ask(&front, json!({"model": "tiny", "input": "x", "store": false})).await.json()["id"].clone();
+    let router = start_router(&[&worker], &[]).await;
+    let id = ask(&router, json!({"model": "tiny", "input": "x", "store": false})).await.json()["id"].clone();
     let begun = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\
         \"response\":{\"id\":\"resp_cut\",\"status\":\"in_progress\",\"output\":[]}}\n\n";
     let cut = json!({"model": "tiny", "input": "x", "stream": true, "behave": "die", "before": begun});
-    let got = ask(&front, cut).await;
+    let got = ask(&router, cut).await;
     let text = String::from_utf8(got.body.to_vec()).unwrap();
     assert!(text.starts_with(begun) && text.contains("event: error\ndata: "), "{text}");
     assert_eq!(
-        front.gateway.decisions.receipts.newest(1, |_| true)[0].observed.unwrap().outcome,
+        router.gateway.decisions.receipts.newest(1, |_| true)[0].observed.unwrap().outcome,
         RequestOutcome::Interrupted
     );
     for id in [id.as_str().unwrap(), "resp_cut"] {
-        let response = ask(&front, step_after_forgotten(id)).await;
+        let response = ask(&router, step_after_forgotten(id)).await;
         assert_eq!((response.status, response.headers.contains_key(RESOLVED_HEADER)), (404, false), "{id}");
         assert_eq!(last_sent_body(&worker)["previous_response_id"], id, "its maker was asked");
     }
-    let id = ask(&front, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
-    let response = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
+    let id = ask(&router, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
+    let response = ask(&router, step_after_forgotten(id.as_str().unwrap())).await;
     assert_eq!((response.status, response.headers.contains_key(RESOLVED_HEADER)), (200, true));
 }
 
 #[tokio::test]
 async fn a_background_response_is_forwarded_unplanned_and_found_again() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let response = ask(&front, json!({"model": "tiny", "input": "x", "background": true})).await;
+    let router = start_router(&[&worker], &[]).await;
+    let response = ask(&router, json!({"model": "tiny", "input": "x", "background": true})).await;
     assert_eq!((response.status, &last_sent_body(&worker)["background"]), (200, &json!(true)));
-    assert!(front.gateway.decisions.receipts.newest(1, |_| true).is_empty(), "nobody waits for its first token");
+    assert!(router.gateway.decisions.receipts.newest(1, |_| true).is_empty(), "nobody waits for its first token");
     let path = format!("{PATH}/{}", response.json()["id"].as_str().unwrap());
-    assert_eq!(get(front.proxy_address(), &path).await.status, 200);
+    assert_eq!(get(router.proxy_address(), &path).await.status, 200);
     assert_eq!(worker.last_request().path, path);
-    ask(&front, json!({"model": "tiny", "input": "x", "background": false})).await;
-    assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true).len(), 1);
+    ask(&router, json!({"model": "tiny", "input": "x", "background": false})).await;
+    assert_eq!(router.gateway.decisions.receipts.newest(1, |_| true).len(), 1);
 }
 
 #[tokio::test]
 async fn stripped_fields_are_counted_once_when_two_workers_are_asked() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let stripped = || front.gateway.metrics.requests.stripped.with_label_values(&["kv_transfer_params"]).get();
-    let id = ask(&front, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
+    let router = start_router(&[&worker], &[]).await;
+    let stripped = || router.gateway.metrics.requests.stripped.with_label_values(&["kv_transfer_params"]).get();
+    let id = ask(&router, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
     for (n, behave) in [(1, "forgotten"), (2, "answer")] {
         let mut next = step_after_forgotten(id.as_str().unwrap());
         next["behave"] = behave.into();
         next["kv_transfer_params"] = json!({"remote_request_id": "x"});
-        let response = ask(&front, next).await;
+        let response = ask(&router, next).await;
         assert_eq!((response.status, response.headers.contains_key(RESOLVED_HEADER)), (200, behave == "forgotten"));
         assert_eq!((stripped(), last_sent_body(&worker).get("kv_transfer_params")), (n, None));
     }
@@ -159,15 +159,15 @@ async fn stripped_fields_are_counted_once_when_two_workers_are_asked() {
 #[tokio::test]
 async fn an_operator_erases_a_session_or_a_tenant() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
+    let router = start_router(&[&worker], &[]).await;
     let named =
         |session: &str| json!({"model": "tiny", "input": "the words", "behave": "store", "prompt_cache_key": session});
-    let ids = [named("mine"), named("other")].map(|body| ask(&front, body));
+    let ids = [named("mine"), named("other")].map(|body| ask(&router, body));
     let ids: Vec<String> =
         futures::future::join_all(ids).await.iter().map(|got| got.json()["id"].as_str().unwrap().into()).collect();
-    let goes_on = async |id: &str| ask(&front, step_after_forgotten(id)).await.status;
+    let goes_on = async |id: &str| ask(&router, step_after_forgotten(id)).await.status;
     let forget =
-        async |path: &str| send(front.operator_address(), Request::delete(format!("/ownerserve/v1/{path}")), "").await;
+        async |path: &str| send(router.operator_address(), Request::delete(format!("/ownerserve/v1/{path}")), "").await;
     assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [200, 200]);
     let session = vocabulary::SessionId::of_key(&vocabulary::TenantId::default(), &"tiny".into(), "mine");
     let done = forget(&format!("sessions/{session}/retained-data?tenant=default")).await;
@@ -187,9 +187,9 @@ async fn an_operator_erases_a_session_or_a_tenant() {
 }
 
 /// Returns the newest receipt, once there are `count`.
-async fn newest_receipt(front: &TestRouter, count: usize) -> serde_json::Value {
+async fn newest_receipt(router: &TestRouter, count: usize) -> serde_json::Value {
     for _ in 0..500 {
-        let all = front.gateway.decisions.receipts.newest(100, |_| true);
+        let all = router.gateway.decisions.receipts.newest(100, |_| true);
         if all.len() >= count {
             assert_eq!(all.len(), count, "{all:#?}");
             return serde_json::to_value(&*all[0]).unwrap();
@@ -202,12 +202,12 @@ async fn newest_receipt(front: &TestRouter, count: usize) -> serde_json::Value {
 #[tokio::test]
 async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let id = ask(&front, json!({"model": "tiny", "input": "x", "store": true})).await.json()["id"].clone();
-    let first = newest_receipt(&front, 1).await;
+    let router = start_router(&[&worker], &[]).await;
+    let id = ask(&router, json!({"model": "tiny", "input": "x", "store": true})).await.json()["id"].clone();
+    let first = newest_receipt(&router, 1).await;
     // If the worker has forgotten the previous response, the step is planned like any other.
-    let response = ask(&front, step_after_forgotten(id.as_str().unwrap())).await;
-    let receipt = newest_receipt(&front, 2).await;
+    let response = ask(&router, step_after_forgotten(id.as_str().unwrap())).await;
+    let receipt = newest_receipt(&router, 2).await;
     assert_eq!(receipt["request_id"], response.headers["x-request-id"].to_str().unwrap());
     assert!(receipt["decision"].is_object(), "{receipt}");
 
@@ -215,8 +215,8 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
         json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": behave, "counted": 400,
             "prompt_cache_key": "mine"})
     };
-    let response = ask(&front, next("count")).await;
-    let receipt = newest_receipt(&front, 3).await;
+    let response = ask(&router, next("count")).await;
+    let receipt = newest_receipt(&router, 3).await;
     assert_eq!(receipt["request_id"], response.headers["x-request-id"].to_str().unwrap());
     let lookup = &receipt["lookup"];
     assert_eq!(
@@ -234,20 +234,20 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
     assert_eq!(served, before, "the worker that stored it");
 
     // The worker reports no usage here, and refuses the next request.
-    ask(&front, next("answer")).await;
-    let lookup = &newest_receipt(&front, 4).await["lookup"];
+    ask(&router, next("answer")).await;
+    let lookup = &newest_receipt(&router, 4).await["lookup"];
     assert!(lookup["prompt_tokens_estimated"] == true && lookup["prompt_tokens"].as_u64().unwrap() > 10, "{lookup}");
-    ask(&front, next("refuse")).await;
-    assert_eq!(newest_receipt(&front, 5).await["observed"]["outcome"], "rejected");
-    ask(&front, next("die")).await;
-    let seen = &newest_receipt(&front, 6).await["observed"];
+    ask(&router, next("refuse")).await;
+    assert_eq!(newest_receipt(&router, 5).await["observed"]["outcome"], "rejected");
+    ask(&router, next("die")).await;
+    let seen = &newest_receipt(&router, 6).await["observed"];
     assert!(seen["outcome"] == "interrupted" && seen["ttft"].as_str().is_some_and(|ttft| ttft != "0s"), "{seen}");
     let whole = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_2\",\
         \"status\":\"completed\",\"output\":[],\"usage\":{\"input_tokens\":77,\"output_tokens\":5,\"total_tokens\":82}}}\n\n";
     let mut streamed = next("die");
     streamed["before"] = whole.into();
-    ask(&front, streamed).await;
-    let receipt = newest_receipt(&front, 7).await;
+    ask(&router, streamed).await;
+    let receipt = newest_receipt(&router, 7).await;
     assert_eq!(
         (&receipt["lookup"]["prompt_tokens"], &receipt["observed"]["output_tokens"]),
         (&json!(77), &json!(5)),
@@ -258,22 +258,22 @@ async fn an_unplanned_step_after_a_stored_response_has_a_receipt() {
 #[tokio::test]
 async fn long_answers_are_read_on_the_offload_pool_after_their_end() {
     let worker = StubWorker::start("one", "tiny").await;
-    let front = start_router(&[&worker], &[]).await;
-    let release = occupy_offload_pool(&front.gateway).await;
+    let router = start_router(&[&worker], &[]).await;
+    let release = occupy_offload_pool(&router.gateway).await;
     let body = json!({"model": "tiny", "input": "x", "background": true, "behave": "long answer"});
-    let id = ask(&front, body).await.json()["id"].as_str().unwrap().to_owned();
+    let id = ask(&router, body).await.json()["id"].as_str().unwrap().to_owned();
     let step = json!({"model": "tiny", "input": "y", "previous_response_id": id, "behave": "long answer"});
-    assert_eq!(ask(&front, step).await.status, 200);
-    wait_until("both have ended", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    assert_eq!(ask(&router, step).await.status, 200);
+    wait_until("both have ended", || router.gateway.metrics.requests.in_flight.get() == 0).await;
     let key = CacheKey::new(CacheEntryKind::Transcript, &TenantId::default(), &id);
-    let transcript = || front.gateway.caches.shared_cache.get_shared(&key);
+    let transcript = || router.gateway.caches.shared_cache.get_shared(&key);
     assert!(transcript().await.is_none(), "there was no place to read its output");
-    assert!(front.gateway.decisions.receipts.newest(100, |_| true).is_empty(), "nor to read the usage of the step");
+    assert!(router.gateway.decisions.receipts.newest(100, |_| true).is_empty(), "nor to read the usage of the step");
     drop(release);
-    let observed = &newest_receipt(&front, 1).await["observed"];
+    let observed = &newest_receipt(&router, 1).await["observed"];
     assert_eq!((&observed["outcome"], &observed["output_tokens"]), (&json!("complete"), &json!(5)), "{observed}");
     while transcript().await.is_none() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    wait_until("all memory is given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
+    wait_until("all memory is given back", || router.gateway.metrics.memory.reserved.get() == 0).await;
 }

@@ -126,31 +126,31 @@ impl OwnerChange<'_> {
 pub(super) fn check_nothing_lost(
     subject: SessionId,
     operations: &[&ClientOperation],
-    last: SessionHolder,
+    holder: SessionHolder,
 ) -> Vec<GuaranteeViolation> {
     let promise = "nothing acknowledged is lost";
     let mut broken = Vec::new();
     for operation in operations {
         let kept = match (operation.answer, operation.asked) {
-            (OwnershipReply::Granted(epoch), _) => epoch <= last.epoch,
-            (OwnershipReply::Released, OwnershipRequest::Release { seen, .. }) => seen < last.epoch,
+            (OwnershipReply::Granted(epoch), _) => epoch <= holder.epoch,
+            (OwnershipReply::Released, OwnershipRequest::Release { seen, .. }) => seen < holder.epoch,
             _ => true,
         };
         if !kept {
             broken.push(GuaranteeViolation {
                 guarantee: promise,
-                detail: format!("{subject} is at {}, but {}", last.epoch, describe(operation)),
+                detail: format!("{subject} is at {}, but {}", holder.epoch, describe(operation)),
             });
         }
     }
     let writes = || operations.iter().filter(|operation| operation.is_write());
     let began = writes().filter(|write| may_have_changed(write)).map(|write| write.invoked).min();
     let as_found = |read: &&&ClientOperation| {
-        read.answer == OwnershipReply::Found(last) && began.is_none_or(|at| read.invoked < at)
+        read.answer == OwnershipReply::Found(holder) && began.is_none_or(|at| read.invoked < at)
     };
     let untouched = writes().next().is_none() || operations.iter().any(|read| as_found(&read));
-    if !untouched && !writes().any(|operation| explains(operation, last)) {
-        let detail = format!("{subject} is {last:?}, which nothing that was asked explains");
+    if !untouched && !writes().any(|operation| explains(operation, holder)) {
+        let detail = format!("{subject} is {holder:?}, which nothing that was asked explains");
         broken.push(GuaranteeViolation { guarantee: promise, detail });
     }
     broken

@@ -317,7 +317,7 @@ mod tests {
         Epoch { generation: 0, index, position: 0 }
     }
 
-    fn op((invoked, completed): (u64, u64), request: OwnershipRequest, answer: OwnershipReply) -> ClientOperation {
+    fn op((invoked, completed): (u64, u64), request: OwnershipRequest, reply: OwnershipReply) -> ClientOperation {
         let (invoked, completed) = (RunInstant(invoked), RunInstant(completed));
         ClientOperation {
             client: 1,
@@ -326,21 +326,21 @@ mod tests {
             asked: request,
             invoked,
             completed,
-            answer,
+            answer: reply,
             revision: None,
         }
     }
 
-    fn claim(when: (u64, u64), owner: Owner, answer: OwnershipReply) -> ClientOperation {
-        op(when, OwnershipRequest::Claim(owner), answer)
+    fn claim(when: (u64, u64), owner: Owner, reply: OwnershipReply) -> ClientOperation {
+        op(when, OwnershipRequest::Claim(owner), reply)
     }
 
-    fn release(when: (u64, u64), owner: Owner, seen: u64, answer: OwnershipReply) -> ClientOperation {
-        op(when, OwnershipRequest::Release { owner, seen: at(seen) }, answer)
+    fn release(when: (u64, u64), owner: Owner, seen: u64, reply: OwnershipReply) -> ClientOperation {
+        op(when, OwnershipRequest::Release { owner, seen: at(seen) }, reply)
     }
 
-    fn migrate(when: (u64, u64), to: Owner, seen: u64, answer: OwnershipReply) -> ClientOperation {
-        op(when, OwnershipRequest::Migrate { to, seen: at(seen) }, answer)
+    fn migrate(when: (u64, u64), to: Owner, seen: u64, reply: OwnershipReply) -> ClientOperation {
+        op(when, OwnershipRequest::Migrate { to, seen: at(seen) }, reply)
     }
 
     fn read(when: (u64, u64), owner: Option<Owner>, index: u64) -> ClientOperation {

@@ -15,7 +15,7 @@ fn at(index: u64) -> Epoch {
 }
 
 /// An operation of a separate client, from `when` to `when + 10`.
-fn op(when: u64, request: OwnershipRequest, answer: OwnershipReply) -> ClientOperation {
+fn op(when: u64, request: OwnershipRequest, reply: OwnershipReply) -> ClientOperation {
     let (invoked, completed) = (RunInstant(when), RunInstant(when + 10));
     let client = u32::try_from(when).unwrap();
     ClientOperation {
@@ -25,7 +25,7 @@ fn op(when: u64, request: OwnershipRequest, answer: OwnershipReply) -> ClientOpe
         asked: request,
         invoked,
         completed,
-        answer,
+        answer: reply,
         revision: None,
     }
 }
@@ -42,10 +42,10 @@ fn violations(operations: &[ClientOperation]) -> Vec<&'static str> {
 fn violations_with(
     operations: &[ClientOperation],
     sightings: &[LeaseSighting],
-    last: Option<SessionHolder>,
+    holder: Option<SessionHolder>,
 ) -> Vec<&'static str> {
     let history = HistoryRecords { operations: operations.to_vec(), sightings: sightings.to_vec() };
-    let finals = last.map(|last| (SUBJECT, last)).into_iter().collect();
+    let finals = holder.map(|holder| (SUBJECT, holder)).into_iter().collect();
     // Linearizability is tested separately.
     let judged = check_history(&history, &finals).broken.into_iter().map(|broken| broken.guarantee);
     judged.filter(|promise| *promise != "all operations on a session have one order").collect()
@@ -262,9 +262,9 @@ fn a_stream_that_ends_silently_is_a_violation() {
 }
 
 /// Returns the violations of a backup up to entry `applied` in which the session has this holder.
-fn backup(operations: &[ClientOperation], last: SessionHolder, applied: u64) -> Vec<&'static str> {
+fn backup(operations: &[ClientOperation], holder: SessionHolder, applied: u64) -> Vec<&'static str> {
     let history = HistoryRecords { operations: operations.to_vec(), sightings: Vec::new() };
-    check_backup(&history, &FinalOwners::from([(SUBJECT, last)]), applied)
+    check_backup(&history, &FinalOwners::from([(SUBJECT, holder)]), applied)
         .iter()
         .map(|broken| broken.guarantee)
         .collect()

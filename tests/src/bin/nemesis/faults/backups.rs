@@ -35,55 +35,58 @@ struct SavedBackup {
 }
 
 /// Saves a backup of the leader and one of another node, and restores each as a cluster of three.
-pub(super) async fn backup(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut strike = FaultRecord::begin(arena);
-    let leader = arena.leader().await?;
-    let others = arena.others(leader);
-    let other = arena.rng.pick(&others).copied().unwrap_or(leader);
+pub(super) async fn backup(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    let mut fault = FaultRecord::begin(environment);
+    let leader = environment.leader().await?;
+    let others = environment.others(leader);
+    let other = environment.rng.pick(&others).copied().unwrap_or(leader);
     let mut notes = Vec::new();
     for (name, seat) in [("leader", leader), ("other", other)] {
-        strike.count_fault();
-        let file = arena.cluster.folder(seat).with_file_name(format!("backup-{name}-{}", arena.rng.below(1 << 32)));
-        let acknowledged = arena.history.read(|kept| check::newest_acknowledged(&kept.operations));
-        let SavedBackup { applied } = save(arena, seat, &file).await?;
-        let saved = holdings(arena, &file)?;
+        fault.count_fault();
+        let file = environment
+            .cluster
+            .folder(seat)
+            .with_file_name(format!("backup-{name}-{}", environment.rng.below(1 << 32)));
+        let acknowledged = environment.history.read(|kept| check::newest_acknowledged(&kept.operations));
+        let SavedBackup { applied } = save(environment, seat, &file).await?;
+        let saved = holdings(environment, &file)?;
         // The backup may contain writes still in flight; pausing the clients makes sure that their replies are
         // recorded.
-        drop(arena.load.pause().await);
-        let (history, held) = (arena.history.clone(), saved.clone());
-        strike
+        drop(environment.load.pause().await);
+        let (history, held) = (environment.history.clone(), saved.clone());
+        fault
             .broken
             .extend(check::run_blocking(move || check::check_backup(&history.snapshot(), &held, applied)).await?);
         if seat == leader && applied < acknowledged {
             let detail = format!("it ends at entry {applied}; {acknowledged} was acknowledged before it was asked for");
-            strike.broken.push(GuaranteeViolation { guarantee: GUARANTEE, detail });
+            fault.broken.push(GuaranteeViolation { guarantee: GUARANTEE, detail });
         }
-        strike.broken.extend(check_truncated_backup(arena, &file).await?);
+        fault.broken.extend(check_truncated_backup(environment, &file).await?);
         notes.push(format!("{name} to entry {applied}"));
-        let restored = restore(arena, &file).await?;
-        let (first, broken) = check_restored(arena, &saved, WRITES_PER_SESSION).await?;
-        strike.broken.extend(broken);
+        let restored = restore(environment, &file).await?;
+        let (first, broken) = check_restored(environment, &saved, WRITES_PER_SESSION).await?;
+        fault.broken.extend(broken);
         drop(restored);
         // Simulates that the first restored cluster failed: the same backup is restored again and has written less so
         // far.
         if seat == leader {
-            strike.count_fault();
-            let again = restore(arena, &file).await?;
-            let (second, broken) = check_restored(arena, &saved, 1).await?;
-            strike.broken.extend(broken);
-            strike.broken.extend(check_outranks(&first, &second));
+            fault.count_fault();
+            let again = restore(environment, &file).await?;
+            let (second, broken) = check_restored(environment, &saved, 1).await?;
+            fault.broken.extend(broken);
+            fault.broken.extend(check_outranks(&first, &second));
             drop(again);
         }
         std::fs::remove_file(&file).map_err(NemesisError::system(file.display().to_string()))?;
     }
-    strike.note = format!("restored on {} nodes: {}", RESTORED_SLOTS.len(), notes.join(", "));
-    Ok(strike.end(arena))
+    fault.note = format!("restored on {} nodes: {}", RESTORED_SLOTS.len(), notes.join(", "));
+    Ok(fault.end(environment))
 }
 
-async fn save(arena: &TrialEnvironment, seat: MemberSlot, file: &Path) -> Result<SavedBackup, NemesisError> {
-    let endpoint = format!("http://{}", arena.cluster.addresses().operator(seat));
+async fn save(environment: &TrialEnvironment, slot: MemberSlot, file: &Path) -> Result<SavedBackup, NemesisError> {
+    let endpoint = format!("http://{}", environment.cluster.addresses().operator(slot));
     let file = file.display().to_string();
-    let output = run_ctl(arena, &["--endpoint", &endpoint, "-o", "json", "snapshot", "save", &file]).await?;
+    let output = run_ctl(environment, &["--endpoint", &endpoint, "-o", "json", "snapshot", "save", &file]).await?;
     let output = output.success("ctl snapshot save")?;
     let odd =
         |error: serde_json::Error| NemesisError::Answer { who: "ctl snapshot save".into(), got: error.to_string() };
@@ -108,8 +111,8 @@ impl CtlResult {
     }
 }
 
-async fn run_ctl(arena: &TrialEnvironment, arguments: &[&str]) -> Result<CtlResult, NemesisError> {
-    let mut command = Command::new(arena.cluster.binary());
+async fn run_ctl(environment: &TrialEnvironment, arguments: &[&str]) -> Result<CtlResult, NemesisError> {
+    let mut command = Command::new(environment.cluster.binary());
     command.arg("ctl").args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let output = command.output().await.map_err(NemesisError::system("run ctl"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -122,16 +125,16 @@ async fn run_ctl(arena: &TrialEnvironment, arguments: &[&str]) -> Result<CtlResu
 
 /// Checks that a truncated backup is refused and leaves no data directory behind.
 async fn check_truncated_backup(
-    arena: &mut TrialEnvironment,
+    environment: &mut TrialEnvironment,
     file: &Path,
 ) -> Result<Option<GuaranteeViolation>, NemesisError> {
     let part = file.with_extension("part");
     std::fs::copy(file, &part).map_err(NemesisError::system(part.display().to_string()))?;
-    let bytes = 1 + arena.rng.below(64);
+    let bytes = 1 + environment.rng.below(64);
     cut_tail(&part, bytes)?;
     let folder = part.with_extension("restored");
     let paths = [part.display().to_string(), folder.display().to_string()];
-    let tried = run_ctl(arena, &["snapshot", "restore", &paths[0], "--data-dir", &paths[1]]).await?;
+    let tried = run_ctl(environment, &["snapshot", "restore", &paths[0], "--data-dir", &paths[1]]).await?;
     let held = matches!(&tried, CtlResult::Refused(said) if said.contains(&paths[0]) && said.contains("offset"))
         && !folder.exists();
     let detail = || format!("{bytes} bytes were cut off: {tried:?}, a directory is there: {}", folder.exists());
@@ -143,31 +146,33 @@ async fn check_truncated_backup(
 }
 
 /// Restores a backup as a cluster of three.
-async fn restore(arena: &mut TrialEnvironment, file: &Path) -> Result<Vec<ProgramProcess>, NemesisError> {
+async fn restore(environment: &mut TrialEnvironment, file: &Path) -> Result<Vec<ProgramProcess>, NemesisError> {
     for seat in RESTORED_SLOTS {
-        arena.cluster.wipe(seat)?;
+        environment.cluster.wipe(seat)?;
     }
     let (founder, file) = (RESTORED_SLOTS[0], file.display().to_string());
-    let folder: PathBuf = arena.cluster.folder(founder);
-    let done = run_ctl(arena, &["snapshot", "restore", &file, "--data-dir", &folder.display().to_string()]).await?;
+    let folder: PathBuf = environment.cluster.folder(founder);
+    let done =
+        run_ctl(environment, &["snapshot", "restore", &file, "--data-dir", &folder.display().to_string()]).await?;
     done.success("ctl snapshot restore")?;
-    let mut running = vec![arena.cluster.start_separate(founder, NodeBoot::new(BootOrigin::Founder)).await?];
+    let mut running = vec![environment.cluster.start_separate(founder, NodeBoot::new(BootOrigin::Founder)).await?];
     for seat in &RESTORED_SLOTS[1..] {
-        running.push(arena.cluster.start_separate(*seat, NodeBoot::new(BootOrigin::JoinsThrough(founder))).await?);
+        running
+            .push(environment.cluster.start_separate(*seat, NodeBoot::new(BootOrigin::JoinsThrough(founder))).await?);
     }
-    promote(arena).await?;
+    promote(environment).await?;
     Ok(running)
 }
 
-async fn promote(arena: &TrialEnvironment) -> Result<(), NemesisError> {
+async fn promote(environment: &TrialEnvironment) -> Result<(), NemesisError> {
     let (founder, deadline) = (RESTORED_SLOTS[0], Instant::now() + OPERATOR_TIMEOUT);
     loop {
         let tried = async {
             let mut nodes = Vec::new();
             for seat in &RESTORED_SLOTS[1..] {
-                nodes.push(arena.cluster.member(*seat, founder).await?.node_id);
+                nodes.push(environment.cluster.member(*seat, founder).await?.node_id);
             }
-            arena.cluster.addresses().change(founder, &MembershipChange::Promote(nodes)).await
+            environment.cluster.addresses().change(founder, &MembershipChange::Promote(nodes)).await
         };
         match tried.await {
             Ok(()) => return Ok(()),
@@ -179,13 +184,13 @@ async fn promote(arena: &TrialEnvironment) -> Result<(), NemesisError> {
 }
 
 /// Reads from the backup itself who owns which session.
-fn holdings(arena: &TrialEnvironment, file: &Path) -> Result<FinalOwners, NemesisError> {
+fn holdings(environment: &TrialEnvironment, file: &Path) -> Result<FinalOwners, NemesisError> {
     let unreadable = |error: ownership::OwnershipError| NemesisError::Answer {
         who: file.display().to_string(),
         got: error.to_string(),
     };
     let ledger = ownership::load(file).map_err(unreadable)?;
-    let sessions = arena.load.subjects().iter().filter_map(|subject| Some((*subject, ledger.session(*subject)?)));
+    let sessions = environment.load.subjects().iter().filter_map(|subject| Some((*subject, ledger.session(*subject)?)));
     Ok(sessions
         .map(|(subject, session)| (subject, SessionHolder { owner: session.owner, epoch: session.epoch }))
         .collect())
@@ -203,13 +208,13 @@ fn check_outranks(first: &[Epoch], second: &[Epoch]) -> Option<GuaranteeViolatio
 /// Compares the restored cluster with the backup through each of its nodes, checks that its grants (`writes` per
 /// session) outrank all earlier ones, and that clients of the old cluster are fenced off. Returns the grants.
 async fn check_restored(
-    arena: &TrialEnvironment,
+    environment: &TrialEnvironment,
     saved: &FinalOwners,
     writes: usize,
 ) -> Result<(Vec<Epoch>, Vec<GuaranteeViolation>), NemesisError> {
     let (mut grants, mut broken) = (Vec::new(), Vec::new());
-    let mut door = arena.cluster.addresses().client();
-    let owners = arena.cluster.addresses().live_owners(RESTORED_SLOTS[0]).await?;
+    let mut door = environment.cluster.addresses().client();
+    let owners = environment.cluster.addresses().live_owners(RESTORED_SLOTS[0]).await?;
     for (at, (subject, before)) in saved.iter().enumerate() {
         let found = door.read_owner(RESTORED_SLOTS[at % RESTORED_SLOTS.len()], *subject).await?;
         if found.owner != before.owner {
@@ -241,8 +246,8 @@ async fn check_restored(
         }
         broken.extend(check_fencing(&mut door, (*subject, *before)).await?);
     }
-    broken.extend(check_equal(arena).await?);
-    broken.extend(crate::snapshot::check(arena, RESTORED_SLOTS[2]).await?);
+    broken.extend(check_equal(environment).await?);
+    broken.extend(crate::snapshot::check(environment, RESTORED_SLOTS[2]).await?);
     Ok((grants, broken))
 }
 
@@ -266,12 +271,12 @@ async fn check_fencing(
         .then_some(GuaranteeViolation { guarantee: "epochs from before a backup fence nothing after it", detail }))
 }
 
-async fn check_equal(arena: &TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
+async fn check_equal(environment: &TrialEnvironment) -> Result<Vec<GuaranteeViolation>, NemesisError> {
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     loop {
         let mut states: Vec<NodeStateHash> = Vec::new();
         for seat in RESTORED_SLOTS {
-            let (applied, hash) = arena.cluster.addresses().state_hash(seat).await?;
+            let (applied, hash) = environment.cluster.addresses().state_hash(seat).await?;
             states.push(NodeStateHash { seat, applied, hash });
         }
         if states.iter().all(|state| state.applied == states[0].applied) {

@@ -12,24 +12,24 @@ use crate::testbed::TrialEnvironment;
 const STOP_DURATION: Duration = Duration::from_secs(4);
 
 /// Slow links, a killed follower, and a paused leader: of three voters, one works.
-pub(super) async fn three_faults(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let (leader, follower) = (arena.leader().await?, arena.follower().await?);
+pub(super) async fn three_faults(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    let (leader, follower) = (environment.leader().await?, environment.follower().await?);
     let slow = LinkCondition::Slow { delay: Duration::from_millis(10), jitter: Duration::from_millis(20) };
-    let mut strike = FaultRecord::begin(arena);
-    strike.count_fault();
-    for (from, to) in links(arena) {
-        arena.network.set_condition(from, to, slow);
+    let mut fault = FaultRecord::begin(environment);
+    fault.count_fault();
+    for (from, to) in links(environment) {
+        environment.network.set_condition(from, to, slow);
     }
-    strike.count_fault();
-    kill(arena, follower).await?;
+    fault.count_fault();
+    kill(environment, follower).await?;
     // Without a quorum nobody can take over, so this does not count as a fail-over.
-    strike.count_fault();
-    arena.cluster.running(leader)?.pause().await?;
-    arena.hold_fault(STOP_DURATION).await;
-    arena.cluster.restart(follower).await?;
-    arena.cluster.running(leader)?.resume().await?;
-    for (from, to) in links(arena) {
-        arena.network.set_condition(from, to, LinkCondition::Healthy);
+    fault.count_fault();
+    environment.cluster.running(leader)?.pause().await?;
+    environment.hold_fault(STOP_DURATION).await;
+    environment.cluster.restart(follower).await?;
+    environment.cluster.running(leader)?.resume().await?;
+    for (from, to) in links(environment) {
+        environment.network.set_condition(from, to, LinkCondition::Healthy);
     }
-    Ok(strike.end(arena))
+    Ok(fault.end(environment))
 }

@@ -15,97 +15,97 @@ const FAULT_DURATION: Duration = Duration::from_secs(3);
 
 /// A voter's disk is full, then has space again. A node that could not write stops its ledger until it is restarted:
 /// either it exited, or it continues to serve and reports it.
-pub(super) async fn full(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut strike = FaultRecord::begin(arena);
-    let Some(seat) = arena.cluster.small_disk() else {
-        strike.note = "no small disk can be mounted here".into();
-        return Ok(strike);
+pub(super) async fn full(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    let mut fault = FaultRecord::begin(environment);
+    let Some(slot) = environment.cluster.small_disk() else {
+        fault.note = "no small disk can be mounted here".into();
+        return Ok(fault);
     };
-    match arena.leader().await? == seat && arena.cluster.seats().len() > 1 {
-        true => strike.count_leader_loss(arena),
-        false => strike.count_fault(),
+    match environment.leader().await? == slot && environment.cluster.seats().len() > 1 {
+        true => fault.count_leader_loss(environment),
+        false => fault.count_fault(),
     }
-    let folder = arena.cluster.folder(seat);
+    let folder = environment.cluster.folder(slot);
     let bytes = fill_disk(&folder)?;
-    arena.hold_fault(FAULT_DURATION).await;
+    environment.hold_fault(FAULT_DURATION).await;
     free_disk(&folder)?;
-    let mut running = arena.cluster.take(seat)?;
+    let mut running = environment.cluster.take(slot)?;
     let did = match running.exit_status() {
         Some(status) => format!("the node ended ({status})"),
         None => format!("the node went on serving, and ended when asked ({})", running.terminate().await?),
     };
-    strike.note = format!("{} MB; {did}", bytes >> 20);
-    arena.cluster.restart(seat).await?;
-    Ok(strike.end(arena))
+    fault.note = format!("{} MB; {did}", bytes >> 20);
+    environment.cluster.restart(slot).await?;
+    Ok(fault.end(environment))
 }
 
 /// The end of a stopped follower's log, with acknowledged entries, is missing.
-pub(super) async fn torn(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    check_damage(arena, newest_chunk, |chunk| cut_quarter(chunk).map(|left| format!("cut to {left} bytes"))).await
+pub(super) async fn torn(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    check_damage(environment, newest_chunk, |chunk| cut_quarter(chunk).map(|left| format!("cut to {left} bytes"))).await
 }
 
 /// The last bytes of a stopped follower's log are missing. All of them were acknowledged, because nobody writes
 /// before it stops.
-pub(super) async fn tail(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let bytes = 1 + arena.rng.below(48);
-    let pause = arena.load.pause().await;
+pub(super) async fn tail(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    let bytes = 1 + environment.rng.below(48);
+    let pause = environment.load.pause().await;
     // Makes sure that everything proposed is replicated and known to be committed.
-    arena.equal_states().await?;
-    let struck = check_damage(arena, newest_chunk, move |chunk| {
+    environment.equal_states().await?;
+    let struck = check_damage(environment, newest_chunk, move |chunk| {
         cut_tail(chunk, bytes).map(|_| format!("{bytes} bytes cut off"))
     });
-    let strike = struck.await;
+    let fault = struck.await;
     drop(pause);
-    strike
+    fault
 }
 
 /// The end of a stopped follower's snapshot, on which its log builds, is missing.
-pub(super) async fn snapshot(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    for seat in arena.cluster.running_slots() {
-        arena.cluster.addresses().snapshot(seat).await?;
+pub(super) async fn snapshot(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    for seat in environment.cluster.running_slots() {
+        environment.cluster.addresses().snapshot(seat).await?;
     }
-    let bytes = 1 + arena.rng.below(4096);
+    let bytes = 1 + environment.rng.below(4096);
     let file = |folder: &Path| Ok(folder.join("snapshot"));
-    check_damage(arena, file, move |file| {
+    check_damage(environment, file, move |file| {
         cut_tail(file, bytes).map(|left| format!("{bytes} bytes cut off, {left} left"))
     })
     .await
 }
 
 /// One bit of a stopped follower's log is flipped.
-pub(super) async fn flipped(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    check_damage(arena, newest_chunk, |chunk| flip_byte(chunk).map(|at| format!("flipped at {at}"))).await
+pub(super) async fn flipped(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    check_damage(environment, newest_chunk, |chunk| flip_byte(chunk).map(|at| format!("flipped at {at}"))).await
 }
 
 /// Checks that the node refuses to start and names the file and the position; then it is wiped and joins under a new
 /// id.
 async fn check_damage(
-    arena: &mut TrialEnvironment,
+    environment: &mut TrialEnvironment,
     file: impl FnOnce(&Path) -> Result<PathBuf, NemesisError>,
     damage: impl FnOnce(&Path) -> Result<String, NemesisError>,
 ) -> Result<FaultRecord, NemesisError> {
-    let alone = arena.cluster.seats().len() == 1;
-    let seat = if alone { arena.leader().await? } else { arena.follower().await? };
-    let mut strike = FaultRecord::begin(arena);
-    strike.count_fault();
-    kill(arena, seat).await?;
-    let file = file(&arena.cluster.folder(seat))?;
+    let alone = environment.cluster.seats().len() == 1;
+    let slot = if alone { environment.leader().await? } else { environment.follower().await? };
+    let mut fault = FaultRecord::begin(environment);
+    fault.count_fault();
+    kill(environment, slot).await?;
+    let file = file(&environment.cluster.folder(slot))?;
     let whole = std::fs::read(&file).map_err(NemesisError::system(file.display().to_string()))?;
-    strike.note = damage(&file)?;
-    let boot = arena.cluster.boot(seat)?;
-    match arena.cluster.start_expecting_failure(seat, boot).await {
-        Ok(said) => strike.broken.extend(check_names_damage((seat, &file), &said)),
-        Err(error) => strike.broken.push(damage_violation(format!("node {}: {error}", seat.0))),
+    fault.note = damage(&file)?;
+    let boot = environment.cluster.boot(slot)?;
+    match environment.cluster.start_expecting_failure(slot, boot).await {
+        Ok(said) => fault.broken.extend(check_names_damage((slot, &file), &said)),
+        Err(error) => fault.broken.push(damage_violation(format!("node {}: {error}", slot.0))),
     }
     match alone {
         // Restores the file from a copy, like the backup that the message asks for.
         true => {
             std::fs::write(&file, whole).map_err(NemesisError::system(file.display().to_string()))?;
-            arena.cluster.restart(seat).await?;
+            environment.cluster.restart(slot).await?;
         }
-        false => arena.replace(seat).await?,
+        false => environment.replace(slot).await?,
     }
-    Ok(strike.end(arena))
+    Ok(fault.end(environment))
 }
 
 fn check_names_damage((seat, file): (MemberSlot, &Path), said: &str) -> Option<GuaranteeViolation> {

@@ -23,49 +23,53 @@ const EXTRA_DURATION: Duration = Duration::from_millis(600);
 const EIO: i64 = 5;
 
 /// A follower's disk is slow, then the leader's. A quorum of fast disks must continue.
-pub(super) async fn slow(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut strike = FaultRecord::begin(arena);
-    let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
+pub(super) async fn slow(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    let mut fault = FaultRecord::begin(environment);
+    let Some(levers) = environment.cluster.syscall_faults().cloned() else {
+        return Ok(fault.not_run(NO_SYSCALL_FAULTS));
+    };
     let mut syncs = 0;
-    for seat in [arena.follower().await?, arena.leader().await?] {
-        let delay = *arena.rng.pick(&FDATASYNC_DELAYS).unwrap_or(&FDATASYNC_DELAYS[0]);
-        strike.count_fault();
-        let from = arena.history.now();
+    for seat in [environment.follower().await?, environment.leader().await?] {
+        let delay = *environment.rng.pick(&FDATASYNC_DELAYS).unwrap_or(&FDATASYNC_DELAYS[0]);
+        fault.count_fault();
+        let from = environment.history.now();
         levers.set(seat, SyscallFault::SyncDelay, i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))?;
-        arena.hold_fault(FAULT_DURATION).await;
+        environment.hold_fault(FAULT_DURATION).await;
         syncs += levers.counts(seat)?.delayed;
         levers.set(seat, SyscallFault::SyncDelay, 0)?;
-        check_progress(arena, &mut strike, (from, MAX_SLOW_SILENCE));
+        check_progress(environment, &mut fault, (from, MAX_SLOW_SILENCE));
     }
-    strike.broken.extend(GuaranteeViolation::unless_observed("a slow disk", syncs));
-    strike.note = format!("{syncs} syncs were late");
-    Ok(strike.end(arena))
+    fault.broken.extend(GuaranteeViolation::unless_observed("a slow disk", syncs));
+    fault.note = format!("{syncs} syncs were late");
+    Ok(fault.end(environment))
 }
 
 /// Every fdatasync of a follower fails, then every one of the leader. Each node reports it, acknowledges nothing any
 /// more, and after a restart has everything that it had acknowledged.
-pub(super) async fn failing(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut strike = FaultRecord::begin(arena);
-    let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
-    let follower = arena.follower().await?;
-    strike.count_fault();
-    let mut did = vec![fail_disk(arena, &mut strike, (&levers, follower, MAX_SLOW_SILENCE)).await?];
-    let now = arena.history.now();
-    arena.await_recovery(now).await?;
-    let leader = arena.leader().await?;
-    strike.count_leader_loss(arena);
-    did.push(fail_disk(arena, &mut strike, (&levers, leader, MAX_FAIL_OVER)).await?);
-    strike.note = format!("follower: {}; leader: {}", did[0], did[1]);
-    Ok(strike.end(arena))
+pub(super) async fn failing(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    let mut fault = FaultRecord::begin(environment);
+    let Some(levers) = environment.cluster.syscall_faults().cloned() else {
+        return Ok(fault.not_run(NO_SYSCALL_FAULTS));
+    };
+    let follower = environment.follower().await?;
+    fault.count_fault();
+    let mut did = vec![fail_disk(environment, &mut fault, (&levers, follower, MAX_SLOW_SILENCE)).await?];
+    let now = environment.history.now();
+    environment.await_recovery(now).await?;
+    let leader = environment.leader().await?;
+    fault.count_leader_loss(environment);
+    did.push(fail_disk(environment, &mut fault, (&levers, leader, MAX_FAIL_OVER)).await?);
+    fault.note = format!("follower: {}; leader: {}", did[0], did[1]);
+    Ok(fault.end(environment))
 }
 
 async fn fail_disk(
-    arena: &mut TrialEnvironment,
-    strike: &mut FaultRecord,
+    environment: &mut TrialEnvironment,
+    fault: &mut FaultRecord,
     (levers, seat, longest): (&SyscallFaults, MemberSlot, Duration),
 ) -> Result<String, NemesisError> {
-    let began = arena.history.now();
-    let before = arena.cluster.log_text(seat).len();
+    let began = environment.history.now();
+    let before = environment.cluster.log_text(seat).len();
     levers.set(seat, SyscallFault::SyncError, EIO)?;
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     while levers.counts(seat)?.failed == 0 {
@@ -74,33 +78,33 @@ async fn fail_disk(
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    arena.hold_fault(longest + EXTRA_DURATION).await;
-    check_progress(arena, strike, (began, longest));
+    environment.hold_fault(longest + EXTRA_DURATION).await;
+    check_progress(environment, fault, (began, longest));
     let failed = levers.counts(seat)?.failed;
-    let mut running = arena.cluster.take(seat)?;
+    let mut running = environment.cluster.take(seat)?;
     let end = match running.exit_status() {
         Some(status) => format!("ended ({status})"),
         None => format!("served on, ended when asked ({})", running.terminate().await?),
     };
-    let log = arena.cluster.log_text(seat).split_off(before);
+    let log = environment.cluster.log_text(seat).split_off(before);
     if !(log.contains("os error 5") && log.contains("start the node again")) {
         let detail = format!("node {} {end}, and said neither the cause nor what to do: {log}", seat.0);
-        strike.broken.push(GuaranteeViolation {
+        fault.broken.push(GuaranteeViolation {
             guarantee: "a failed disk stops the ledger of its node, which says so",
             detail,
         });
     }
     // A restart resets the node's syscall faults.
-    arena.cluster.restart(seat).await?;
+    environment.cluster.restart(seat).await?;
     Ok(format!("{failed} syncs failed, {end}"))
 }
 
 /// Checks that some write was acknowledged at least every `longest`.
-fn check_progress(arena: &TrialEnvironment, strike: &mut FaultRecord, (from, longest): (RunInstant, Duration)) {
-    let now = arena.history.now();
-    let silence = arena.history.read(|kept| longest_silence(&kept.operations, (from, now)));
+fn check_progress(environment: &TrialEnvironment, fault: &mut FaultRecord, (from, longest): (RunInstant, Duration)) {
+    let now = environment.history.now();
+    let silence = environment.history.read(|kept| longest_silence(&kept.operations, (from, now)));
     if silence > longest.as_secs_f64() {
         let detail = format!("{silence:.2} s without an acknowledged write, {longest:?} allowed");
-        strike.broken.push(GuaranteeViolation { guarantee: "the disk of one voter stops nobody else", detail });
+        fault.broken.push(GuaranteeViolation { guarantee: "the disk of one voter stops nobody else", detail });
     }
 }

@@ -27,8 +27,8 @@ pub(crate) struct FaultRecord {
 
 impl FaultRecord {
     /// Starts a record now.
-    pub(super) fn begin(arena: &TrialEnvironment) -> FaultRecord {
-        let now = arena.history.now();
+    pub(super) fn begin(environment: &TrialEnvironment) -> FaultRecord {
+        let now = environment.history.now();
         FaultRecord {
             faults: 0,
             began: now,
@@ -45,9 +45,9 @@ impl FaultRecord {
     }
 
     /// Counts a fault that takes the leader away.
-    pub(super) fn count_leader_loss(&mut self, arena: &TrialEnvironment) {
+    pub(super) fn count_leader_loss(&mut self, environment: &TrialEnvironment) {
         self.faults += 1;
-        self.leader_lost.push(arena.history.now());
+        self.leader_lost.push(environment.history.now());
     }
 
     /// Marks the nemesis as not run, for this reason.
@@ -57,8 +57,8 @@ impl FaultRecord {
     }
 
     /// Ends the record now.
-    pub(super) fn end(mut self, arena: &TrialEnvironment) -> FaultRecord {
-        self.healed = arena.history.now();
+    pub(super) fn end(mut self, environment: &TrialEnvironment) -> FaultRecord {
+        self.healed = environment.history.now();
         self
     }
 }

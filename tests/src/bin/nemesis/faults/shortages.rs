@@ -26,20 +26,22 @@ const SHORTAGES: [(&str, SyscallFault, i64); 5] = [
 
 /// A follower, then the leader, runs out of each resource while it is asked for a snapshot. No node exits, and what
 /// failed succeeds without a restart once the shortage is over: only a failed write or fsync stops a ledger.
-pub(super) async fn shortages(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut strike = FaultRecord::begin(arena);
-    let Some(levers) = arena.cluster.syscall_faults().cloned() else { return Ok(strike.not_run(NO_SYSCALL_FAULTS)) };
+pub(super) async fn shortages(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    let mut fault = FaultRecord::begin(environment);
+    let Some(levers) = environment.cluster.syscall_faults().cloned() else {
+        return Ok(fault.not_run(NO_SYSCALL_FAULTS));
+    };
     let (mut unopened, mut unaccepted, mut unstarted) = (0, 0, 0);
-    for seat in [arena.follower().await?, arena.leader().await?] {
+    for seat in [environment.follower().await?, environment.leader().await?] {
         for (what, lever, error) in SHORTAGES {
-            strike.count_fault();
+            fault.count_fault();
             levers.set(seat, lever, error)?;
-            request_under_shortage(arena, seat).await;
+            request_under_shortage(environment, seat).await;
             levers.set(seat, lever, 0)?;
-            if let Some(broken) = check_recovered(arena, (seat, what)).await? {
-                strike.broken.push(broken);
+            if let Some(broken) = check_recovered(environment, (seat, what)).await? {
+                fault.broken.push(broken);
                 // Further shortages would prove nothing about this node.
-                restart_node(arena, seat).await?;
+                restart_node(environment, seat).await?;
                 break;
             }
         }
@@ -48,30 +50,30 @@ pub(super) async fn shortages(arena: &mut TrialEnvironment) -> Result<FaultRecor
         unaccepted += felt.1;
         unstarted += felt.2;
     }
-    if strike.broken.is_empty() {
-        strike.broken.extend(GuaranteeViolation::unless_observed("a shortage of descriptors for files", unopened));
-        strike
+    if fault.broken.is_empty() {
+        fault.broken.extend(GuaranteeViolation::unless_observed("a shortage of descriptors for files", unopened));
+        fault
             .broken
             .extend(GuaranteeViolation::unless_observed("a shortage of descriptors for connections", unaccepted));
     }
     // A failed thread start goes unnoticed if the existing threads do the work, so it is only noted.
-    strike.note =
+    fault.note =
         format!("{unopened} files not opened, {unaccepted} connections not taken, {unstarted} threads not started");
-    Ok(strike.end(arena))
+    Ok(fault.end(environment))
 }
 
-fn fault_counts(levers: &SyscallFaults, seat: MemberSlot) -> Result<(i64, i64, i64), NemesisError> {
-    let felt = levers.counts(seat)?;
+fn fault_counts(faults: &SyscallFaults, slot: MemberSlot) -> Result<(i64, i64, i64), NemesisError> {
+    let felt = faults.counts(slot)?;
     Ok((felt.failed_opens, felt.failed_accepts, felt.failed_thread_starts))
 }
 
 /// Requests a snapshot, which opens a file, on a separate connection. The result does not matter during the shortage.
-async fn request_under_shortage(arena: &mut TrialEnvironment, seat: MemberSlot) {
-    let span = arena.fault_duration(FAULT_DURATION);
-    let doors = arena.cluster.addresses().clone();
+async fn request_under_shortage(environment: &mut TrialEnvironment, slot: MemberSlot) {
+    let span = environment.fault_duration(FAULT_DURATION);
+    let addresses = environment.cluster.addresses().clone();
     let asked = async {
-        let _ = doors.write_snapshot(seat).await;
-        let _ = doors.snapshot(seat).await;
+        let _ = addresses.write_snapshot(slot).await;
+        let _ = addresses.snapshot(slot).await;
     };
     let until = Instant::now() + span;
     let _ = tokio::time::timeout(span, asked).await;
@@ -80,16 +82,16 @@ async fn request_under_shortage(arena: &mut TrialEnvironment, seat: MemberSlot) 
 
 /// Checks what the node must be able to do again.
 async fn check_recovered(
-    arena: &mut TrialEnvironment,
+    environment: &mut TrialEnvironment,
     (seat, what): (MemberSlot, &str),
 ) -> Result<Option<GuaranteeViolation>, NemesisError> {
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     loop {
-        if arena.cluster.running(seat)?.exit_status().is_some() {
-            let detail = format!("node {} ran out of {what} and ended: {}", seat.0, arena.cluster.log_tail(seat));
+        if environment.cluster.running(seat)?.exit_status().is_some() {
+            let detail = format!("node {} ran out of {what} and ended: {}", seat.0, environment.cluster.log_tail(seat));
             return Ok(Some(GuaranteeViolation { guarantee: GUARANTEE, detail }));
         }
-        let refused = match arena.cluster.addresses().write_snapshot(seat).await {
+        let refused = match environment.cluster.addresses().write_snapshot(seat).await {
             Ok(()) => return Ok(None),
             Err(refused) => refused,
         };
@@ -101,10 +103,10 @@ async fn check_recovered(
     }
 }
 
-async fn restart_node(arena: &mut TrialEnvironment, seat: MemberSlot) -> Result<(), NemesisError> {
-    let mut running = arena.cluster.take(seat)?;
+async fn restart_node(environment: &mut TrialEnvironment, slot: MemberSlot) -> Result<(), NemesisError> {
+    let mut running = environment.cluster.take(slot)?;
     if running.exit_status().is_none() {
         running.kill().await?;
     }
-    arena.cluster.restart(seat).await
+    environment.cluster.restart(slot).await
 }

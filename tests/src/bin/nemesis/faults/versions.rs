@@ -24,68 +24,68 @@ const SESSIONS: usize = 8;
 const GUARANTEE: &str = "binaries of two levels work on the same data until the level is raised";
 
 /// Old, new, old, new, raised; then the old binary must refuse to start.
-pub(super) async fn mixed_releases(arena: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn mixed_releases(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
     let old = NodeBoot { origin: BootOrigin::Standalone, max_level: Some(OLD) };
     let new = NodeBoot::new(BootOrigin::Standalone);
-    let mut strike = FaultRecord::begin(arena);
-    arena.cluster.wipe(LONE_SLOT)?;
-    let mut running = arena.cluster.start_separate(LONE_SLOT, old).await?;
-    let sessions = sessions(arena).await?;
-    let mut known = write(arena, &sessions).await?;
+    let mut fault = FaultRecord::begin(environment);
+    environment.cluster.wipe(LONE_SLOT)?;
+    let mut running = environment.cluster.start_separate(LONE_SLOT, old).await?;
+    let sessions = sessions(environment).await?;
+    let mut known = write(environment, &sessions).await?;
     for (boot, word) in [(new, "newer"), (old, "older"), (new, "newer again")] {
-        strike.count_fault();
-        running = swap_binary(arena, running, boot).await?;
-        let found = read(arena, &sessions).await?;
+        fault.count_fault();
+        running = swap_binary(environment, running, boot).await?;
+        let found = read(environment, &sessions).await?;
         if found != known {
-            strike.broken.push(GuaranteeViolation {
+            fault.broken.push(GuaranteeViolation {
                 guarantee: GUARANTEE,
                 detail: format!("{word}: {known:?} became {found:?}"),
             });
         }
-        known = write(arena, &sessions).await?;
+        known = write(environment, &sessions).await?;
     }
-    let doors = arena.cluster.addresses();
-    let level = doors.status(LONE_SLOT).await?.feature_level;
+    let addresses = environment.cluster.addresses();
+    let level = addresses.status(LONE_SLOT).await?.feature_level;
     if level != OLD {
-        strike.broken.push(GuaranteeViolation {
+        fault.broken.push(GuaranteeViolation {
             guarantee: GUARANTEE,
             detail: format!("level {level} before anybody raised it"),
         });
     }
-    doors.raise_level(LONE_SLOT, NEW).await?;
-    strike.count_fault();
+    addresses.raise_level(LONE_SLOT, NEW).await?;
+    fault.count_fault();
     running.terminate().await?;
-    match arena.cluster.start_expecting_failure(LONE_SLOT, old).await {
+    match environment.cluster.start_expecting_failure(LONE_SLOT, old).await {
         Ok(said) if said.contains("level") => {}
-        Ok(said) => strike
+        Ok(said) => fault
             .broken
             .push(GuaranteeViolation { guarantee: GUARANTEE, detail: format!("the refusal is unclear: {said}") }),
-        Err(error) => strike.broken.push(GuaranteeViolation { guarantee: GUARANTEE, detail: error.to_string() }),
+        Err(error) => fault.broken.push(GuaranteeViolation { guarantee: GUARANTEE, detail: error.to_string() }),
     }
-    strike.note = format!("levels {OLD} and {NEW} on one node's data, {} writes", SESSIONS * 4);
-    Ok(strike.end(arena))
+    fault.note = format!("levels {OLD} and {NEW} on one node's data, {} writes", SESSIONS * 4);
+    Ok(fault.end(environment))
 }
 
 async fn swap_binary(
-    arena: &TrialEnvironment,
-    running: ProgramProcess,
+    environment: &TrialEnvironment,
+    process: ProgramProcess,
     boot: NodeBoot,
 ) -> Result<ProgramProcess, NemesisError> {
-    running.terminate().await?;
-    arena.cluster.start_separate(LONE_SLOT, boot).await
+    process.terminate().await?;
+    environment.cluster.start_separate(LONE_SLOT, boot).await
 }
 
 /// Sessions in the separate node's ledger.
-async fn sessions(arena: &TrialEnvironment) -> Result<Vec<SessionId>, NemesisError> {
-    let doors = arena.cluster.addresses();
+async fn sessions(environment: &TrialEnvironment) -> Result<Vec<SessionId>, NemesisError> {
+    let addresses = environment.cluster.addresses();
     let deadline = Instant::now() + OPERATOR_TIMEOUT;
     let mut sessions = Vec::new();
     for number in 0..SESSIONS {
         let key = format!("alone-{number}");
         loop {
             let wish = StreamRequest { seat: LONE_SLOT, key: &key, tokens: 2 };
-            let served = run_stream(doors, wish, || {}).await == StreamResult::Ended(StreamEnd::Whole);
-            if let Some(session) = if served { doors.session_of(LONE_SLOT, &key).await? } else { None } {
+            let served = run_stream(addresses, wish, || {}).await == StreamResult::Ended(StreamEnd::Whole);
+            if let Some(session) = if served { addresses.session_of(LONE_SLOT, &key).await? } else { None } {
                 sessions.push(session);
                 break;
             }
@@ -99,9 +99,9 @@ async fn sessions(arena: &TrialEnvironment) -> Result<Vec<SessionId>, NemesisErr
 }
 
 /// Releases every session and claims it for another owner; returns the grants.
-async fn write(arena: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
-    let owners = arena.cluster.addresses().live_owners(LONE_SLOT).await?;
-    let mut door = arena.cluster.addresses().client();
+async fn write(environment: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+    let owners = environment.cluster.addresses().live_owners(LONE_SLOT).await?;
+    let mut door = environment.cluster.addresses().client();
     for (at, session) in sessions.iter().enumerate() {
         let SessionHolder { owner, epoch } = door.read_owner(LONE_SLOT, *session).await?;
         if let Some(owner) = owner {
@@ -117,18 +117,18 @@ async fn write(arena: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<S
             )?;
         }
     }
-    read(arena, sessions).await
+    read(environment, sessions).await
 }
 
-fn expect_acknowledged(answer: OwnershipReply) -> Result<(), NemesisError> {
-    match answer {
+fn expect_acknowledged(reply: OwnershipReply) -> Result<(), NemesisError> {
+    match reply {
         OwnershipReply::Granted(_) | OwnershipReply::Released => Ok(()),
         other => Err(NemesisError::Answer { who: "the lone node".into(), got: format!("{other:?} to a write") }),
     }
 }
 
-async fn read(arena: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
-    let mut door = arena.cluster.addresses().client();
+async fn read(environment: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+    let mut door = environment.cluster.addresses().client();
     let mut found = Vec::new();
     for session in sessions {
         found.push(door.read_owner(LONE_SLOT, *session).await?);

@@ -15,8 +15,8 @@ pub(super) struct CallerPids {
 }
 
 impl CallerPids {
-    pub(super) fn register(&mut self, seat: MemberSlot, pid: u32) {
-        self.pids.insert(seat, pid);
+    pub(super) fn register(&mut self, slot: MemberSlot, pid: u32) {
+        self.pids.insert(slot, pid);
     }
 
     /// Returns the slot of the process that connected from `address`.

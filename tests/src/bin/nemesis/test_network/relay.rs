@@ -66,12 +66,12 @@ pub(super) struct TcpRelay {
 }
 
 impl TcpRelay {
-    pub(super) fn new(stage: NetworkIsolation) -> Arc<TcpRelay> {
+    pub(super) fn new(isolation: NetworkIsolation) -> Arc<TcpRelay> {
         let (sky, _) = watch::channel(LinkConditions::new());
         let dice = Mutex::new(FaultRng::new(1));
         let callers = Mutex::new(CallerPids::default());
         Arc::new(TcpRelay {
-            isolation: stage,
+            isolation,
             conditions: sky,
             callers,
             rng: dice,
@@ -83,7 +83,7 @@ impl TcpRelay {
     /// Starts to listen for callers of `seat`; returns the port, which the node uses in its namespace, too.
     pub(super) async fn open(
         self: &Arc<Self>,
-        seat: MemberSlot,
+        slot: MemberSlot,
         shadow: IpAddr,
         home: IpAddr,
     ) -> Result<u16, NemesisError> {
@@ -97,7 +97,7 @@ impl TcpRelay {
                         let relay = relay.clone();
                         // Broken links are expected; nobody waits for this task.
                         tokio::spawn(
-                            async move { relay.relay_connection(caller, from, (seat, (home, port).into())).await },
+                            async move { relay.relay_connection(caller, from, (slot, (home, port).into())).await },
                         );
                     }
                     Err(error) => {
@@ -110,13 +110,13 @@ impl TcpRelay {
         Ok(port)
     }
 
-    pub(super) fn register_process(&self, seat: MemberSlot, pid: u32) {
-        self.callers.lock().unwrap_or_else(PoisonError::into_inner).register(seat, pid);
+    pub(super) fn register_process(&self, slot: MemberSlot, pid: u32) {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner).register(slot, pid);
     }
 
-    pub(super) fn set_condition(&self, from: MemberSlot, to: MemberSlot, weather: LinkCondition) {
+    pub(super) fn set_condition(&self, from: MemberSlot, to: MemberSlot, condition: LinkCondition) {
         self.conditions.send_modify(|sky| {
-            sky.insert((from, to), weather);
+            sky.insert((from, to), condition);
         });
     }
 
@@ -130,16 +130,16 @@ impl TcpRelay {
         from: SocketAddr,
         (to, home): (MemberSlot, SocketAddr),
     ) {
-        let Some(seat) = self.caller_slot(from) else { return };
-        let Ok(callee) = self.connect_as(seat, home).await else { return };
+        let Some(slot) = self.caller_slot(from) else { return };
+        let Ok(callee) = self.connect_as(slot, home).await else { return };
         if caller.set_nodelay(true).is_err() || callee.set_nodelay(true).is_err() {
             return;
         }
         let ((caller_reads, caller_writes), (callee_reads, callee_writes)) = (caller.into_split(), callee.into_split());
         // When either direction ends, both do: half-closed connections have no meaning between nodes.
         tokio::select! {
-            () = self.forward((seat, to), caller_reads, callee_writes) => {}
-            () = self.forward((to, seat), callee_reads, caller_writes) => {}
+            () = self.forward((slot, to), caller_reads, callee_writes) => {}
+            () = self.forward((to, slot), callee_reads, caller_writes) => {}
         }
     }
 

@@ -80,23 +80,23 @@ impl SyscallFaults {
     }
 
     /// Returns the environment of the node in this slot; resets all its faults.
-    pub(crate) fn environment(&self, seat: MemberSlot) -> Result<Vec<(&'static str, String)>, NemesisError> {
-        let path = self.path(seat);
+    pub(crate) fn environment(&self, slot: MemberSlot) -> Result<Vec<(&'static str, String)>, NemesisError> {
+        let path = self.path(slot);
         std::fs::write(&path, [0; FILE_BYTES]).map_err(NemesisError::system(path.display().to_string()))?;
         Ok(vec![("LD_PRELOAD", self.shared_object.display().to_string()), ("FAULT_LEVERS", path.display().to_string())])
     }
 
     /// Sets a fault; zero removes it.
-    pub(crate) fn set(&self, seat: MemberSlot, lever: SyscallFault, value: i64) -> Result<(), NemesisError> {
-        let path = self.path(seat);
+    pub(crate) fn set(&self, slot: MemberSlot, lever: SyscallFault, value: i64) -> Result<(), NemesisError> {
+        let path = self.path(slot);
         let file = File::options().write(true).open(&path);
         let pulled = file.and_then(|file| file.write_all_at(&value.to_ne_bytes(), lever as u64 * 8));
         pulled.map_err(NemesisError::system(path.display().to_string()))
     }
 
     /// Returns how often the node in this slot met faults since it was started.
-    pub(crate) fn counts(&self, seat: MemberSlot) -> Result<SyscallFaultCounts, NemesisError> {
-        let path = self.path(seat);
+    pub(crate) fn counts(&self, slot: MemberSlot) -> Result<SyscallFaultCounts, NemesisError> {
+        let path = self.path(slot);
         let mut bytes = [0; FILE_BYTES];
         let read = File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, 0));
         read.map_err(NemesisError::system(path.display().to_string()))?;
@@ -115,8 +115,8 @@ impl SyscallFaults {
         })
     }
 
-    fn path(&self, seat: MemberSlot) -> PathBuf {
-        self.folder.join(format!("node{}.levers", seat.0))
+    fn path(&self, slot: MemberSlot) -> PathBuf {
+        self.folder.join(format!("node{}.levers", slot.0))
     }
 }
 
@@ -125,17 +125,17 @@ mod tests {
     use super::*;
 
     /// Returns the wall-clock time in seconds that `date` prints under the shim.
-    fn seconds_of(levers: &SyscallFaults, seat: MemberSlot) -> i64 {
-        let path = levers.path(seat);
+    fn seconds_of(faults: &SyscallFaults, slot: MemberSlot) -> i64 {
+        let path = faults.path(slot);
         let mut date = Command::new("date");
-        date.arg("+%s").env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", path);
+        date.arg("+%s").env("LD_PRELOAD", &faults.shared_object).env("FAULT_LEVERS", path);
         let output = date.output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
-    fn sync_of(levers: &SyscallFaults, seat: MemberSlot, file: &Path) -> bool {
+    fn sync_of(faults: &SyscallFaults, slot: MemberSlot, file: &Path) -> bool {
         let mut sync = Command::new("sync");
-        sync.arg("--data").arg(file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(seat));
+        sync.arg("--data").arg(file).env("LD_PRELOAD", &faults.shared_object).env("FAULT_LEVERS", faults.path(slot));
         sync.stderr(Stdio::null()).status().unwrap().success()
     }
 
@@ -144,20 +144,20 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("shortages-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         if let Ok(levers) = SyscallFaults::build(&folder) {
-            let (seat, file) = (MemberSlot(1), folder.join("file"));
+            let (slot, file) = (MemberSlot(1), folder.join("file"));
             std::fs::write(&file, "written").unwrap();
-            levers.environment(seat).unwrap();
+            levers.environment(slot).unwrap();
             let read = || {
                 let mut cat = Command::new("cat");
-                cat.arg(&file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(seat));
+                cat.arg(&file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(slot));
                 cat.env("LC_ALL", "C").output().unwrap()
             };
-            levers.set(seat, SyscallFault::OpenError, 24).unwrap();
+            levers.set(slot, SyscallFault::OpenError, 24).unwrap();
             let refused = read();
             assert!(!refused.status.success());
             assert!(String::from_utf8_lossy(&refused.stderr).contains("Too many open files"));
-            assert!(levers.counts(seat).unwrap().failed_opens > 0);
-            levers.set(seat, SyscallFault::OpenError, 0).unwrap();
+            assert!(levers.counts(slot).unwrap().failed_opens > 0);
+            levers.set(slot, SyscallFault::OpenError, 0).unwrap();
             assert_eq!(read().stdout, b"written");
         }
         std::fs::remove_dir_all(&folder).unwrap();
@@ -169,21 +169,21 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         // Without a compiler a run has no syscall faults either.
         if let Ok(levers) = SyscallFaults::build(&folder) {
-            let (seat, file) = (MemberSlot(1), folder.join("file"));
+            let (slot, file) = (MemberSlot(1), folder.join("file"));
             std::fs::write(&file, "written").unwrap();
-            levers.environment(seat).unwrap();
-            let before = seconds_of(&levers, seat);
-            assert_eq!(levers.counts(seat).unwrap(), SyscallFaultCounts::default());
-            levers.set(seat, SyscallFault::WallOffset, 7200).unwrap();
-            assert!(seconds_of(&levers, seat) >= before + 7200);
-            levers.set(seat, SyscallFault::WallOffset, 0).unwrap();
-            assert!(seconds_of(&levers, seat) < before + 7200);
-            levers.set(seat, SyscallFault::SyncError, 5).unwrap();
-            assert!(!sync_of(&levers, seat, &file), "it failed");
-            levers.set(seat, SyscallFault::SyncError, 0).unwrap();
-            levers.set(seat, SyscallFault::SyncDelay, 1).unwrap();
-            assert!(sync_of(&levers, seat, &file), "late, but it succeeded");
-            let felt = levers.counts(seat).unwrap();
+            levers.environment(slot).unwrap();
+            let before = seconds_of(&levers, slot);
+            assert_eq!(levers.counts(slot).unwrap(), SyscallFaultCounts::default());
+            levers.set(slot, SyscallFault::WallOffset, 7200).unwrap();
+            assert!(seconds_of(&levers, slot) >= before + 7200);
+            levers.set(slot, SyscallFault::WallOffset, 0).unwrap();
+            assert!(seconds_of(&levers, slot) < before + 7200);
+            levers.set(slot, SyscallFault::SyncError, 5).unwrap();
+            assert!(!sync_of(&levers, slot, &file), "it failed");
+            levers.set(slot, SyscallFault::SyncError, 0).unwrap();
+            levers.set(slot, SyscallFault::SyncDelay, 1).unwrap();
+            assert!(sync_of(&levers, slot, &file), "late, but it succeeded");
+            let felt = levers.counts(slot).unwrap();
             assert_eq!((felt.delayed, felt.failed), (1, 1));
             assert!(felt.wall_reads > 0);
         }

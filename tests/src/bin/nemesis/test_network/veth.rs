@@ -15,8 +15,8 @@ pub(super) const HOST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 76, 0, 1));
 const DROP_PRIORITY: &str = "10";
 
 /// Name of a node's namespace.
-pub(super) fn namespace(seat: MemberSlot) -> String {
-    format!("node{}", seat.0)
+pub(super) fn namespace(slot: MemberSlot) -> String {
+    format!("node{}", slot.0)
 }
 
 /// Creates all namespaces and links. They are private: the kernel removes them with this process.
@@ -54,8 +54,8 @@ pub(super) async fn restore(from: MemberSlot, to: IpAddr) -> Result<(), NemesisE
     run(&["ip", "rule", "del", "from", &wire(from), "to", &to.to_string(), "pref", DROP_PRIORITY, "blackhole"]).await
 }
 
-fn wire(seat: MemberSlot) -> String {
-    format!("10.77.{}.2", seat.0)
+fn wire(slot: MemberSlot) -> String {
+    format!("10.77.{}.2", slot.0)
 }
 
 /// Runs a command to completion.

@@ -13,8 +13,8 @@ const READY_EPSILON: f64 = 1e-12;
 
 impl RunEngine {
     /// Handles everything that is due now, and starts the next prompt. Call `advance_clock` first.
-    pub fn handle_due_work(&mut self, around: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
-        let pace = self.progress_rates(around);
+    pub fn handle_due_work(&mut self, environment: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
+        let pace = self.progress_rates(environment);
         let (clock, progress) = (self.clock.0, self.batch.progress);
         // At large times, the remaining span can be below the resolution of the clock; it then counts as finished.
         let none_left = |seconds: f64| clock + seconds <= clock;
@@ -24,25 +24,25 @@ impl RunEngine {
         };
         while let Some(first) = self.batch.answers.first_entry().filter(|first| due(first.key().0)) {
             let over = first.remove();
-            self.finish_request(around, over, out);
+            self.finish_request(environment, over, out);
         }
         if let Some(over) =
             self.prefilling.take_if(|now| now.work_left <= WORK_EPSILON || none_left(now.work_left / pace.prefill))
         {
-            self.finish_prefill(around, over, out);
+            self.finish_prefill(environment, over, out);
         }
-        self.begin_next_prefill(around, out);
+        self.begin_next_prefill(environment, out);
     }
 
     /// Starts the first prompt that is ready, if nothing is being computed and its memory is available.
-    pub fn begin_next_prefill(&mut self, around: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
+    pub fn begin_next_prefill(&mut self, environment: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
         if self.prefilling.is_some() {
             return;
         }
         let ready = |prompt: &RunRequest| prompt.ready_at.0 <= self.clock.0 + READY_EPSILON;
         let Some(at) = self.queue.iter().position(ready) else { return };
         let Some(prompt) = self.queue.remove(at) else { return };
-        match self.start_prefill(around, prompt) {
+        match self.start_prefill(environment, prompt) {
             Ok(started) => out.push(RunEngineEvent::Started(started)),
             Err(prompt) => self.queue.insert(at, prompt),
         }
@@ -50,11 +50,11 @@ impl RunEngine {
 
     fn start_prefill(
         &mut self,
-        around: &mut EngineEnvironment<'_>,
+        environment: &mut EngineEnvironment<'_>,
         prompt: RunRequest,
     ) -> Result<PrefillStart, RunRequest> {
-        let runs = around.runs;
-        if let Some(shared) = &around.shared {
+        let runs = environment.runs;
+        if let Some(shared) = &environment.shared {
             let found = shared.matched(runs, &prompt.path);
             let found = PrefixHit { local: found, fetched: found, restored: found, restoring: RestoreTime::default() };
             return Ok(self.compute(found, (prompt, Vec::new(), Tokens::ZERO)));
@@ -105,25 +105,25 @@ impl RunEngine {
 
     fn finish_prefill(
         &mut self,
-        around: &mut EngineEnvironment<'_>,
+        environment: &mut EngineEnvironment<'_>,
         over: ActivePrefill,
         out: &mut Vec<RunEngineEvent>,
     ) {
         let ActivePrefill { prompt, computed, missing, mut reserved, .. } = over;
         self.load.prompt -= computed;
         self.load.work = (self.load.work - prompt.expected_work).max(0.0);
-        match &mut around.shared {
-            Some(shared) => shared.put(around.runs, &prompt.path),
+        match &mut environment.shared {
+            Some(shared) => shared.put(environment.runs, &prompt.path),
             None => {
                 for run in &missing {
-                    let tokens = around.runs.device_size(*run);
+                    let tokens = environment.runs.device_size(*run);
                     // A run that another prompt cached in the meantime is stored only once.
-                    if !self.pool.fill(around.runs, *run) {
+                    if !self.pool.fill(environment.runs, *run) {
                         self.pool.unreserve(tokens);
                     }
                     reserved -= tokens;
                 }
-                self.pool.pin(around.runs, &missing);
+                self.pool.pin(environment.runs, &missing);
                 self.pool.touch(&prompt.path);
             }
         }
@@ -146,16 +146,16 @@ impl RunEngine {
 
     fn finish_request(
         &mut self,
-        around: &mut EngineEnvironment<'_>,
+        environment: &mut EngineEnvironment<'_>,
         over: (RunRequest, Tokens),
         out: &mut Vec<RunEngineEvent>,
     ) {
         let (prompt, reserved) = over;
-        let runs = around.runs;
+        let runs = environment.runs;
         self.batch.context -= (prompt.tokens + Tokens(prompt.answer.0 / 2)).0;
         self.load.requests -= 1;
         self.load.context -= prompt.tokens;
-        match &mut around.shared {
+        match &mut environment.shared {
             Some(shared) => shared.put(runs, prompt.expected_history.as_deref().unwrap_or_default()),
             None => {
                 self.pool.unpin(runs, &prompt.path);

@@ -16,7 +16,7 @@ fn run_on_both_engines(profile: &EngineProfile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>
     const ANSWER: u32 = 24;
     let block = profile.block_size;
     let mut runs = RunTree::default();
-    let mut rig = EngineHarness::new(profile.clone());
+    let mut harness = EngineHarness::new(profile.clone());
     let mut turns = Vec::new();
     let mut talks: Vec<GrowingConversation> =
         (0..4).map(|_| GrowingConversation { text: Vec::new(), path: Vec::new() }).collect();
@@ -24,16 +24,16 @@ fn run_on_both_engines(profile: &EngineProfile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>
         for (talk, number) in talks.iter_mut().zip(0..) {
             talk.text.extend(prompt(turn * 10 + number + 1, 300 + 40 * number));
             let at = Micros(u64::from(turn) * 4_000_000 + u64::from(number) * 60_000);
-            rig.advance(at);
-            let id = rig.submit(request(&talk.text, ANSWER));
+            harness.advance(at);
+            let id = harness.submit(request(&talk.text, ANSWER));
             let known = runs.end_depth(&talk.path).0 as u32;
             let whole = talk.text.len() as u32 / block * block;
             talk.path.push(runs.add(talk.path.last().copied(), whole - known));
             turns.push((id, at, talk.path.clone(), talk.text.len() as u64, Vec::new()));
         }
-        rig.advance(Micros(u64::from(turn + 1) * 4_000_000));
+        harness.advance(Micros(u64::from(turn + 1) * 4_000_000));
         for (talk, (id, .., resent)) in talks.iter_mut().zip(&mut turns[turn as usize * 4..]) {
-            talk.text.extend(&rig.texts[id]);
+            talk.text.extend(&harness.texts[id]);
             // The last token of an answer is never computed.
             let (known, whole) = (runs.end_depth(&talk.path).0 as u32, (talk.text.len() as u32 - 1) / block * block);
             talk.path.push(runs.add(talk.path.last().copied(), whole - known));
@@ -41,9 +41,9 @@ fn run_on_both_engines(profile: &EngineProfile) -> (Vec<[f64; 3]>, Vec<[f64; 3]>
         }
     }
     let by_blocks = turns.iter().map(|(id, at, ..)| {
-        let finish = &rig.finishes[id];
+        let finish = &harness.finishes[id];
         let since = |micros: Micros| (micros - *at).0 as f64 / 1e6;
-        [since(finish.first_token), since(*rig.times[id].last().unwrap()), f64::from(finish.cached)]
+        [since(finish.first_token), since(*harness.times[id].last().unwrap()), f64::from(finish.cached)]
     });
     let by_blocks = by_blocks.collect();
     let device = u64::from(profile.capacity());
