@@ -187,7 +187,7 @@ pub(crate) async fn request_admission(
             return Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why });
         }
         if reported.as_deref() != Some(why.as_str()) {
-            tracing::warn!(reason = %why, ?within, "no member let this node in yet; asking again");
+            tracing::warn!(reason = %why, ?within, "no member has admitted this node yet; retrying");
             reported = Some(why.clone());
         }
         tokio::time::sleep(RETRY_DELAY).await;

@@ -118,7 +118,7 @@ pub enum OwnershipError {
     },
     /// The data directory, or the log in it, was moved or removed while the node ran.
     #[error(
-        "{path} is gone from the disk, or something else lies there now: what this node wrote from then on is kept nowhere, \
+        "{path} is gone from the disk, or was replaced: whatever this node wrote since then is lost, \
          so it has left the quorum. If it was moved, stop this node, put it back, and start it. Else its disk is lost: \
          started by its own configuration with an empty folder it would found a second cluster. Start it with an empty \
          folder and --join, let it take the old one's place (`ownerserve ctl member replace OLD NEW`), and remove the old \

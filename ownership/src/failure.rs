@@ -51,7 +51,11 @@ impl NodeCore {
         let last = self.raft.metrics().borrow_watched().last_log_index.unwrap_or(0);
         let reverted = LogLoss { last, acknowledged };
         if self.observer.log_loss.loss.set(reverted).is_ok() {
-            tracing::error!(last, acknowledged, "this node lacks entries that it has acknowledged, and ends");
+            tracing::error!(
+                last,
+                acknowledged,
+                "this node's log lacks entries that the node acknowledged; the node stops. Replace it (`ownerserve ctl member replace`)"
+            );
             let bytes = serde_json::to_vec(&reverted).expect("two numbers encode");
             let (raft, path, shortages) = (self.raft.clone(), self.folder.join(LOG_LOSS_FILE), self.log.shortages());
             tokio::spawn(async move {
@@ -62,7 +66,7 @@ impl NodeCore {
                 // The node must stop voting even if no file can be opened now.
                 let written = tokio::time::timeout(NOTED_WITHIN, written).await;
                 if let Err(error) = written.map_err(io::Error::from).and_then(|written| written) {
-                    tracing::error!(%error, "that could not be written down; do not start this node again");
+                    tracing::error!(%error, "the loss of log entries could not be recorded in the data directory; do not start this node again");
                 }
                 raft.shutdown().await
             });
@@ -71,7 +75,7 @@ impl NodeCore {
 
     /// Leaves the quorum for good: its files are gone, so what it acknowledges is not kept.
     pub(crate) fn leave_quorum(&self, path: PathBuf) {
-        let gone = format!("{} is gone from the disk, or something else lies there now", path.display());
+        let gone = format!("{} is gone from the disk, or was replaced", path.display());
         if self.observer.missing_path.set(path).is_ok() {
             self.log.close_with(&io::Error::new(io::ErrorKind::NotFound, gone));
             let raft = self.raft.clone();

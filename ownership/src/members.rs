@@ -126,7 +126,7 @@ pub enum MemberError {
     },
     /// The voter that was to take over the leadership did not do so.
     #[error(
-        "the leader would vote no more, and node {heir} was asked to lead first and did not within {secs} s; nobody's vote \
+        "the change would take the vote from the leader, and node {heir} did not take over the leadership within {secs} s; nothing \
          was changed. Let a voter that stays lead (`ownerserve ctl member transfer-leader`), then ask again"
     )]
     #[serde(rename = "NotTakenOver")]

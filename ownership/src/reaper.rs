@@ -20,7 +20,7 @@ const QUEUE: usize = 256;
 const VIEWS: usize = 192;
 
 /// Interval at which views that still have readers are checked again.
-const LOOK: Duration = Duration::from_millis(20);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -76,8 +76,11 @@ impl Reaper {
 fn reap(queue: &Receiver<ReaperJob>, views: &AtomicUsize) {
     let mut read: Vec<Arc<LedgerView>> = Vec::new();
     loop {
-        let next =
-            if read.is_empty() { queue.recv().map_err(RecvTimeoutError::from) } else { queue.recv_timeout(LOOK) };
+        let next = if read.is_empty() {
+            queue.recv().map_err(RecvTimeoutError::from)
+        } else {
+            queue.recv_timeout(RECHECK_INTERVAL)
+        };
         match next {
             Ok(ReaperJob::View(view)) => read.push(view),
             Ok(ReaperJob::Work(work)) => work(),

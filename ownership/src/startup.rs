@@ -120,11 +120,12 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
         tracing::info!(node = %core.node(), cluster = %registry.welcome.cluster, listen = %listener.address, address, "this node listens for others");
         let (listener, own) = (Arc::new(listener), core.clone());
         tasks.push(AbortingTask(
-            core.supervision.keep_forever("node_listener", move || listener.clone().run(registry.clone(), own.clone())),
+            core.supervision
+                .supervise_forever("node_listener", move || listener.clone().run(registry.clone(), own.clone())),
         ));
     }
     let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());
-    tasks.push(AbortingTask(core.supervision.keep_forever("ticker", move || {
+    tasks.push(AbortingTask(core.supervision.supervise_forever("ticker", move || {
         let (core, options, unfinished) = (own.clone(), options_of.clone(), StalledVoterChange::default());
         Ticker { core, options, snapshot_at, snapshot_bytes, pending_change: unfinished }.run()
     })));
@@ -233,7 +234,7 @@ fn join_seeds(folder: &LockedFolder, options: &Options) -> Result<Vec<String>, O
     let pending = JoinAttempt::read(&folder.root)?.map(|joining| joining.seeds).unwrap_or_default();
     if !pending.is_empty() {
         let (data_dir, members) = (folder.root.display(), pending.join(", "));
-        tracing::info!(%data_dir, members, "a join was begun here and goes on; to found a cluster, start in an empty directory");
+        tracing::info!(%data_dir, members, "resuming the unfinished join of this data directory; to found a new cluster, start with an empty directory");
     }
     Ok(pending)
 }

@@ -79,7 +79,7 @@ impl Supervision {
     }
 
     /// Runs a task that should never return: a return counts as an unexpected end, too.
-    pub fn keep_forever<F: Future<Output = ()> + Send>(
+    pub fn supervise_forever<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
         mut begin: impl FnMut() -> F + Send + 'static,
@@ -129,7 +129,7 @@ impl Supervision {
                     task = name,
                     reason = why,
                     ?wait,
-                    "a task of this node ended in a panic, and is begun anew; report this"
+                    "a background task panicked and is restarted after the wait; please report this"
                 );
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(MAX_BACKOFF);
@@ -176,7 +176,7 @@ mod tests {
     #[tokio::test]
     async fn a_task_without_an_end_that_returns_is_counted_and_begun_anew() {
         let (supervision, (tell, mut told)) = (Arc::new(Supervision::default()), mpsc::channel(8));
-        let task = supervision.keep_forever("ticker", move || {
+        let task = supervision.supervise_forever("ticker", move || {
             let tell = tell.clone();
             async move { tell.send(()).await.unwrap() }
         });

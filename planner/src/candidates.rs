@@ -95,7 +95,7 @@ impl CandidateBuilder<'_> {
             all.push(self.local_candidate(target, None));
             return;
         };
-        let around = self.fabrics_around_barred_links(target);
+        let around = self.fabrics_around_disabled_links(target);
         let helpers = around.as_ref().unwrap_or(fabrics).helpers_for(&self.layout.inputs, self.at(target));
         let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate_option(from, target)));
         all.push(self.local_candidate(target, replicate));
@@ -119,7 +119,7 @@ impl CandidateBuilder<'_> {
 
     /// Returns the worker that would compute the prompt for this target.
     fn prefiller(&self, target: usize) -> Option<usize> {
-        let helpers = match self.fabrics_around_barred_links(target) {
+        let helpers = match self.fabrics_around_disabled_links(target) {
             Some(around) => around.helpers_for(&self.layout.inputs, self.at(target))?,
             None => self.fabrics.as_ref()?.helpers_for(&self.layout.inputs, self.at(target))?,
         };
@@ -127,10 +127,10 @@ impl CandidateBuilder<'_> {
     }
 
     /// Returns the helpers of a target that has barred links to it; none when it has no barred link.
-    fn fabrics_around_barred_links(&self, target: usize) -> Option<Fabrics<'_>> {
+    fn fabrics_around_disabled_links(&self, target: usize) -> Option<Fabrics<'_>> {
         let id = self.at(target).view.id;
         let is_barred = self.layout.inputs.disabled.links.iter().any(|link| link.to == id);
-        (self.fabrics.is_some() && is_barred).then(|| Fabrics::around_barred_links(self.layout, &self.cost_model, id))
+        (self.fabrics.is_some() && is_barred).then(|| Fabrics::around_disabled_links(self.layout, &self.cost_model, id))
     }
 
     /// One leg, no transfer.
@@ -213,7 +213,7 @@ impl CandidateBuilder<'_> {
         let why = match why {
             CandidateRefusal::FabricMismatch if !fits => CandidateRefusal::ParallelismMismatch,
             CandidateRefusal::FabricMismatch
-                if self.layout.inputs.is_link_barred(self.at(from).view.id, self.at(target).view.id) =>
+                if self.layout.inputs.is_link_disabled(self.at(from).view.id, self.at(target).view.id) =>
             {
                 CandidateRefusal::LinkDisabled
             }

@@ -194,8 +194,8 @@ impl<'a> Fabrics<'a> {
     }
 
     /// Helpers for one target with barred links to it, without the workers that would send over those links.
-    pub(crate) fn around_barred_links(table: &FleetLayout<'a>, cost_model: &CostModel<'_>, target: WorkerId) -> Self {
-        Self::among(table, cost_model, |from| !table.inputs.is_link_barred(from, target))
+    pub(crate) fn around_disabled_links(table: &FleetLayout<'a>, cost_model: &CostModel<'_>, target: WorkerId) -> Self {
+        Self::among(table, cost_model, |from| !table.inputs.is_link_disabled(from, target))
     }
 
     fn among(table: &FleetLayout<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {

@@ -135,13 +135,13 @@ pub struct DisabledFeatures<'a> {
     /// Disabled actions.
     pub actions: ActionSet,
     /// Links that must not carry KV, in any order.
-    pub links: &'a [BarredLink],
+    pub links: &'a [DisabledLink],
 }
 
 /// One direction between two workers in which wrong KV was seen to arrive. Only transfers are barred; both workers
 /// still serve.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
-pub struct BarredLink {
+pub struct DisabledLink {
     /// Worker that would send.
     pub from: WorkerId,
     /// Worker that would receive.
@@ -164,8 +164,8 @@ impl PlanningInputs<'_> {
     }
 
     /// Returns whether transfers from one worker to another are barred.
-    pub(crate) fn is_link_barred(&self, from: WorkerId, to: WorkerId) -> bool {
-        self.disabled.links.contains(&BarredLink { from, to })
+    pub(crate) fn is_link_disabled(&self, from: WorkerId, to: WorkerId) -> bool {
+        self.disabled.links.contains(&DisabledLink { from, to })
     }
 
     /// Returns the parallel shape of a worker, if known.

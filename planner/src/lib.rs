@@ -41,7 +41,7 @@ pub use attention::{
 pub use cost_terms::CostTerms;
 pub use decision::{CandidateRefusal, Decision, PlanCandidate, PlanningError};
 pub use inputs::{
-    BarredLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, SessionView,
+    DisabledFeatures, DisabledLink, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, SessionView,
     TransferObstacle, TransferPermission,
 };
 pub use kv_occupancy::{EvictionVictim, KvFootprint, OccupancyModel, PrefillLoad, RankKvMemory};

@@ -61,7 +61,7 @@ pub enum PlanViolation {
     IncompatibleShapes(WorkerId, WorkerId),
     /// A handoff over a link that is disabled.
     #[error("the link from {0} to {1} is disabled")]
-    BarredLink(WorkerId, WorkerId),
+    DisabledLink(WorkerId, WorkerId),
     /// A replicate of blocks that the source is not believed to hold.
     #[error("{0} does not hold the blocks to be replicated")]
     BlocksNotHeld(WorkerId),
@@ -265,7 +265,7 @@ fn check_fabric(inputs: &PlanningInputs<'_>, source: &WorkerView, target: &Worke
         (None, _) | (_, None) => Err(PlanViolation::NoFabric(from, to)),
         (Some(link), _) if !link.carries.exports_kv() => Err(PlanViolation::SendsNothing(from)),
         _ if !inputs.can_read(inputs.shape(from), inputs.shape(to)) => Err(PlanViolation::IncompatibleShapes(from, to)),
-        _ if inputs.is_link_barred(from, to) => Err(PlanViolation::BarredLink(from, to)),
+        _ if inputs.is_link_disabled(from, to) => Err(PlanViolation::DisabledLink(from, to)),
         _ => Ok(()),
     }
 }

@@ -8,7 +8,7 @@ use vocabulary::{Micros, Overlap, Owner, Tokens, WorkerId, WorkerView};
 
 use crate::kv_occupancy::RankHeadroom;
 use crate::{
-    ActionSet, AttentionSpec, BarredLink, ClassificationInputs, Decision, DisabledFeatures, EvictionVictim, Leg,
+    ActionSet, AttentionSpec, ClassificationInputs, Decision, DisabledFeatures, DisabledLink, EvictionVictim, Leg,
     OccupancyModel, OccupancyView, ParallelShape, PlanningError, PlanningInputs, Policy, RankKvMemory, RequestProfile,
     SessionView, classify, plan,
 };
@@ -38,7 +38,7 @@ pub struct PlanningCase {
     pub disabled_actions: ActionSet,
     /// Links that were barred at that time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub disabled_links: Vec<BarredLink>,
+    pub disabled_links: Vec<DisabledLink>,
 }
 
 impl PlanningCase {

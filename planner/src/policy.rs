@@ -53,7 +53,7 @@ pub struct Policy {
     /// Rule that selects a candidate.
     #[default(SelectionRule::LowestCost)]
     pub policy: SelectionRule,
-    /// StepThresholds between the kinds of step.
+    /// Thresholds between the kinds of step.
     pub thresholds: StepThresholds,
     /// Disabled actions. Colocated prefill cannot be disabled: every step must be servable.
     pub disabled_actions: Vec<Action>,
@@ -79,7 +79,7 @@ pub struct Policy {
     pub replicate_dispatch: ReplicateDispatch,
     /// Share of believed blocks that is expected to be found.
     pub kv_index_confidence: ResidencyConfidence,
-    /// StepThresholds above which an owner is overloaded.
+    /// Thresholds above which an owner is overloaded.
     pub overload: OverloadThresholds,
     /// Memory tiers below device memory.
     pub tiers: LowerTiers,
@@ -148,7 +148,7 @@ impl ResidencyConfidence {
     }
 }
 
-/// StepThresholds above which a session is moved away from its owner instead of served by a read-only replica
+/// Thresholds above which a session is moved away from its owner instead of served by a read-only replica
 /// (`OwnershipEffect::ReadReplica`).
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]

@@ -101,7 +101,7 @@ impl ClassificationInputs {
     }
 }
 
-/// StepThresholds between the kinds of step.
+/// Thresholds between the kinds of step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct StepThresholds {

@@ -31,7 +31,7 @@ pub(crate) struct PlanningScene {
     pub(crate) excluded: Vec<WorkerId>,
     pub(crate) policy: Policy,
     pub(crate) disabled: ActionSet,
-    pub(crate) barred: Vec<BarredLink>,
+    pub(crate) barred: Vec<DisabledLink>,
     pub(crate) round_robin_index: u64,
     pub(crate) occupancy: OccupancyModel,
     pub(crate) now: Micros,
@@ -188,7 +188,7 @@ impl PlanningScene {
             "off" => self.policy.disabled_actions.push(serde_json::from_value(value.into()).unwrap()),
             "barred" => {
                 let (from, to) = value.split_once('>').unwrap();
-                self.barred.push(BarredLink { from: id(from), to: id(to) });
+                self.barred.push(DisabledLink { from: id(from), to: id(to) });
             }
             "doubles" => self.policy.attention_cost_doubling_tokens = Tokens(number(value)),
             other => panic!("no such word: {other}"),

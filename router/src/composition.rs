@@ -94,7 +94,7 @@ impl Subsystems {
             routed_limits: RoutedBlockLimits::default(),
             snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
         };
-        let fleet = Arc::new(Fleet::start_kept(options, keep)?);
+        let fleet = Arc::new(Fleet::start_supervised(options, keep)?);
         let (listed_workers, untaken) = (Arc::new(ListedWorkers::default()), Arc::new(StaleFiles::default()));
         let discovery = (&config.discovery, metrics.process.discovery.clone());
         let membership = WorkerDiscovery::new((fleet.clone(), listed_workers.clone()), directory.clone(), discovery);
@@ -120,11 +120,11 @@ impl Subsystems {
         }
         membership.reconcile()?;
         let (kept, expired) = (membership.clone(), membership.clone());
-        running.push(tasks.keep_forever("membership", move || kept.clone().run()));
-        running.push(tasks.keep_forever("registrations", move || expired.clone().expire()));
+        running.push(tasks.supervise_forever("membership", move || kept.clone().run()));
+        running.push(tasks.supervise_forever("registrations", move || expired.clone().expire()));
         for name in config.discovery.dns.iter().cloned().enumerate() {
             let told = membership.clone();
-            running.push(tasks.keep_forever("dns", move || dns::follow(told.clone(), name.clone())));
+            running.push(tasks.supervise_forever("dns", move || dns::follow(told.clone(), name.clone())));
         }
         for service in config.discovery.kubernetes.iter().cloned().enumerate() {
             let told = membership.clone();

@@ -292,7 +292,7 @@ impl Config {
         is_too_long.then_some(("planner.admission.max_wait", "accepted is 0s to 1h"))
     }
 
-    /// What no single field can say.
+    /// Checks settings that depend on each other.
     fn check(&self) -> Result<(), ConfigError> {
         let invalid = |path: &str, problem: String| Err(ConfigError::Invalid { path: path.to_owned(), problem });
         if let Some((path, problem)) = workers_problem(&self.workers) {

@@ -118,7 +118,7 @@ impl RunningServer {
         let open = counts(process.connections.clone(), "clients");
         let routes = front_door::routes(&gateway.front_door);
         let tasks = gateway.directory().supervision();
-        let proxy = HttpServer::start_kept(proxy, routes, limits, open, (tasks, "proxy_listener"))
+        let proxy = HttpServer::start_supervised(proxy, routes, limits, open, (tasks, "proxy_listener"))
             .map_err(|source| StartError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
         let small = ServerLimits {
             connections: shares.operators,
@@ -133,7 +133,7 @@ impl RunningServer {
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
         let (routes, kept) = (operator::routes(&operator_state), (tasks, "operator_listener"));
-        let operator = HttpServer::start_kept(operator, routes, small, counts(uncounted, "operators"), kept)
+        let operator = HttpServer::start_supervised(operator, routes, small, counts(uncounted, "operators"), kept)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let mut background = Vec::new();
         if gateway.isolation.keys().required() {

@@ -116,11 +116,11 @@ struct ProberEnvironment {
 impl Fleet {
     /// Starts the fleet without supervision: a panic ends a task for good. Must be called inside a tokio runtime.
     pub fn start(options: FleetOptions) -> Result<Self, FleetError> {
-        Self::start_kept(options, Arc::new(|_, mut begin| begin()))
+        Self::start_supervised(options, Arc::new(|_, mut begin| begin()))
     }
 
     /// Starts the fleet with tasks supervised by `keep`. Must be called inside a tokio runtime.
-    pub fn start_kept(options: FleetOptions, supervise: SuperviseTask) -> Result<Self, FleetError> {
+    pub fn start_supervised(options: FleetOptions, supervise: SuperviseTask) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
         let following = FollowerEnvironment {
             client: client.clone(),

@@ -117,7 +117,7 @@ impl Outcome {
 #[strum(serialize_all = "snake_case")]
 pub enum Refusal {
     /// The owner is not a rank of the worker's current incarnation.
-    #[error("the worker lives another life now")]
+    #[error("the worker has restarted since: the owner names an old incarnation")]
     StaleIncarnation,
     /// The worker was never registered.
     #[error("the worker is not registered")]
@@ -127,7 +127,7 @@ pub enum Refusal {
     #[serde(rename = "LeaseOver")]
     LeaseExpired,
     /// The lease was renewed, granted again or ended since, or its deadline has not passed.
-    #[error("the lease is not the one that was seen, or its time has not come")]
+    #[error("the lease changed since it was read, or its deadline has not passed")]
     LeaseChanged,
     /// Another live owner owns it.
     #[error("owned by another worker since {epoch}")]
@@ -159,7 +159,7 @@ pub enum Refusal {
     #[error("the prefix is not known here")]
     UnknownPrefix,
     /// The points do not increase, leave a waypoint out, are too many, or contradict what is sealed.
-    #[error("the run is malformed")]
+    #[error("the block range is malformed")]
     #[serde(rename = "BadRun")]
     InvalidBlockRange,
     /// The client is not open, or was closed to make room.
@@ -170,7 +170,7 @@ pub enum Refusal {
     #[serde(rename = "BadBatch")]
     InvalidBatch,
     /// A table is full of records that may not be evicted.
-    #[error("the directory is full")]
+    #[error("the ledger is full")]
     #[serde(rename = "Full")]
     LedgerFull,
     /// The cluster's feature level is too low; an operator raises it once every node runs a release that supports it.
@@ -194,7 +194,7 @@ pub enum Refusal {
     #[serde(rename = "Draining")]
     WorkerDraining,
     /// The artifact is pinned.
-    #[error("the artifact is pinned; take the pin back first")]
+    #[error("the artifact is pinned; unpin it first")]
     Pinned,
     /// Sessions or children reference the artifact.
     #[error("sessions or other artifacts reference the artifact")]

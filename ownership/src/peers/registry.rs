@@ -206,10 +206,7 @@ impl PeerRegistry {
                 if let Some(suppressed) = refused.record(hello.node, refusal, Instant::now()) {
                     let caller =
                         hello.node.map_or_else(|| "a node without an id".into(), |node| format!("node {node}"));
-                    tracing::warn!(
-                        suppressed,
-                        "{caller} is refused, and not told of again until that changes: {refusal}"
-                    );
+                    tracing::warn!(suppressed, "refused {caller}: {refusal}; repeats with this cause are not logged");
                 }
             }
         }
@@ -263,7 +260,7 @@ impl DialPolicy for PeerRegistry {
         let news = self.failures.dial_failures.lock().record(node, error, Instant::now());
         if let Some(suppressed) = news {
             let address = self.address(node).unwrap_or_default();
-            tracing::warn!(%node, address, reason = why, suppressed, "another node cannot be talked with until its certificate, or this node's, is mended");
+            tracing::warn!(%node, address, reason = why, suppressed, "another node cannot be talked with: TLS failed (see reason); replace its certificate or this node's");
         }
     }
 }

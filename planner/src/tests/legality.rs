@@ -189,10 +189,10 @@ fn kv_moves_only_inside_a_fabric() {
 }
 
 #[test]
-fn handoff_over_a_barred_link_is_illegal() {
-    let bar = |scene: &mut PlanningScene, from, to| scene.barred.push(BarredLink { from: id(from), to: id(to) });
-    assert_eq!(violation_after(FETCH, |scene, _| bar(scene, "a", "b")), PlanViolation::BarredLink(id("a"), id("b")));
-    assert_eq!(violation_after(REMOTE, |scene, _| bar(scene, "p", "d")), PlanViolation::BarredLink(id("p"), id("d")));
+fn handoff_over_a_disabled_link_is_illegal() {
+    let bar = |scene: &mut PlanningScene, from, to| scene.barred.push(DisabledLink { from: id(from), to: id(to) });
+    assert_eq!(violation_after(FETCH, |scene, _| bar(scene, "a", "b")), PlanViolation::DisabledLink(id("a"), id("b")));
+    assert_eq!(violation_after(REMOTE, |scene, _| bar(scene, "p", "d")), PlanViolation::DisabledLink(id("p"), id("d")));
 }
 
 #[test]

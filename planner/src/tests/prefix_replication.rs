@@ -103,7 +103,7 @@ fn busy_draining_full_or_inexactly_known_workers_receive_no_replication() {
 }
 
 #[test]
-fn barred_links_and_disabled_actions_also_block_replication() {
+fn disabled_links_and_disabled_actions_also_block_replication() {
     for more in [
         "\npolicy barred=a>b",
         "\npolicy off=artifact_fetch off=tail_recompute off=state_migration",
@@ -209,7 +209,7 @@ proptest! {
         let Ok(chosen) = plan_prefix_replication(&inputs, &PERMISSIVE_LIMITS) else { return Ok(()) };
         prop_assert!(chosen.from != chosen.to && chosen.blocks > Blocks::ZERO);
         prop_assert!(chosen.saves >= chosen.costs);
-        let link = BarredLink { from: chosen.from, to: chosen.to };
+        let link = DisabledLink { from: chosen.from, to: chosen.to };
         prop_assert!(!scene.barred.contains(&link));
         let target = scene.workers.iter().find(|view| view.id == chosen.to).unwrap();
         prop_assert_eq!((target.health, target.knowledge), (WorkerHealth::Ready, KvIndexState::Exact));

@@ -46,10 +46,10 @@ fn word(name: &'static str) -> BoxedStrategy<String> {
         .boxed()
 }
 
-fn barred_links() -> impl Strategy<Value = Vec<BarredLink>> {
+fn disabled_links() -> impl Strategy<Value = Vec<DisabledLink>> {
     let link = (0..NAMES.len(), 0..NAMES.len());
     let links = prop::collection::vec(link, 0..12);
-    links.prop_map(|links| links.iter().map(|(a, b)| BarredLink { from: id(NAMES[*a]), to: id(NAMES[*b]) }).collect())
+    links.prop_map(|links| links.iter().map(|(a, b)| DisabledLink { from: id(NAMES[*a]), to: id(NAMES[*b]) }).collect())
 }
 
 fn attentions() -> impl Strategy<Value = Option<AttentionSpec>> {
@@ -236,8 +236,8 @@ proptest! {
     }
 
     #[test]
-    fn barred_links_carry_no_kv_and_leave_every_step_servable(
-        scene in own_scenes(), barred in barred_links(),
+    fn disabled_links_carry_no_kv_and_leave_every_step_servable(
+        scene in own_scenes(), barred in disabled_links(),
     ) {
         let mut scene = scene;
         let free = plan(&scene.inputs());
@@ -252,12 +252,12 @@ proptest! {
             Some((handoff.source.worker, handoff.target.worker))
         };
         for candidate in decision.candidates.iter().filter(|candidate| candidate.rejection.is_none()) {
-            let link = over(candidate).map(|(from, to)| BarredLink { from, to });
+            let link = over(candidate).map(|(from, to)| DisabledLink { from, to });
             prop_assert!(link.is_none_or(|link| !scene.barred.contains(&link)), "{:?}", candidate);
         }
         // Candidates that use no barred link are still offered, at the same cost.
         for candidate in free.unwrap().candidates.iter().filter(|candidate| candidate.rejection.is_none()) {
-            let link = over(candidate).map(|(from, to)| BarredLink { from, to });
+            let link = over(candidate).map(|(from, to)| DisabledLink { from, to });
             if link.is_some_and(|link| !scene.barred.contains(&link)) {
                 prop_assert!(decision.candidates.contains(candidate), "{:?}", candidate);
             }
@@ -266,7 +266,7 @@ proptest! {
 
     #[test]
     fn planning_case_round_trips_to_the_same_decision(
-        scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in barred_links(),
+        scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in disabled_links(),
     ) {
         let mut case = PlanningCase {
             step: ClassificationInputs { prompt_tokens: Tokens(prompt), ..ClassificationInputs::default() },

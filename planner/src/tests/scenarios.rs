@@ -337,7 +337,7 @@ fn disabled_actions_are_listed_but_never_chosen() {
 }
 
 #[test]
-fn next_best_source_sends_around_a_barred_link() {
+fn next_best_source_sends_around_a_disabled_link() {
     let scene = |barred: &str| {
         format!(
             "policy off=remote_prefill {barred}

@@ -1,6 +1,6 @@
 //! The lab: what shows and explains the router without serving anybody.
 //!
-//! It has the demo, the simulator's commands, traces, what-if runs over decision logs, the closed loop against real
+//! It has the demo, the simulator's commands, traces, what-if runs over decision logs, the validation of the simulator against real
 //! routers, and the simulated worker's command. It may start processes of this binary, read files and write to the
 //! terminal. It knows the planner, the simulator and the simulated worker, and of the proxy only records and catalog.
 

@@ -28,12 +28,12 @@ use simulator::report::{DecisionLatency, TimeDistribution};
 use tier_variants::{TierVariant, TierVariantError};
 use vocabulary::flags;
 
-/// Sessions at once where nothing is said of the load.
+/// Default number of concurrent sessions.
 const DEFAULT_SESSIONS: usize = 24;
 
 const LONG_HELP: &str = "\
-ownerserve is told of an answer what routers know: how long those before were, since no recording tells a client's limit;
-`--policy ablations` runs OwnerServe whole and without each part, or told something wrong: ownerserve_no_fetch and so on;
+ownerserve predicts the length of an answer from earlier answers, as routers do, because recordings lack the client's limit;
+`--policy ablations` runs complete OwnerServe, and with one part removed or one input falsified: ownerserve_no_fetch etc.;
 ownerserve_known_output_length is told the exact length of answers.
 llm_d_cached_counts counts evictable cache as memory taken, as the simulation that the figures are compared with does; llm_d is
 given what engines report.
@@ -51,7 +51,7 @@ fn figures_help() -> String {
 pub struct SimulateArgs {
     /// A trace, or a folder of files of one, as `trace stats` takes it.
     trace: PathBuf,
-    /// Who decides; `all` for every policy and bound, `ablations` for OwnerServe whole and without each of its parts.
+    /// Routing policies; `all` for every policy and bound, `ablations` for complete OwnerServe and each of its ablations.
     /// Ablations and `llm_d_cached_counts` are in `all` only by name.
     #[arg(long, value_delimiter = ',', default_value = "all", value_parser = parse_policies)]
     policy: Vec<PolicySelection>,
@@ -198,7 +198,7 @@ pub enum SimulateError {
 }
 
 impl From<SetupError> for SimulateError {
-    /// What is wrong with a load is told with the flag that sets it.
+    /// Prefixes errors of the load with its flag.
     fn from(error: SetupError) -> Self {
         match error {
             SetupError::Load { .. } | SetupError::Span { .. } => Self::Load(error),
@@ -336,7 +336,7 @@ impl SimulateArgs {
         spec
     }
 
-    /// Those that were named, else one that every trace can be replayed at.
+    /// Returns the given loads, or a default that every trace supports.
     fn loads(&self, trace: &Trace) -> Vec<f64> {
         match (self.load.as_slice(), trace.arrivals) {
             ([], ArrivalProcess::AfterDependencies) => vec![trace.sessions.len().min(DEFAULT_SESSIONS) as f64],

@@ -124,7 +124,7 @@ pub fn run(args: &WhatIfArgs, read_policy: PolicyReader) -> Result<(), WhatIfErr
 }
 
 impl WhatIfArgs {
-    /// A fleet without somebody who was never in it would look as good as the whole one.
+    /// Rejects excluded workers that the log does not know: excluding them would change nothing.
     fn check_workers(&self, workers: &BTreeMap<WorkerId, Arc<str>>) -> Result<(), WhatIfError> {
         let unknown = self.exclude_worker.iter().find(|worker| !workers.contains_key(&worker.0));
         let known = || workers.values().take(MAX_NAMED_WORKERS).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");

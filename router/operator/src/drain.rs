@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ownership::LedgerView;
 use ownership::ledger::{DrainFlag, Session};
 use parking_lot::Mutex;
-use planner::BarredLink;
+use planner::DisabledLink;
 use serde::Serialize;
 use utoipa::ToSchema;
 use vocabulary::{
@@ -257,7 +257,7 @@ impl DrainRun {
     /// Moves a session; returns the target and the bytes moved.
     async fn move_session(&self, view: &LedgerView, session: &Session) -> Result<(WorkerId, Bytes), MoveFailure> {
         let fleet = self.mover.fleet.snapshot();
-        let barred = self.mover.transfer_checks.barred_links();
+        let barred = self.mover.transfer_checks.disabled_links();
         let from = fleet.iter().find(|view| view.id == self.worker).ok_or("it is not listed to this router")?;
         let choice = TargetSelector {
             fleet: &fleet,
@@ -341,7 +341,7 @@ struct TargetSelector<'a> {
     fleet: &'a [WorkerView],
     from: &'a WorkerView,
     model: &'a ModelId,
-    disabled_links: &'a [BarredLink],
+    disabled_links: &'a [DisabledLink],
     received: &'a HashMap<WorkerId, ReceivedLoad>,
 }
 
@@ -363,7 +363,7 @@ impl<'a> TargetSelector<'a> {
             && view.models.contains(self.model)
             && fabric(view).is_some()
             && fabric(view) == fabric(self.from)
-            && !self.disabled_links.contains(&BarredLink { from: self.from.id, to: view.id })
+            && !self.disabled_links.contains(&DisabledLink { from: self.from.id, to: view.id })
     }
 
     /// KV usage plus the bytes received in this drain, as a share of the capacity.
@@ -409,7 +409,7 @@ mod tests {
     fn target(fleet: &[WorkerView], avoid: &[u64], given: &[(u64, u64)]) -> Option<u64> {
         let given =
             given.iter().map(|(id, bytes)| (WorkerId(*id), ReceivedLoad { sessions: 1, bytes: *bytes })).collect();
-        let barred = [BarredLink { from: WorkerId(0), to: WorkerId(9) }];
+        let barred = [DisabledLink { from: WorkerId(0), to: WorkerId(9) }];
         let model = ModelId::from("tiny");
         let choice =
             TargetSelector { fleet, from: &fleet[0], model: &model, disabled_links: &barred, received: &given };

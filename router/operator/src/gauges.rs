@@ -25,7 +25,7 @@ pub(super) fn refresh(parts: &OperatorParts) {
     identity(parts);
     guarded(parts);
     parts.metrics.decisions.waiting.set(to_i64(parts.routing.occupancy.queue_len() as u64));
-    parts.metrics.decisions.barred_links.set(to_i64(parts.routing.transfer_checks.barred_links().len() as u64));
+    parts.metrics.decisions.disabled_links.set(to_i64(parts.routing.transfer_checks.disabled_links().len() as u64));
     workers(parts);
     exchange(parts);
 }

@@ -85,7 +85,7 @@ impl Degradation {
             "salts" => "whether engines keep tenants apart is not proven",
             _ => "something is not as it should be",
         };
-        Self { detail: format!("{what}; asked with a token this says more"), ..self }
+        Self { detail: format!("{what}; send an operator token to see the details"), ..self }
     }
 
     fn of_ejected_workers(fleet: &FleetSources) -> Option<Self> {

@@ -11,7 +11,7 @@ use ownership::LedgerView;
 use ownership::ledger::{
     Artifact, Command, DropReplica, MigrateSession, PrefixPoint, PrefixRef, ReplicateReadonly, Session,
 };
-use planner::{Action, BarredLink};
+use planner::{Action, DisabledLink};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{
@@ -282,7 +282,7 @@ fn check_link(mover: &SessionMover, source: WorkerId, target: WorkerId) -> Resul
             "Look at GET /ownerserve/v1/workers, and try again.",
         ));
     }
-    if mover.transfer_checks.barred_links().contains(&BarredLink { from: source.id, to: target.id }) {
+    if mover.transfer_checks.disabled_links().contains(&DisabledLink { from: source.id, to: target.id }) {
         return Err(transfer_not_possible(
             "the link is disabled, because a transfer over it failed its check",
             "GET /ownerserve/v1/transfer-checks shows it; DELETE enables it again.",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use planner::{Action, BarredLink};
+use planner::{Action, DisabledLink};
 use serde::Serialize;
 use utoipa::ToSchema;
 use vocabulary::WorkerId;
@@ -14,7 +14,7 @@ use super::problem::Problem;
 use super::schemas::WorkerIdSchema;
 use super::settings::OperatorSettings;
 use super::sources::{FleetSources, RoutingSources};
-use proxy::transfer_check::{BarredLinkRecord, TransferChecks};
+use proxy::transfer_check::{DisabledLinkRecord, TransferChecks};
 use vocabulary::UtcTime;
 
 /// How transfers are checked, and the result.
@@ -45,8 +45,8 @@ struct DisabledLinkResource {
 }
 
 fn check_status(checks: &TransferChecks, settings: &OperatorSettings) -> Json<TransferCheckStatus> {
-    let records = checks.barred_records().into_iter();
-    let links = records.map(|BarredLinkRecord { link: BarredLink { from, to }, action, since_unix_ms }| {
+    let records = checks.disabled_link_records().into_iter();
+    let links = records.map(|DisabledLinkRecord { link: DisabledLink { from, to }, action, since_unix_ms }| {
         let disabled_at = UtcTime::from_unix_ms(since_unix_ms);
         DisabledLinkResource { source: from, target: to, action, disabled_at }
     });
@@ -72,7 +72,7 @@ pub(super) async fn enable_link(
     State(settings): State<Arc<OperatorSettings>>,
     PathIds(source, target): PathIds<WorkerId, WorkerId>,
 ) -> Result<Json<TransferCheckStatus>, Problem> {
-    if !routing.transfer_checks.clear(BarredLink { from: source, to: target }) {
+    if !routing.transfer_checks.clear(DisabledLink { from: source, to: target }) {
         return Err(Problem::not_found(format!("The link from {source} to {target} is not disabled at this router.")));
     }
     tracing::info!(%source, %target, "an operator enabled the link: KV moves over it again");
@@ -84,7 +84,7 @@ pub(super) fn disabled_link_details(checks: &TransferChecks, fleet: &FleetSource
     let endpoint = |id: WorkerId| {
         fleet.workers.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string())
     };
-    checks.barred_records().into_iter().map(move |barred| {
+    checks.disabled_link_records().into_iter().map(move |barred| {
         let (source, target) = (barred.link.from, barred.link.to);
         format!(
             "KV that {} moved from {} to {} gave another answer than computing the prompt: the link is disabled until \

@@ -103,7 +103,7 @@ impl WorkerDiscovery {
     /// Records that a list cannot be read; its last content stays in force. Logged once until it can be read again.
     pub(crate) fn mark_failing(&self, list: SourceKey, why: String) {
         if self.failures.lock().insert(list, why.clone()).as_ref() != Some(&why) {
-            tracing::error!(source = list.0.as_ref(), reason = %why, "workers cannot be looked up; those that were found before stay");
+            tracing::error!(source = list.0.as_ref(), reason = %why, "a source of workers cannot be read (see reason); its last list stays in force");
         }
     }
 
@@ -152,7 +152,7 @@ impl WorkerDiscovery {
                 self.update_registered(&registered);
             }
             gone.iter()
-                .for_each(|worker| tracing::warn!(worker = %worker.endpoint(), "it did not register again in time"));
+                .for_each(|worker| tracing::warn!(worker = %worker.endpoint(), "the worker's registration expired; it gets no new steps until it registers again"));
         }
     }
 

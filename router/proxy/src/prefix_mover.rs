@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use planner::{Action, BarredLink, Leg, LegRole, WorkerRank};
+use planner::{Action, DisabledLink, Leg, LegRole, WorkerRank};
 use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, WorkerId};
 use workers_shim::engine_api::{
     EngineResponse, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
@@ -90,7 +90,7 @@ impl PrefixMover {
         };
         let remark = self.run(prefix, moving).await;
         if matches!(remark, None | Some(AttemptEvent::SourceRecomputed)) {
-            let link = BarredLink { from: source.worker, to: target.worker };
+            let link = DisabledLink { from: source.worker, to: target.worker };
             let transfer = CompletedTransfer { link, rank: target.rank, blocks: Some(blocks), action };
             self.checker.check_if_due(transfer, prompt);
         }

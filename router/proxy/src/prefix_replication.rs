@@ -173,7 +173,7 @@ fn choose_replication(
     let overlaps = task.index.read().overlaps_of_chain(&kept.chain);
     let (routing, shapes) = (task.routing.get(), task.listed_workers.shapes());
     let ejected = task.outliers.lock().excluded(&workers, Instant::now());
-    let (barred, account) = (task.transfer_checks.barred_links(), task.occupancy.lock());
+    let (barred, account) = (task.transfer_checks.disabled_links(), task.occupancy.lock());
     let inputs = PlanningInputs {
         step: *step,
         request: ask,

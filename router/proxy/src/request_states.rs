@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use planner::{
-    ActionSet, AdmissionDecision, AdmissionRequest, BarredLink, ClassificationInputs, Decision, HeadRelation, Plan,
+    ActionSet, AdmissionDecision, AdmissionRequest, ClassificationInputs, Decision, DisabledLink, HeadRelation, Plan,
     RankKvMemory, RequestProfile, SessionView, StepKind, WorkerRank, lcm,
 };
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerId, WorkerView};
@@ -101,7 +101,7 @@ pub struct ClassifiedStep {
     /// Why a broken answer cannot resume at another worker; `None` where it can.
     pub resume_blocker: Option<ResumeBlocker>,
     /// Links over which no KV may move.
-    pub barred_links: Vec<BarredLink>,
+    pub disabled_links: Vec<DisabledLink>,
 }
 
 /// Why an answer cannot resume at another worker by token ids.

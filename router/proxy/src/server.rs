@@ -205,11 +205,11 @@ impl HttpServer {
         limits: ServerLimits,
         counts: impl Into<ConnectionCounts>,
     ) -> std::io::Result<Self> {
-        Self::start_kept(bound, routes, limits, counts, (&Arc::default(), "listener"))
+        Self::start_supervised(bound, routes, limits, counts, (&Arc::default(), "listener"))
     }
 
     /// Like [`Self::start`], with an accept loop that is supervised under this name.
-    pub fn start_kept(
+    pub fn start_supervised(
         bound: BoundSocket,
         routes: Router,
         limits: ServerLimits,

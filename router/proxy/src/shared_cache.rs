@@ -110,13 +110,13 @@ impl SharedCache {
                     let redis = url.address();
                     tracing::warn!(
                         redis,
-                        "Redis is reached over the network without TLS: whoever is on the way can read its password and change what lies there. Use rediss://"
+                        "Redis is reached over the network without TLS: anyone on the network path can read its password and change its values. Set shared_cache.redis_url to a rediss:// URL"
                     );
                 }
                 if config.allow_plaintext {
                     tracing::warn!(
                         redis = url.address(),
-                        "shared_cache.allow_plaintext: people's words lie in Redis as they are, readable for whoever reaches it. Set shared_cache.encryption_secret"
+                        "shared_cache.allow_plaintext: prompts and answers are stored in Redis unencrypted. Set shared_cache.encryption_secret"
                     );
                 }
                 let sealer = ValueCipher::new(config.encryption_secret.as_ref());

@@ -97,7 +97,7 @@ impl SaltProofs {
         let is_ignoring = self.verdict(worker) == Some(SaltVerdict::NotIsolated);
         is_ignoring.then_some(
             "Its engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests. \
-             Update the engine, or set auth.prove_salts = false where tenants may share caches.",
+             Update the engine, or set auth.verify_cache_salt = false where tenants may share caches.",
         )
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use planner::{Action, BarredLink};
+use planner::{Action, DisabledLink};
 use serde::Deserialize;
 use serde_json::Value;
 use smart_default::SmartDefault;
@@ -92,9 +92,9 @@ fn top_margin(top: &Value) -> Option<f64> {
 
 /// A link that failed a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BarredLinkRecord {
+pub struct DisabledLinkRecord {
     /// The link.
-    pub link: BarredLink,
+    pub link: DisabledLink,
     /// The action that the transfer belonged to.
     pub action: Action,
     /// When it was barred, in milliseconds since 1970.
@@ -172,7 +172,7 @@ struct LinkSampler {
 /// Decides which transfers are checked.
 #[derive(Debug, Default)]
 struct CheckSchedule {
-    links: BTreeMap<BarredLink, LinkSampler>,
+    links: BTreeMap<DisabledLink, LinkSampler>,
     debt: CheckDebt,
 }
 
@@ -180,7 +180,7 @@ struct CheckSchedule {
 #[derive(Debug, SmartDefault)]
 pub struct TransferChecks {
     schedule: Mutex<CheckSchedule>,
-    disabled_links: Mutex<Vec<BarredLinkRecord>>,
+    disabled_links: Mutex<Vec<DisabledLinkRecord>>,
     #[default(Arc::new(Semaphore::new(1)))]
     slot: Arc<Semaphore>,
 }
@@ -188,7 +188,7 @@ pub struct TransferChecks {
 impl TransferChecks {
     /// Counts a transfer of this many tokens of a prompt. If a check is due but none can run, the next transfer is due;
     /// the same while checks have computed more than `COMPUTE_RATIO` / `one_in` of all moved tokens.
-    pub fn decide(&self, link: BarredLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> CheckDecision {
+    pub fn decide(&self, link: DisabledLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> CheckDecision {
         if one_in == 0 {
             return CheckDecision::NotDue;
         }
@@ -218,7 +218,7 @@ impl TransferChecks {
     }
 
     /// Bars a link. Returns whether it was not barred before.
-    pub fn bar(&self, barred: BarredLinkRecord) -> bool {
+    pub fn bar(&self, barred: DisabledLinkRecord) -> bool {
         let mut all = self.disabled_links.lock();
         let is_new = !all.iter().any(|known| known.link == barred.link);
         if is_new {
@@ -228,7 +228,7 @@ impl TransferChecks {
     }
 
     /// Clears a link, so that it carries transfers again; the next one is checked. Returns whether it was barred.
-    pub fn clear(&self, link: BarredLink) -> bool {
+    pub fn clear(&self, link: DisabledLink) -> bool {
         let mut all = self.disabled_links.lock();
         let before = all.len();
         all.retain(|barred| barred.link != link);
@@ -237,12 +237,12 @@ impl TransferChecks {
     }
 
     /// Returns the barred links with details, the oldest first.
-    pub fn barred_records(&self) -> Vec<BarredLinkRecord> {
+    pub fn disabled_link_records(&self) -> Vec<DisabledLinkRecord> {
         self.disabled_links.lock().clone()
     }
 
     /// Returns the barred links.
-    pub fn barred_links(&self) -> Vec<BarredLink> {
+    pub fn disabled_links(&self) -> Vec<DisabledLink> {
         self.disabled_links.lock().iter().map(|barred| barred.link).collect()
     }
 }
@@ -256,7 +256,7 @@ mod tests {
 
     /// A prompt without cost.
     const FREE: (Tokens, Tokens) = (Tokens::ZERO, Tokens::ZERO);
-    const LINK: BarredLink = BarredLink { from: WorkerId(1), to: WorkerId(2) };
+    const LINK: DisabledLink = DisabledLink { from: WorkerId(1), to: WorkerId(2) };
 
     fn sample(tokens: &[(&str, f64)]) -> GreedySample {
         let top: Vec<_> = tokens.iter().map(|(token, lead)| json!({*token: -0.5, "other": -0.5 - lead})).collect();
@@ -298,14 +298,14 @@ mod tests {
             (0..count).map(|_| matches!(all.decide(link, 3, FREE), CheckDecision::Check(_))).collect()
         };
         assert_eq!(turns(LINK, 7), [true, false, false, true, false, false, true]);
-        assert_eq!(turns(BarredLink { from: WorkerId(3), ..LINK }, 2), [true, false]);
+        assert_eq!(turns(DisabledLink { from: WorkerId(3), ..LINK }, 2), [true, false]);
         assert!(matches!(all.decide(LINK, 0, FREE), CheckDecision::NotDue));
     }
 
     #[test]
     fn check_compute_is_a_bounded_share_of_transferred_tokens() {
         let all = TransferChecks::default();
-        let links = (0..200).map(|to| BarredLink { to: WorkerId(to), ..LINK });
+        let links = (0..200).map(|to| DisabledLink { to: WorkerId(to), ..LINK });
         let whole = (Tokens(1000), Tokens(1000));
         let checked =
             links.clone().filter(|link| matches!(all.decide(*link, 16, whole), CheckDecision::Check(_))).count();
@@ -315,7 +315,7 @@ mod tests {
         let checked = links.filter(|link| matches!(all.decide(*link, 16, piece), CheckDecision::Check(_))).count();
         assert_eq!(checked, 1, "a small piece of a long prompt is dear to check");
         assert!(
-            matches!(all.decide(BarredLink { from: WorkerId(3), ..LINK }, 1, whole), CheckDecision::NotDue),
+            matches!(all.decide(DisabledLink { from: WorkerId(3), ..LINK }, 1, whole), CheckDecision::NotDue),
             "what is owed is paid first"
         );
         let all = TransferChecks::default();
@@ -328,11 +328,11 @@ mod tests {
     fn unchecked_links_do_not_wait_for_the_debt_of_checked_ones() {
         let all = TransferChecks::default();
         let is_checked = |link, moved| matches!(all.decide(link, 1, moved), CheckDecision::Check(_));
-        let other = BarredLink { from: WorkerId(3), ..LINK };
+        let other = DisabledLink { from: WorkerId(3), ..LINK };
         let piece = (Tokens(100), Tokens(10_000));
         assert!(is_checked(LINK, FREE) && is_checked(LINK, piece) && !is_checked(LINK, piece), "9,900 are owed");
         assert!(is_checked(other, piece));
-        assert!(!is_checked(BarredLink { from: WorkerId(4), ..LINK }, piece), "now for these as well");
+        assert!(!is_checked(DisabledLink { from: WorkerId(4), ..LINK }, piece), "now for these as well");
     }
 
     #[test]
@@ -357,12 +357,12 @@ mod tests {
     }
 
     #[test]
-    fn a_link_stays_barred_until_cleared() {
+    fn a_link_stays_disabled_until_cleared() {
         let all = TransferChecks::default();
-        let barred = BarredLinkRecord { link: LINK, action: Action::RemotePrefill, since_unix_ms: 1 };
-        assert!(all.bar(barred) && !all.bar(BarredLinkRecord { since_unix_ms: 2, ..barred }));
-        assert_eq!((all.barred_records(), all.barred_links()), (vec![barred], vec![LINK]));
+        let barred = DisabledLinkRecord { link: LINK, action: Action::RemotePrefill, since_unix_ms: 1 };
+        assert!(all.bar(barred) && !all.bar(DisabledLinkRecord { since_unix_ms: 2, ..barred }));
+        assert_eq!((all.disabled_link_records(), all.disabled_links()), (vec![barred], vec![LINK]));
         assert!(all.clear(LINK) && !all.clear(LINK));
-        assert!(all.barred_links().is_empty());
+        assert!(all.disabled_links().is_empty());
     }
 }

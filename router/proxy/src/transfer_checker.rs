@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use planner::{Action, BarredLink, Leg, LegRole, Plan, WorkerRank};
+use planner::{Action, DisabledLink, Leg, LegRole, Plan, WorkerRank};
 use prometheus::IntCounterVec;
 use serde_json::json;
 use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
@@ -17,7 +17,7 @@ use crate::prompts::{PromptStore, StoredPrompt};
 use crate::receipt::unix_ms;
 use crate::request_id::new_request_id;
 use crate::transfer_check::{
-    BarredLinkRecord, CheckDecision, GreedySample, TransferCheckConfig, TransferCheckOutcome, TransferChecks,
+    CheckDecision, DisabledLinkRecord, GreedySample, TransferCheckConfig, TransferCheckOutcome, TransferChecks,
 };
 use crate::upstream::UpstreamError;
 use crate::worker_client::WorkerClient;
@@ -29,7 +29,7 @@ const COMPLETIONS_PATH: &str = "/v1/completions";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompletedTransfer {
     /// Source and target.
-    pub(crate) link: BarredLink,
+    pub(crate) link: DisabledLink,
     pub(crate) rank: DpRank,
     /// Number of leading blocks that were moved; `None` when the whole prompt was.
     pub(crate) blocks: Option<Blocks>,
@@ -40,7 +40,7 @@ impl CompletedTransfer {
     /// Returns the transfer in a plan's handoff, if it has one.
     pub(crate) fn of(plan: &Plan) -> Option<Self> {
         let handoff = plan.handoffs().next()?;
-        let link = BarredLink { from: handoff.source.worker, to: handoff.target.worker };
+        let link = DisabledLink { from: handoff.source.worker, to: handoff.target.worker };
         Some(Self { link, rank: handoff.target.rank, blocks: handoff.blocks, action: plan.action })
     }
 }
@@ -83,7 +83,7 @@ impl TransferChecker {
             let computed = Tokens(check.computed.into_inner());
             checker.count(outcome);
             if outcome == TransferCheckOutcome::Mismatch {
-                checker.bar(BarredLinkRecord { link, action, since_unix_ms: unix_ms() });
+                checker.bar(DisabledLinkRecord { link, action, since_unix_ms: unix_ms() });
             }
             checker.checks.settle(place, computed);
         });
@@ -93,13 +93,13 @@ impl TransferChecker {
         self.outcomes.with_label_values(&[outcome.as_ref()]).inc();
     }
 
-    fn bar(&self, barred: BarredLinkRecord) {
+    fn bar(&self, barred: DisabledLinkRecord) {
         if self.checks.bar(barred) {
-            let BarredLink { from, to } = barred.link;
+            let DisabledLink { from, to } = barred.link;
             let [source, target] = [from, to].map(|id| self.client.endpoint_name(id));
             tracing::warn!(%source, %target, action = %barred.action,
-                "KV that moved between them says something else than the prompt that it was computed from: nothing moves there any \
-                 more; see to the transfer, restart the target, which has such blocks in its cache, and clear the link");
+                "a transfer check failed: KV that moved over this link gives another answer than a recomputed prompt. The link is \
+                 disabled. Repair the transfer, restart the target, whose cache holds such blocks, then run `ownerserve ctl link enable`");
         }
     }
 }
@@ -123,7 +123,7 @@ impl TransferCheck<'_> {
         let stored = self.prompt.clone();
         let read = move || Some(stored.tokens.read(&stored.chain)?.into_owned());
         let ids = self.checker.prompts.read(read).await.map_err(|_| TransferCheckOutcome::Failed)?;
-        let CompletedTransfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
+        let CompletedTransfer { link: DisabledLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
         let leg = |worker, rank| Leg::new(LegRole::Serve, WorkerRank { worker, rank });
         if !Legs::without_client(&self.checker.client).serves_alone(target) {
             return Err(TransferCheckOutcome::NotComparable);

@@ -730,7 +730,7 @@ async fn readiness_hides_details_from_callers_without_a_token() {
         let told = details(got);
         assert_eq!(components(&told), components(&whole), "the components are told");
         for (_, detail) in &told {
-            assert!(detail.contains("asked with a token") && !detail.contains("no-such-host"), "{detail}");
+            assert!(detail.contains("send an operator token") && !detail.contains("no-such-host"), "{detail}");
             assert!(!detail.contains("127.0.0.1") && !detail.contains("resolve"), "{detail}");
         }
     }

@@ -72,7 +72,7 @@ impl fmt::Display for InexactReason {
             }
             InexactReason::NoEvents => write!(
                 f,
-                "it tells no KV events: start it with --kv-events-config, and set `events` and `replay` of its [[workers]] \
+                "it publishes no KV events: start it with --kv-events-config, and set `kv_events_endpoint` and `kv_events_replay_endpoint` of its [[workers]] \
                  entry where it does not answer GET /kv_event_sources"
             ),
             InexactReason::NoTextModel(model) => {
@@ -91,7 +91,7 @@ impl fmt::Display for InexactReason {
             InexactReason::Unconnected { live } => write!(
                 f,
                 "nothing answers at {live}, where its KV events should come from: see that the engine publishes there \
-                 (--kv-events-config), that this host reaches it, and that `events` of its [[workers]] entry, if set, is right"
+                 (--kv-events-config), that this host reaches it, and that `kv_events_endpoint` of its [[workers]] entry, if set, is right"
             ),
             InexactReason::Replaced => write!(
                 f,
@@ -105,13 +105,13 @@ impl fmt::Display for InexactReason {
             ),
             InexactReason::Replaying { replay } => write!(
                 f,
-                "what it said before is not replayed yet: if that stays so, see that {replay} answers (`replay_endpoint` of \
-                 --kv-events-config, `replay` of its [[workers]] entry)"
+                "earlier events are not replayed yet: if this persists, check that {replay} answers (`replay_endpoint` of \
+                 --kv-events-config, `kv_events_replay_endpoint` of its [[workers]] entry)"
             ),
             InexactReason::NoReplay => write!(
                 f,
-                "nobody can be asked for what it said before: set `replay_endpoint` of its --kv-events-config, and `replay` of \
-                 its [[workers]] entry where `events` is set"
+                "earlier events cannot be replayed: set `replay_endpoint` of its --kv-events-config, and `kv_events_replay_endpoint` of \
+                 its [[workers]] entry where `kv_events_endpoint` is set"
             ),
             InexactReason::Lost { stored, needed: enough, replays: true } => {
                 write_loss(f, (*stored, *enough), RAISE_BUFFER_ADVICE)
@@ -125,8 +125,7 @@ impl fmt::Display for InexactReason {
 
 /// How to prevent another loss, with a replay socket and without.
 const RAISE_BUFFER_ADVICE: &str = "raise `buffer_steps` of its --kv-events-config";
-const SET_REPLAY_ADVICE: &str =
-    "set `replay_endpoint` of its --kv-events-config, and `replay` of its [[workers]] entry where `events` is set";
+const SET_REPLAY_ADVICE: &str = "set `replay_endpoint` of its --kv-events-config, and `kv_events_replay_endpoint` of its [[workers]] entry where `kv_events_endpoint` is set";
 
 /// Writes the text for lost events.
 fn write_loss(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), advice: &str) -> fmt::Result {

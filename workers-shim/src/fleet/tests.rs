@@ -140,7 +140,7 @@ impl FleetHarness {
     }
 
     fn kept(workers: Vec<WorkerDefinition>, settings: ProbeSettings, supervise: SuperviseTask) -> Self {
-        Self::start((workers, settings, None), |options| Fleet::start_kept(options, supervise))
+        Self::start((workers, settings, None), |options| Fleet::start_supervised(options, supervise))
     }
 
     fn start(

@@ -186,7 +186,7 @@ impl WorkerHandle {
             ProbeVerdict::Unsure => None,
             ProbeVerdict::Dead => {
                 if reach.failures == 1 && before.health == WorkerHealth::Unreachable {
-                    tracing::warn!(worker = %self.spec.endpoint, "worker is not reached; it is tried again and again");
+                    tracing::warn!(worker = %self.spec.endpoint, "the worker is unreachable; probing continues. Check its URL and that the engine runs");
                 }
                 self.publish(&before, ProbedState { health: WorkerHealth::Unreachable, ..(*before).clone() });
                 None

@@ -91,7 +91,9 @@ fn codec_error(error: PrefixError) -> CodecError {
         FallbackReason::Multimodal => "a simulated worker takes text only: send the text without it",
         FallbackReason::UnsupportedOption => "a simulated worker does not do that: leave it out",
         FallbackReason::UnsupportedNumber => "a simulated worker reads 64-bit numbers: send a smaller one, or text",
-        FallbackReason::UnsupportedTemplate => "start it with a --text folder that has a chat_template.jinja",
+        FallbackReason::UnsupportedTemplate => {
+            "start the worker with a --tokenizer-dir that contains a chat_template.jinja"
+        }
         FallbackReason::TooLarge => "a simulated worker renders prompts of at most 16 MiB: send less",
         _ => return CodecError(error.to_string()),
     };

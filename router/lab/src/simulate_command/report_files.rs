@@ -85,7 +85,7 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Beside its place first, so that what was there is replaced by all of it or stays.
+/// Writes a temporary file beside the target and renames it, so that the old file is replaced completely or not at all.
 fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
     let everybody = std::fs::Permissions::from_mode(0o666);
     let mut file: NamedTempFile =

@@ -58,7 +58,7 @@ pub(super) fn load_within(path: &Path, most: u64) -> Result<Trace, TraceFilesErr
     reader.finish()?.ok_or_else(|| TraceFilesError::Empty(path.to_owned()))
 }
 
-/// Text that was cut off within a character is cut off, and no other thing than text.
+/// Decodes UTF-8; tolerates a character that is truncated at the end. Returns `None` for anything else.
 fn decode_utf8(bytes: Vec<u8>) -> Option<String> {
     match String::from_utf8(bytes) {
         Ok(text) => Some(text),
@@ -88,7 +88,7 @@ pub(crate) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, TraceFilesError>
     Ok(files)
 }
 
-/// What a file holds, and of a file that holds more than `most` bytes one byte more than these.
+/// Reads a file, decompressed, up to `most` + 1 bytes, so that the caller can detect a longer one.
 pub(crate) fn read_decompressed(path: &Path, most: u64) -> Result<Vec<u8>, TraceFilesError> {
     if [".tar.xz", ".tar.gz", ".tar", ".zip", ".xz"].iter().any(|ending| path.to_string_lossy().ends_with(ending)) {
         return Err(TraceFilesError::Archive(path.to_owned()));

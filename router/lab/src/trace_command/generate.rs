@@ -1,4 +1,4 @@
-//! `ownerserve trace generate`: made-up traffic where no recording has what is looked for.
+//! `ownerserve trace generate`: generates synthetic traces.
 
 use std::io::Write as _;
 

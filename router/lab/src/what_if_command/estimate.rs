@@ -43,7 +43,7 @@ impl SessionSums {
     }
 }
 
-/// The value that this share of the values come before, as simulations have it; none of none. Sorts them.
+/// Returns a percentile, as simulation reports define it; `None` without values. Sorts the values.
 pub(super) fn percentile(values: &mut [f64], share: f64) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     (!values.is_empty()).then(|| report::percentile(values, share))

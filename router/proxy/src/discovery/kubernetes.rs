@@ -40,12 +40,12 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 enum KubernetesError {
     #[error(
-        "{} cannot be read: {source}; outside of a pod set `api`, `namespace`, `token_file` and `ca_file` of [[discovery.kubernetes]]",
+        "{} cannot be read: {source}; outside of a pod set `api_server`, `namespace`, `token_file` and `ca_file` of [[discovery.kubernetes]]",
         .path.display()
     )]
     File { path: PathBuf, source: io::Error },
     #[error(
-        "no API server is known: KUBERNETES_SERVICE_HOST is not set here; outside of a pod set `api` of [[discovery.kubernetes]]"
+        "no API server is known: KUBERNETES_SERVICE_HOST is not set here; outside of a pod set `api_server` of [[discovery.kubernetes]]"
     )]
     NoServer,
     #[error("discovery.kubernetes.api_server is no URL: {0}; accepted is https://HOST:PORT")]
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(found(Some("10.96.0.1"), Some("6443")).unwrap(), "https://10.96.0.1:6443");
         assert_eq!(found(Some("fd00::1"), None).unwrap(), "https://[fd00::1]:443");
         for host in [None, Some("")] {
-            assert!(found(host, None).unwrap_err().contains("set `api`"));
+            assert!(found(host, None).unwrap_err().contains("set `api_server`"));
         }
     }
 

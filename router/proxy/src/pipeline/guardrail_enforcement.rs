@@ -20,12 +20,12 @@ pub(crate) fn enforce_guardrail(guardrail: &Guardrail, routing: &LiveRouting, st
         }
         GuardrailEvent::Slower(_) => {
             tracing::warn!(%action, %ratio, %low, %high, treatment_sessions, control_sessions,
-                "sessions that are placed so are slower than with the bypass, and it cannot be disabled: lower \
+                "the action makes sessions slower than the bypass does, and it cannot be disabled: lower \
                  rollout_percent, or set mode shadow");
         }
         GuardrailEvent::Recovered(_) => {
             tracing::info!(%action, %ratio, treatment_sessions, control_sessions,
-                "sessions that are placed so are not slower than with the bypass any more");
+                "the action no longer makes sessions slower than the bypass does");
         }
     }
 }

@@ -132,13 +132,13 @@ pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedSte
     };
     let routing = stage.routing.get();
     let (mode, arm) = (routing.mode_of(located.affinity_key), routing.arm_of(located.affinity_key));
-    let barred = stage.transfer_checks.barred_links();
+    let barred = stage.transfer_checks.disabled_links();
     let unresumable = resume_blocker(&located.identified, stage.resume);
     ClassifiedStep {
         mode,
         arm,
         disabled: routing.disabled,
-        barred_links: barred,
+        disabled_links: barred,
         kind: step,
         request: ask,
         located,
@@ -236,7 +236,7 @@ fn decide(
                 occupancy: planner::OccupancyView { model: account.occupancy(), now: account.now },
                 excluded,
                 policy,
-                disabled: DisabledFeatures { actions: step.disabled, links: &step.barred_links },
+                disabled: DisabledFeatures { actions: step.disabled, links: &step.disabled_links },
                 round_robin_index: turn,
             };
             let decision = planner::plan(&inputs)?;

@@ -11,7 +11,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use parking_lot::Mutex;
-use planner::{AttentionSpec, BarredLink, LayerState, Leg, LegRole, WorkerRank, check_kv_compatibility};
+use planner::{AttentionSpec, DisabledLink, LayerState, Leg, LegRole, WorkerRank, check_kv_compatibility};
 use prometheus::IntCounterVec;
 use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, WorkerHealth, WorkerId};
 use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
@@ -128,7 +128,7 @@ fn fits(stage: &ExecuteStage, (step, pair): (&ClassifiedStep, &LegPair), keeper:
         && source.health != WorkerHealth::Unreachable
         && fabric(source).is_some_and(|fabric_of| Some(fabric_of) == fabric(target))
         && transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers)
-        && !step.barred_links.contains(&BarredLink { from, to })
+        && !step.disabled_links.contains(&DisabledLink { from, to })
         && !is_converted_by_guess(stage.client.fleet(), &step.located.identified, to)
 }
 

@@ -339,7 +339,7 @@ impl DriftTransition {
             (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCount { router, engine })) => {
                 tracing::warn!(
                     %model, %worker, router_tokens = router.0, engine_tokens = engine.0,
-                    "a worker counts other prompt tokens than were computed here; {advice}"
+                    "the worker's prompt token count differs from this router's; {advice}"
                 )
             }
             (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCount { router, engine })) => {
@@ -352,7 +352,7 @@ impl DriftTransition {
             (DriftTransition::Disagrees, DriftObservation::CacheHit(CacheHitCheck { reported, cached_tokens, .. })) => {
                 tracing::warn!(
                     %model, %worker, reported_tokens = reported.0, cached_tokens = cached_tokens.0,
-                    "a worker finds more of a prompt in its cache than its events had told of it {EVENT_GRACE_PERIOD:?} later; if that goes on, {advice}"
+                    "the worker's cache hit exceeds the blocks that its KV events had reported {EVENT_GRACE_PERIOD:?} later; if this repeats, {advice}"
                 )
             }
             (DriftTransition::Suspected, DriftObservation::CacheHit(CacheHitCheck { reported, cached_tokens, .. })) => {

@@ -192,7 +192,7 @@ pub(super) async fn watch(inner: Arc<SharedCacheState>) {
             Ok((None, _)) => {
                 if std::mem::take(&mut marked) {
                     inner.metrics.flushes.inc();
-                    tracing::warn!("Redis has forgotten everything: it is told again what this router remembers");
+                    tracing::warn!("Redis was flushed: this router writes its cached values to Redis again");
                 }
                 // The sentinel comes first: if Redis is flushed again during the resend, the next probe detects it.
                 marked = shared.client.call_in_background::<()>(&mark.set).await.is_ok();

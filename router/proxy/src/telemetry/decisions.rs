@@ -31,7 +31,7 @@ families! {
             "1 while an action is disabled because it made sessions slower.";
         checks: IntCounterVec = "transfer_checks_total" {outcome = label_values::<TransferCheckOutcome>()},
             "Transfers whose KV was held against computing the prompt, by outcome; skipped where another check was running.";
-        barred_links: IntGauge = "transfer_links_disabled",
+        disabled_links: IntGauge = "transfer_links_disabled",
             "Links over which nothing moves, because KV came as something else.";
         + outliers: OutlierMetrics, "Workers that are left out because requests failed there.";
     }

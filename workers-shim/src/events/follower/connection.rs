@@ -29,7 +29,7 @@ pub(super) enum ConnectionLoss {
     #[error("a second connection got no answer")]
     Unresponsive,
     /// The connection stands, but delivers no messages.
-    #[error("only replays bring what is said")]
+    #[error("the live socket delivers no messages, although replays do")]
     Deaf,
     /// The sequence numbers of its messages went back.
     #[error("another process speaks there")]

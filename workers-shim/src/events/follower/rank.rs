@@ -141,7 +141,7 @@ impl RankFollower {
     fn mark_connected(&mut self) {
         if std::mem::take(&mut self.last_report.is_disconnected) {
             let (worker, source) = (&self.worker.member.spec.endpoint, &self.source.live);
-            tracing::info!(%worker, %source, rank = self.source.rank.0, "its KV events are heard again");
+            tracing::info!(%worker, %source, rank = self.source.rank.0, "the connection to the worker's KV events is restored");
         }
         self.publish_reason();
     }
@@ -153,7 +153,7 @@ impl RankFollower {
                 if !std::mem::replace(&mut self.last_report.is_disconnected, true) {
                     let (worker, source) = (&self.worker.member.spec.endpoint, &self.source.live);
                     tracing::warn!(%worker, %source, rank = self.source.rank.0, reason = %loss,
-                        "its KV events are not heard; what it holds is known only as of before, until they are again");
+                        "the connection to the worker's KV events is lost; its KV index is DEGRADED until it is restored. Check that the engine publishes and this host reaches the source");
                 }
                 self.stream.disconnect();
             }
@@ -294,7 +294,9 @@ impl RankFollower {
             (false, Some(doubt)) if is_holed => {
                 tracing::warn!(%worker, rank, reason = %doubt, "not all of its blocks are known")
             }
-            (true, None) => tracing::info!(%worker, rank, "nothing that was lost of its events matters any more"),
+            (true, None) => {
+                tracing::info!(%worker, rank, "lost KV events no longer matter; the worker's blocks are known exactly again")
+            }
             _ => {}
         }
     }

@@ -33,7 +33,7 @@ async fn check_lost_connection_degrades_worker(loss: ProxyMode) {
     wire.set_mode(loss);
     watch.until("in doubt", |watch| connected_and_knowledge(watch) == (0, KvIndexState::Degraded)).await;
     let doubt = watch.inexact_reason();
-    assert!(doubt.contains(&wire.endpoint) && doubt.contains("`events`"), "{doubt}");
+    assert!(doubt.contains(&wire.endpoint) && doubt.contains("`kv_events_endpoint`"), "{doubt}");
     ask(worker.address(), &prompt(1, 40), 1).await;
     assert_eq!(watch.depth(&prompt(1, 40)), 0);
     wire.set_mode(ProxyMode::Open);

@@ -136,7 +136,7 @@ fn rejected_requests_name_a_remedy() {
     }
     let none = family_without_template()
         .encode_chat(ConversationApi::Chat, br#"{"messages":[{"role":"user","content":"x"}]}"#);
-    assert!(none.unwrap_err().0.contains("--text"));
+    assert!(none.unwrap_err().0.contains("--tokenizer-dir"));
 }
 
 fn family_without_template() -> ModelCodec {

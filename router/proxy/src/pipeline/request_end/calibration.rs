@@ -103,7 +103,7 @@ impl CalibrationSink {
         let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
         match now.drift {
             Some(drift) => tracing::warn!(%worker, drift = drift.as_ref(), %ratio,
-                "its first tokens do not come when prices say: see whether others use it, or its clocks were lowered"),
+                "the worker's TTFT deviates from its predicted cost (drift, ratio): check for other users of its GPU and for reduced clocks"),
             None => tracing::info!(%worker, %ratio, "its first tokens come when prices say again"),
         }
     }

@@ -72,7 +72,7 @@ impl ReceiptSink {
             failed_workers: excluded,
             kv_occupancy: Some(memory),
             disabled_actions: step.disabled,
-            disabled_links: step.barred_links,
+            disabled_links: step.disabled_links,
         };
         let case = receipt.decision.is_some().then_some(case);
         (receipt, case)
