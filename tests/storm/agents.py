@@ -20,17 +20,21 @@ class Seen:
 
     first_tokens: list[float] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
+    # Of an idle router on the same machine: what the machine's load alone costs a probe.
+    control: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
-def measure(proxy: int, operator: int, key: str, label: str, seconds: float) -> Seen:
-    return asyncio.run(_measure(proxy, operator, key, label, seconds))
+def measure(proxy: int, operators: tuple[int, int], key: str, label: str, seconds: float) -> Seen:
+    """`operators` are the operator ports of the router in the storm and of the idle one."""
+    return asyncio.run(_measure(proxy, operators, key, label, seconds))
 
 
-async def _measure(proxy: int, operator: int, key: str, label: str, seconds: float) -> Seen:
+async def _measure(proxy: int, operators: tuple[int, int], key: str, label: str, seconds: float) -> Seen:
     seen, until = Seen(), time.monotonic() + seconds
+    probes = [_probe(port, until, seen, into) for port, into in zip(operators, (seen.probes, seen.control))]
     agents = [_agent(proxy, key, f"{label}-{number}", until, seen) for number in range(AGENTS)]
-    await asyncio.gather(_probe(operator, until, seen), *agents)
+    await asyncio.gather(*probes, *agents)
     return seen
 
 
@@ -85,7 +89,7 @@ async def _step(port: int, key: str, session: str, messages: list[dict]) -> tupl
         writer.close()
 
 
-async def _probe(port: int, until: float, seen: Seen) -> None:
+async def _probe(port: int, until: float, seen: Seen, into: list[float]) -> None:
     while time.monotonic() < until:
         begun = time.monotonic()
         try:
@@ -98,5 +102,5 @@ async def _probe(port: int, until: float, seen: Seen) -> None:
                 seen.errors.append(f"/livez: {status!r}")
         except (OSError, TimeoutError) as error:
             seen.errors.append(f"/livez: {type(error).__name__}: {error}")
-        seen.probes.append(time.monotonic() - begun)
+        into.append(time.monotonic() - begun)
         await asyncio.sleep(PROBE_EVERY)

@@ -135,10 +135,10 @@ def led(operator: Operator, verdict: Verdict, when: str) -> None:
     asked("snapshot", lambda: operator.write("POST", "cluster/snapshot", {}))
 
 
-def run(options: argparse.Namespace, router: Router, verdict: Verdict) -> None:
+def run(options: argparse.Namespace, router: Router, idle: Router, verdict: Verdict) -> None:
     operator = Operator(router.operator)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        work = (router.port, router.operator_port, "sk-a")
+        work = (router.port, (router.operator_port, idle.operator_port), "sk-a")
         pool.submit(agents.measure, *work, "warm", 3).result()
         alone = pool.submit(agents.measure, *work, "alone", options.seconds).result()
         rss, cpu = router.status("VmRSS") >> 10, router.cpu_seconds()
@@ -159,6 +159,7 @@ def run(options: argparse.Namespace, router: Router, verdict: Verdict) -> None:
         stormy, did = during.result(), harm.result()
     verdict.say("first token in the storm", milliseconds(stormy.first_tokens))
     verdict.say("/livez in the storm", milliseconds(stormy.probes))
+    verdict.say("/livez of an idle router meanwhile", milliseconds(stormy.control))
     for what, count in did["most open at once"].items():
         verdict.say(f"most {what} open at once", str(count))
     for what, count in did["answers"].items():
@@ -169,9 +170,13 @@ def run(options: argparse.Namespace, router: Router, verdict: Verdict) -> None:
     verdict.expect(not stormy.errors, f"{len(stormy.errors)} errors of tenant A in the storm, such as {stormy.errors[:3]}")
     ratio = percentile(stormy.first_tokens, 99) / percentile(alone.first_tokens, 99)
     verdict.say("first-token p99, storm / alone", f"{ratio:.2f} (aim: at most {TOKEN_AIM})")
+    # The storm comes from the same cores. The idle router says what they are short of; the rest is the router's own.
     probes = percentile(stormy.probes, 99) / percentile(alone.probes, 99)
-    verdict.say("/livez p99, storm / alone", f"{probes:.2f} (at most {PROBE_FACTOR})")
-    verdict.expect(bool(stormy.probes) and probes <= PROBE_FACTOR, f"/livez took {probes:.1f} times its idle time, {PROBE_FACTOR} are allowed")
+    verdict.say("/livez p99, storm / alone", f"{probes:.2f} (aim: at most {PROBE_FACTOR})")
+    beside = percentile(stormy.probes, 99) / percentile(stormy.control, 99)
+    verdict.say("/livez p99, storm / idle router meanwhile", f"{beside:.2f} (at most {PROBE_FACTOR})")
+    verdict.expect(bool(stormy.probes) and beside <= PROBE_FACTOR,
+                   f"/livez took {beside:.1f} times as long as an idle router's meanwhile, {PROBE_FACTOR} are allowed")
     if not router.process.alive():
         verdict.expect(False, f"the router ended with {router.process.child.returncode}:\n{router.process.last_lines(5)}")
         return
@@ -216,12 +221,14 @@ def main() -> int:
         keys.chmod(0o600)
         profile.write_text(PROFILE)
         workers = [SimWorker("hybrid", "--profile", str(profile)).wait() for _ in range(2)]
-        router = Router([worker.url for worker in workers], settings=(TEXT, f'auth.keys_file="{keys}"', *options.settings))
+        router, idle = (Router([worker.url for worker in workers], settings=(TEXT, f'auth.keys_file="{keys}"', *options.settings)) for _ in range(2))
         try:
             router.wait()
-            run(options, router, verdict)
+            idle.wait()
+            run(options, router, idle, verdict)
         finally:
             router.stop()
+            idle.stop()
             for worker in workers:
                 worker.process.stop()
     for what in verdict.broken:
