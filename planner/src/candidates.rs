@@ -10,7 +10,7 @@ use crate::lcm::lcm;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{
     Action, CandidateRefusal, CostTerms, Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect,
-    PlanCandidate, PlanSequence, PrefixRestore, ReplicateDispatch, RestoreSplit, SelectionRule, StepKind,
+    PlanCandidate, PlanSequence, PrefixRestore, ReplicateSendTiming, RestoreSplit, SelectionRule, StepKind,
     TransferPermission, WorkerRank,
 };
 
@@ -186,12 +186,12 @@ impl CandidateBuilder<'_> {
         let served = CostTerms { restore: served.restore - self.cost_model.restore_time(at), ..served };
         let network = self.network_time(target, split.bytes);
         let terms = match self.layout.inputs.policy.replicate_dispatch {
-            ReplicateDispatch::Queued => {
+            ReplicateSendTiming::Queued => {
                 let terms = sequential_terms(&self.source_cost(from, split.loaded), &served);
                 CostTerms { network: network + source.speed.step + at.speed.step, ..terms }
             }
             // The transfer overlaps with the target's queue.
-            ReplicateDispatch::Immediate => {
+            ReplicateSendTiming::Immediate => {
                 let load = self.cost_model.restore_time(source);
                 CostTerms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
             }

@@ -54,8 +54,8 @@ pub use plan::{
 pub use plan_check::PlanViolation;
 pub use planning_case::PlanningCase;
 pub use policy::{
-    AdmissionLimits, LowerTiers, OverloadThresholds, Policy, ReplicateDispatch, ResidencyConfidence, SelectionRule,
-    TransferRisk,
+    AdmissionLimits, LowerTiers, OverloadThresholds, Policy, ReplicateSendTiming, ResidencyConfidence, SelectionRule,
+    TransferTimeMargin,
 };
 pub use prefix_replication::{
     PrefixReplication, ReplicationLimits, ReplicationPurpose, ReplicationSkipReason, plan_prefix_replication,

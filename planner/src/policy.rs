@@ -74,9 +74,9 @@ pub struct Policy {
     #[default(Tokens(35_000))]
     pub max_session_growth_tokens: Tokens,
     /// Time that transfers may take beyond that of their link.
-    pub transfer: TransferRisk,
+    pub transfer: TransferTimeMargin,
     /// When the source of a replicate sends.
-    pub replicate_dispatch: ReplicateDispatch,
+    pub replicate_dispatch: ReplicateSendTiming,
     /// Share of believed blocks that is expected to be found.
     pub kv_index_confidence: ResidencyConfidence,
     /// Thresholds above which an owner is overloaded.
@@ -103,7 +103,7 @@ impl Policy {
 /// Time that transfers may take beyond that of their link: links have queues that nothing reports.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct TransferRisk {
+pub struct TransferTimeMargin {
     /// Fixed extra time of any transfer.
     #[serde(with = "vocabulary::micros_with_unit")]
     #[default(Micros(100_000))]
@@ -116,7 +116,7 @@ pub struct TransferRisk {
 /// When the source of a replicate sends the KV.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum ReplicateDispatch {
+pub enum ReplicateSendTiming {
     /// In a request of its own, which queues at the source.
     #[default]
     Queued,

@@ -14,8 +14,8 @@ use crate::micros::{micros, valid_or_zero};
 use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerSpeed;
 use crate::{
-    Handoff, HandoffKind, OwnershipEffect, PlanCandidate, PlanningInputs, ReplicateDispatch, SelectionRule, WorkerRank,
-    plan,
+    Handoff, HandoffKind, OwnershipEffect, PlanCandidate, PlanningInputs, ReplicateSendTiming, SelectionRule,
+    WorkerRank, plan,
 };
 
 /// Limits on replication: what a move has to save, and which workers it leaves alone.
@@ -30,7 +30,7 @@ pub struct ReplicationLimits {
     /// Longest queue of a target.
     #[default(Micros(500_000))]
     pub queue: Micros,
-    /// Longest queue of a source that sends in turn (`ReplicateDispatch::Queued`): sending computes nothing there, but the KV
+    /// Longest queue of a source that sends in turn (`ReplicateSendTiming::Queued`): sending computes nothing there, but the KV
     /// arrives late.
     #[default(Micros(5_000_000))]
     pub source_queue: Micros,
@@ -179,7 +179,7 @@ fn cheapest_replicate<'a>(
         if target.health != WorkerHealth::Ready || target.knowledge != KvIndexState::Exact {
             continue;
         }
-        let sends_in_turn = inputs.policy.replicate_dispatch == ReplicateDispatch::Queued;
+        let sends_in_turn = inputs.policy.replicate_dispatch == ReplicateSendTiming::Queued;
         let waits = |view| WorkerSpeed::of(view, inputs.policy).queue;
         let is_full = WorkerSpeed::of(target, inputs.policy).usage >= inputs.policy.overload.max_kv_cache_usage;
         if is_full || waits(target) > bounds.queue || (sends_in_turn && waits(source) > bounds.source_queue) {

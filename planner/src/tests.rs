@@ -107,7 +107,7 @@ impl PlanningScene {
             policy: Policy {
                 memory_cost_per_mib: 50.0,
                 interference_weight: 0.25,
-                transfer: TransferRisk { fixed_overhead: Micros(0), proportional_overhead: 0.0 },
+                transfer: TransferTimeMargin { fixed_overhead: Micros(0), proportional_overhead: 0.0 },
                 ..Policy::default()
             },
             disabled: ActionSet::NONE,

@@ -2,7 +2,7 @@
 
 use engine_model::EngineProfile;
 use engine_model::runs::{DiskSpeed, EngineTiming, MemorySizes};
-use planner::ReplicateDispatch;
+use planner::ReplicateSendTiming;
 use serde::Serialize;
 use vocabulary::Tokens;
 
@@ -31,7 +31,7 @@ pub struct LinkSpeed {
     /// Fixed time of any transfer, in seconds.
     pub fixed: f64,
     /// When a worker sends KV that a step elsewhere requests.
-    pub sources: ReplicateDispatch,
+    pub sources: ReplicateSendTiming,
 }
 
 impl HardwareProfile {
@@ -43,7 +43,7 @@ impl HardwareProfile {
         timing: timing([1.0 / 25_000.0, 1.05e-9, 0.0065, 4.4e-8], 2_048),
         sizes: sizes(400_000, 190_000.0, 131_072),
         kv_bytes: 131_072,
-        link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003, sources: ReplicateDispatch::Immediate },
+        link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003, sources: ReplicateSendTiming::Immediate },
     };
     /// The same model on one A100 80 GB; 200 Gb/s link.
     pub const A100_8B: Self = Self {
@@ -52,7 +52,7 @@ impl HardwareProfile {
         timing: timing([1.0 / 10_000.0, 2.9e-9, 0.0095, 7.3e-8], 1_024),
         sizes: sizes(400_000, 150_000.0, 131_072),
         kv_bytes: 131_072,
-        link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003, sources: ReplicateDispatch::Immediate },
+        link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003, sources: ReplicateSendTiming::Immediate },
     };
     /// Qwen3-30B-A3B-like model on one H200 141 GB; 96 KiB per token.
     pub const H200_30B_A3B: Self = Self {
@@ -61,7 +61,7 @@ impl HardwareProfile {
         timing: timing([1.0 / 30_000.0, 1.6e-9, 0.0080, 2.3e-8], 4_096),
         sizes: sizes(700_000, 254_000.0, 98_304),
         kv_bytes: 98_304,
-        link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003, sources: ReplicateDispatch::Immediate },
+        link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003, sources: ReplicateSendTiming::Immediate },
     };
     /// Llama-70B-like model, tensor-parallel over four H100; 320 KiB per token, one 400 Gb/s link per worker.
     pub const H100X4_70B: Self = Self {
@@ -70,7 +70,7 @@ impl HardwareProfile {
         timing: timing([1.0 / 11_000.0, 1.46e-9, 0.0160, 2.8e-8], 2_048),
         sizes: sizes(460_000, 150_000.0, 327_680),
         kv_bytes: 327_680,
-        link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003, sources: ReplicateDispatch::Immediate },
+        link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003, sources: ReplicateSendTiming::Immediate },
     };
     /// All built-in profiles.
     pub const ALL: [Self; 4] = [Self::H100_8B, Self::A100_8B, Self::H200_30B_A3B, Self::H100X4_70B];
@@ -91,7 +91,7 @@ impl HardwareProfile {
             link: LinkSpeed {
                 tokens_per_second,
                 fixed: profile.link_latency.0 as f64 / 1e6,
-                sources: ReplicateDispatch::Queued,
+                sources: ReplicateSendTiming::Queued,
             },
         }
     }

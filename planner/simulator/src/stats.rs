@@ -32,7 +32,7 @@ pub struct TraceStats {
     /// Lengths of prompts and answers.
     pub lengths: LengthStats,
     /// Pauses between the steps of a conversation.
-    pub gaps: StepPauses,
+    pub gaps: TurnGapStats,
     /// Hit rates of an unlimited cache.
     pub ideal_hits: IdealHits,
     /// Forks of the prompts.
@@ -85,7 +85,7 @@ pub struct LengthStats {
 
 /// Seconds from the end of a step (or its start, for recorded times) to the start of the next one.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct StepPauses {
+pub struct TurnGapStats {
     /// All pauses.
     pub seconds: Percentiles,
     /// Share of pauses over one minute.
@@ -193,7 +193,7 @@ impl StatsCollector<'_> {
                 answer: tokens(&|step| step.answer),
                 new: Percentiles::of(self.new),
             },
-            gaps: StepPauses {
+            gaps: TurnGapStats {
                 over_60_s: over(60.0),
                 over_300_s: over(300.0),
                 seconds: Percentiles::of(gaps.to_vec()),

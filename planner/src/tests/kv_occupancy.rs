@@ -239,7 +239,7 @@ proptest! {
         scene.session.id = SessionId(session);
         scene.session.sealed = Blocks(sealed);
         scene.ask.prompt_tokens = Tokens(prompt);
-        scene.policy.replicate_dispatch = if at_once { ReplicateDispatch::Immediate } else { ReplicateDispatch::Queued };
+        scene.policy.replicate_dispatch = if at_once { ReplicateSendTiming::Immediate } else { ReplicateSendTiming::Queued };
         (scene.policy.interference_weight, scene.policy.max_session_growth_tokens) = (mu, Tokens(growth));
         scene.policy.attention_cost_doubling_tokens = Tokens(doubles);
         let place = |worker| Owner { worker, incarnation: Incarnation(1), rank: DpRank(0) };

@@ -119,7 +119,7 @@ fn sources_that_send_in_turn_are_skipped_behind_a_long_queue() {
     let mut scene = between_steps(&BUSY_OWNER.replace("backlog=15000", "backlog=51000"));
     assert_eq!(decide(&scene), Err(ReplicationSkipReason::Busy));
     // A source that sends at once serves the step itself in time, which is cheaper than a second copy.
-    scene.policy.replicate_dispatch = ReplicateDispatch::Immediate;
+    scene.policy.replicate_dispatch = ReplicateSendTiming::Immediate;
     assert_eq!(decide(&scene), Err(ReplicationSkipReason::TooDear));
 }
 

@@ -209,13 +209,13 @@ fn transfer_cost_includes_link_risk() {
             scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
         fetch.unwrap().cost_terms.network.0
     };
-    let none = network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: 0.0 });
-    assert_eq!(network(TransferRisk { fixed_overhead: Micros(7), proportional_overhead: 0.0 }), none + 7);
+    let none = network(TransferTimeMargin { fixed_overhead: Micros::ZERO, proportional_overhead: 0.0 });
+    assert_eq!(network(TransferTimeMargin { fixed_overhead: Micros(7), proportional_overhead: 0.0 }), none + 7);
     assert_eq!(
-        network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: 0.5 }),
+        network(TransferTimeMargin { fixed_overhead: Micros::ZERO, proportional_overhead: 0.5 }),
         none + 90 * 16 * 10 / 2
     );
-    assert_eq!(network(TransferRisk { fixed_overhead: Micros::ZERO, proportional_overhead: f64::NAN }), none);
+    assert_eq!(network(TransferTimeMargin { fixed_overhead: Micros::ZERO, proportional_overhead: f64::NAN }), none);
 }
 
 #[test]
@@ -232,8 +232,8 @@ fn source_that_sends_at_once_adds_no_queue_time() {
             scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
         fetch.unwrap().cost_terms
     };
-    assert_eq!(terms(ReplicateDispatch::Queued).queue.0, 500_000);
-    let at_once = terms(ReplicateDispatch::Immediate);
+    assert_eq!(terms(ReplicateSendTiming::Queued).queue.0, 500_000);
+    let at_once = terms(ReplicateSendTiming::Immediate);
     assert_eq!((at_once.queue + at_once.network).0, 100_000, "the target's queue drains while the KV comes");
 }
 
@@ -306,7 +306,7 @@ fn source_pays_to_load_lower_tiers_and_the_target_does_not() {
             scene.plan().candidates.into_iter().find(|c| c.sequence.target() == id("b") && c.sequence.has_handoff());
         fetch.unwrap().cost_terms
     };
-    for sources in [ReplicateDispatch::Immediate, ReplicateDispatch::Queued] {
+    for sources in [ReplicateSendTiming::Immediate, ReplicateSendTiming::Queued] {
         let from_device = terms(sources, ["holds=99", ""]);
         let from_host = terms(sources, ["host=99", ""]);
         // 1,584 tokens x 100,000 bytes at 20 GB/s.

@@ -33,7 +33,7 @@ struct StatsArgs {
     path: PathBuf,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
-    output: FigureFormat,
+    output: StatsFormat,
     /// Repetition: counts prefixes that at least this number of prompts share.
     #[arg(long, value_name = "N", default_value_t = RepetitionCriteria::default().min_visits)]
     min_visits: u32,
@@ -44,7 +44,7 @@ struct StatsArgs {
 
 /// How figures are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub(crate) enum FigureFormat {
+pub(crate) enum StatsFormat {
     /// For people.
     #[default]
     Text,
@@ -75,8 +75,8 @@ fn print_stats(args: &StatsArgs) -> Result<(), TraceCommandError> {
     let repetition = RepetitionCriteria { min_visits: args.min_visits, min_prefix_tokens: args.min_prefix_tokens };
     let stats = TraceStats::of(&trace, repetition);
     let text = match args.output {
-        FigureFormat::Text => stats_table(&stats),
-        FigureFormat::Json => pretty(&stats),
+        StatsFormat::Text => stats_table(&stats),
+        StatsFormat::Json => pretty(&stats),
     };
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }

@@ -7,12 +7,12 @@ use vocabulary::PrefixId;
 /// List of block hashes in shared segments. When a segment is added, each segment is at least twice as long as the
 /// next.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct BlockSegments {
+pub(crate) struct SharedBlockHashes {
     segments: Vec<Arc<[PrefixId]>>,
     len: usize,
 }
 
-impl BlockSegments {
+impl SharedBlockHashes {
     /// Returns the first `len` block hashes followed by `more`.
     pub(crate) fn extended(&self, len: usize, more: &[PrefixId]) -> Self {
         let mut extended = Self::default();
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn block_segments_equal_one_flat_list() {
-        let mut pieces = BlockSegments::default();
+        let mut pieces = SharedBlockHashes::default();
         let mut list = Vec::new();
         for step in 0..300u128 {
             let cut = if step % 7 == 0 { list.len() * 2 / 3 } else { list.len() };
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn successive_prompts_share_segments() {
-        let long = BlockSegments::default().extended(0, &ids(0..1000));
+        let long = SharedBlockHashes::default().extended(0, &ids(0..1000));
         let next = long.extended(1000, &ids(1000..1050));
         assert!(Arc::ptr_eq(&long.segments[0], &next.segments[0]));
         assert_eq!(next.first(1050, 0), ids(0..1050));

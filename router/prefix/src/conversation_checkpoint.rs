@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::block_segments::BlockSegments;
+use crate::block_segments::SharedBlockHashes;
 use crate::chat::TemplateVariables;
 use crate::incremental_rendering::{HistorySummary, RenderedCut, TurnChange};
 use crate::message_scan::MessageRole;
@@ -24,7 +24,7 @@ pub(crate) struct ConversationCheckpoint {
     /// Boundaries to resume from, ascending; never empty.
     pub(crate) boundaries: Vec<Arc<MessageBoundary>>,
     /// Block hashes up to the last boundary.
-    pub(crate) blocks: BlockSegments,
+    pub(crate) blocks: SharedBlockHashes,
     /// What does not change between steps.
     pub(crate) header: Arc<ConversationHeader>,
     /// For each role seen in a last message: what the template renders after it when nothing follows.
@@ -200,7 +200,7 @@ pub(crate) mod tests {
             scope: 0,
             lead_digests: leads,
             boundaries: known,
-            blocks: BlockSegments::default(),
+            blocks: SharedBlockHashes::default(),
             header: frame.into(),
             closings: Vec::new(),
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use vocabulary::{PrefixChain, PrefixId, Tokens};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::block_segments::BlockSegments;
+use crate::block_segments::SharedBlockHashes;
 use crate::conversation_cache::CheckpointMatch;
 use crate::conversation_checkpoint::{
     BodyPrefixHasher, ConversationCheckpoint, ConversationHeader, MessageBoundary, push_boundary,
@@ -188,7 +188,7 @@ impl PromptResolver {
         let mut leads = Vec::new();
         // A second pass over the body, because lead digests before the first boundary are needed, too.
         BodyPrefixHasher::new(layout.message_list()).push_lead_digests(&mut leads, last.body_bytes);
-        let blocks = BlockSegments::default().extended(0, &prompt.chain.ids[..last.tokens / self.block_size()]);
+        let blocks = SharedBlockHashes::default().extended(0, &prompt.chain.ids[..last.tokens / self.block_size()]);
         Some(ConversationCheckpoint {
             scope: step.scope(tenant),
             lead_digests: leads,
@@ -330,7 +330,7 @@ impl PromptResolver {
     }
 
     /// Builds a prompt from its known first blocks and the ids after them.
-    fn prompt_from(&self, root: PrefixId, (blocks, first): (&BlockSegments, usize), mut ids: Vec<u32>) -> Prompt {
+    fn prompt_from(&self, root: PrefixId, (blocks, first): (&SharedBlockHashes, usize), mut ids: Vec<u32>) -> Prompt {
         let size = self.block_size();
         let mut names = blocks.first(first, ids.len() / size);
         let parent = names.last().copied().unwrap_or(root);

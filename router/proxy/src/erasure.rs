@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use vocabulary::{SessionId, TenantId};
 
 use crate::shared_cache::{CacheEntryKind, CacheKey, PurgeCount, PurgeError, SharedCache};
-use crate::stored_responses::transcript::TranscriptOrigin;
+use crate::stored_responses::transcript::TranscriptHeader;
 
 /// Which data to erase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,12 +21,12 @@ pub async fn erase(state: &SharedCache, tenant: &TenantId, whose: ErasureScope) 
     match whose {
         ErasureScope::Tenant => state.purge(tenant).await,
         ErasureScope::Session(session) => {
-            state.purge_some(tenant, TranscriptOrigin::read, |kept| session_keys(kept, session)).await
+            state.purge_some(tenant, TranscriptHeader::read, |kept| session_keys(kept, session)).await
         }
     }
 }
 
-fn session_keys(kept: &[(CacheKey, Option<TranscriptOrigin>)], session: SessionId) -> Vec<CacheKey> {
+fn session_keys(kept: &[(CacheKey, Option<TranscriptHeader>)], session: SessionId) -> Vec<CacheKey> {
     let mut following: HashMap<&str, Vec<&str>> = HashMap::new();
     let (mut open, mut ids) = (Vec::new(), HashSet::new());
     for (key, origin) in kept.iter().filter(|(key, _)| key.kind == CacheEntryKind::Transcript) {
@@ -64,7 +64,7 @@ mod tests {
         let transcript = |name: &str, previous: Option<&str>, session: Option<u128>| {
             let session = session.map(|session| SessionId(session).to_string());
             let value = json!({"previous": previous, "session": session, "items": [{"x": 1}]}).to_string();
-            (key(CacheEntryKind::Transcript, name), TranscriptOrigin::read(value.as_bytes()))
+            (key(CacheEntryKind::Transcript, name), TranscriptHeader::read(value.as_bytes()))
         };
         let kept = [
             transcript("resp_3", Some("resp_2"), None),

@@ -3,7 +3,7 @@
 use engine_model::runs::{
     DecodeLocation, OutboundTransfer, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths,
 };
-use planner::ReplicateDispatch;
+use planner::ReplicateSendTiming;
 use vocabulary::Tokens;
 
 use super::delayed_residency::DelayedResidency;
@@ -175,8 +175,8 @@ impl Simulation<'_> {
     fn source_wait_seconds(&self, from: usize) -> f64 {
         let HardwareProfile { link, timing, .. } = &self.setup.spec;
         match link.sources {
-            ReplicateDispatch::Immediate => 0.0,
-            ReplicateDispatch::Queued => self.engines[from].engine.prefill_left(self.now) + timing.decode_step,
+            ReplicateSendTiming::Immediate => 0.0,
+            ReplicateSendTiming::Queued => self.engines[from].engine.prefill_left(self.now) + timing.decode_step,
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use engine_model::runs::{DecodeLocation, RunRequest, TierDepths};
 
 use super::*;
-use planner::ReplicateDispatch;
+use planner::ReplicateSendTiming;
 
 use crate::LinkSpeed;
 use crate::policies::{Dispatch, FleetView, PlacementRequest, PrefixFetch, TransferScope};
@@ -125,13 +125,13 @@ fn in_turn_transfer_waits_for_the_prompts_of_a_busy_source() {
     // Until then the source computes the second session's prompt, and after that one token for the request that sends.
     let turn = SESSION_START_INTERVAL + prefill(102_400, 0) - asks + timing.decode_step;
     assert!(turn > 0.5, "it is busy for another {turn} s");
-    near(seconds(ReplicateDispatch::Queued) - seconds(ReplicateDispatch::Immediate), turn);
+    near(seconds(ReplicateSendTiming::Queued) - seconds(ReplicateSendTiming::Immediate), turn);
 }
 
 #[test]
 fn transfer_waiting_at_a_busy_source_leaves_the_link_free() {
     let mut setup = setup(3);
-    setup.spec.link.sources = ReplicateDispatch::Queued;
+    setup.spec.link.sources = ReplicateSendTiming::Queued;
     let trace = talk();
     let mut world = scripted(&trace, setup, &[]);
     let path = trace.sessions[0].steps[0].path.clone();
@@ -184,7 +184,7 @@ fn remote_prefill_ships_the_missing_or_the_whole_prompt() {
 fn link_carries_one_transfer_at_a_time_per_direction() {
     let mut links = LinkSchedule::new(
         3,
-        LinkSpeed { tokens_per_second: 1_000.0, fixed: 0.5, sources: ReplicateDispatch::Immediate },
+        LinkSpeed { tokens_per_second: 1_000.0, fixed: 0.5, sources: ReplicateSendTiming::Immediate },
     );
     near(links.send(Seconds(1.0), (0, 1), Tokens(1_000)).0, 2.5);
     near(links.send(Seconds(1.0), (0, 2), Tokens(1_000)).0, 4.0);

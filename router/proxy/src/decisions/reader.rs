@@ -135,14 +135,14 @@ pub struct ReplayRecord {
     /// Header of its file.
     pub head: Arc<DecisionLogHeader>,
     /// The decision and its result.
-    pub receipt: ReplayReceipt,
+    pub receipt: ReceiptExtract,
     /// Inputs of the planner; `None` if it was not asked.
     pub case: Option<PlanningCase>,
 }
 
 /// Part of a receipt that is compared.
 #[derive(Deserialize, Debug)]
-pub struct ReplayReceipt {
+pub struct ReceiptExtract {
     pub lookup: ReplayPrompt,
     pub mode: RoutingMode,
     pub decision: Option<Decision>,
@@ -167,7 +167,7 @@ pub struct ReplayObservation {
 
 #[derive(Deserialize)]
 struct ReplayRecordLine {
-    receipt: ReplayReceipt,
+    receipt: ReceiptExtract,
     #[serde(rename = "planning_inputs")]
     case: Option<PlanningCase>,
 }

@@ -7,7 +7,7 @@ use vocabulary::Micros;
 use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, SuspectPair, culprit};
 use super::end_guard::RequestState;
 use super::plan::PlanGuards;
-use super::planning::{AttemptLog, FailedStep, LastFailure, PartialAnswer, Planning, UnansweredStep};
+use super::planning::{AttemptLog, FailedStep, InterruptedAnswer, LastFailure, Planning, UnansweredStep};
 use super::request_end::RequestEnd;
 use super::streaming::Streaming;
 use crate::leg_outcome::{FailedAttempt, LegError, LegResponse, StartedAnswer};
@@ -28,7 +28,7 @@ pub struct Dispatched {
     pub(super) history: AttemptLog,
     pub(super) blame: BlameRecord,
     /// The answer that the plan is to go on with, where one broke off.
-    pub(super) resumes: Option<PartialAnswer>,
+    pub(super) resumes: Option<InterruptedAnswer>,
     /// When the plan was made.
     pub(super) sent_at: Instant,
 }

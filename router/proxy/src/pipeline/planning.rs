@@ -39,7 +39,7 @@ enum PlanningOrigin {
     /// The last attempt failed.
     Retry(LastFailure),
     /// The answer broke off, and no other worker has gone on with it yet.
-    Resume(PartialAnswer, LastFailure),
+    Resume(InterruptedAnswer, LastFailure),
 }
 
 /// A failed attempt after which another worker is tried.
@@ -82,7 +82,7 @@ pub struct BrokenAnswer {
 
 /// What the client has received of an answer that broke off.
 #[derive(Clone, Copy)]
-pub(super) struct PartialAnswer {
+pub(super) struct InterruptedAnswer {
     pub(super) first_byte: Instant,
     pub(super) status: u16,
     pub(super) broke_at: Instant,
@@ -129,7 +129,7 @@ impl Planning {
     /// Continues a step after a failed attempt; `partial` where its answer had broken off before.
     pub(super) fn again(
         step: ClassifiedStep,
-        (partial, failure): (Option<PartialAnswer>, LastFailure),
+        (partial, failure): (Option<InterruptedAnswer>, LastFailure),
         attempts: AttemptLog,
         blame: BlameRecord,
     ) -> Self {
@@ -276,7 +276,7 @@ pub(super) struct UnansweredStep {
     pub(super) guards: PlanGuards,
     pub(super) history: AttemptLog,
     pub(super) blame: BlameRecord,
-    pub(super) partial: Option<PartialAnswer>,
+    pub(super) partial: Option<InterruptedAnswer>,
 }
 
 impl UnansweredStep {
@@ -315,7 +315,7 @@ impl UnansweredStep {
     }
 }
 
-impl PartialAnswer {
+impl InterruptedAnswer {
     pub(super) fn record(self) -> AnswerRecord {
         let Self { first_byte, status, delivered, usage, .. } = self;
         AnswerRecord { first_byte: Some(first_byte), status, delivered, usage }

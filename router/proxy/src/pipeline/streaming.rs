@@ -9,7 +9,7 @@ use workers_shim::fleet::InFlightRequest;
 
 use super::blame::{BlameRecord, FailedWorkers};
 use super::plan::PlanGuards;
-use super::planning::{AttemptLog, BrokenAnswer, LastFailure, PartialAnswer, Planning};
+use super::planning::{AttemptLog, BrokenAnswer, InterruptedAnswer, LastFailure, Planning};
 use super::request_end::{AnswerRecord, RequestEnd};
 use crate::receipt::{Attempt, AttemptEvent, RequestOutcome};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep};
@@ -32,7 +32,7 @@ pub struct Streaming {
     /// Status of the answer.
     pub(super) status: u16,
     /// The answer that it goes on with, where one broke off.
-    pub(super) resumes: Option<PartialAnswer>,
+    pub(super) resumes: Option<InterruptedAnswer>,
 }
 
 /// How an answer ended.
@@ -122,7 +122,7 @@ impl Streaming {
     pub fn refused(self) -> RequestEnd {
         let (first_byte, status) = (Some(self.first_byte), self.status);
         let nothing = AnswerRecord { first_byte, status, delivered: Tokens::ZERO, usage: None };
-        let answer = self.resumes.map_or(nothing, PartialAnswer::record);
+        let answer = self.resumes.map_or(nothing, InterruptedAnswer::record);
         self.into_request_end(RequestOutcome::Interrupted, answer)
     }
 
@@ -150,7 +150,8 @@ impl Streaming {
         // Workers that broke off are excluded: the request itself may be what breaks them.
         history.excluded = history.attempts.iter().filter_map(Attempt::target).collect();
         let (broke_at, attempts_before) = (Instant::now(), history.attempts.len());
-        let partial = PartialAnswer { first_byte, status, broke_at, attempts_before, kept_tokens, usage, delivered };
+        let partial =
+            InterruptedAnswer { first_byte, status, broke_at, attempts_before, kept_tokens, usage, delivered };
         let failure = LastFailure { planned, event, error };
         Planning::again(step, (Some(partial), failure), history, BlameRecord { suspects: None, failures })
     }

@@ -100,13 +100,13 @@ struct StoredTranscript<'a> {
 
 /// The position of a transcript in its conversation.
 #[derive(Deserialize)]
-pub(crate) struct TranscriptOrigin {
+pub(crate) struct TranscriptHeader {
     /// Id of the previous response.
     pub(crate) previous: Option<String>,
     session: Option<String>,
 }
 
-impl TranscriptOrigin {
+impl TranscriptHeader {
     /// Reads it from a transcript; `None` where that is malformed.
     pub(crate) fn read(transcript: &[u8]) -> Option<Self> {
         serde_json::from_slice(transcript).ok()
