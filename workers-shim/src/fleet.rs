@@ -119,7 +119,7 @@ impl Fleet {
         Self::start_supervised(options, Arc::new(|_, mut begin| begin()))
     }
 
-    /// Starts the fleet with tasks supervised by `keep`. Must be called inside a tokio runtime.
+    /// Starts the fleet with tasks supervised by `supervise`. Must be called inside a tokio runtime.
     pub fn start_supervised(options: FleetOptions, supervise: SuperviseTask) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
         let following = FollowerEnvironment {

@@ -58,7 +58,7 @@ pub struct ReplayVerifier {
 }
 
 impl ReplayVerifier {
-    /// Creates an empty verifier. `shown`: whether the client sees token ids, or only the router requested them.
+    /// Creates an empty verifier. `visibility`: whether the client sees token ids, or only the router requested them.
     pub fn new(api: Api, visibility: TokenIdVisibility, determinism: AnswerDeterminism) -> Self {
         Self {
             api,

@@ -230,7 +230,7 @@ impl TokenTranscript {
         self.visible_ids
     }
 
-    /// Records an event and returns how to forward it. The prompt's token ids were already extracted. `told` borrows
+    /// Records an event and returns how to forward it. The prompt's token ids were already extracted. `event_fields` borrows
     /// from `event`.
     pub(super) fn rewrite_event(&mut self, event: &[u8], event_fields: ResumableEvent<'_>) -> EventRewrite {
         if self.head.is_none()

@@ -221,7 +221,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Returns `before`, updated with the responses.
+    /// Returns `previous`, updated with the responses.
     fn apply_alive(&self, previous: &ProbedState, answers: &ProbeRound, figures: MetricsFreshness) -> ProbedState {
         let mut seen = ProbedState { health: WorkerHealth::Ready, ..previous.clone() };
         if let Ok(models) = &answers.models {

@@ -35,7 +35,7 @@ pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
 
 /// Number of prompt blocks that tools and the messages before the first user message fill. Many conversations share
 /// them, so a prompt that shares no more than these is not a fork. Renders and tokenizes these messages again, so it is
-/// for rare cases only. `chat` is the request of another endpoint as the engine converts it.
+/// for rare cases only. `converted` is the request of another endpoint as the engine converts it.
 pub fn shared_prefix_blocks(identified: &IdentifiedRequest, converted: Option<&ConvertedRequest>) -> Blocks {
     shared_prefix_prompt(identified, converted).map_or(Blocks::ZERO, |opening| {
         let ids = &identified.prompt.chain.ids;

@@ -34,7 +34,7 @@ pub struct LocateStage {
 }
 
 /// Locates a prompt in the ledger view, the KV index and the fleet, including this router's own steps that the view
-/// does not show yet. `chat` is the request of another endpoint as the engine converts it.
+/// does not show yet. `converted` is the request of another endpoint as the engine converts it.
 pub async fn locate(
     stage: &LocateStage,
     identified: IdentifiedRequest,

@@ -32,7 +32,7 @@ pub type RemotePrefillResult = (Result<LegResponse, LegError>, Vec<AttemptEvent>
 /// How long a decode leg continues without a client, so that it can pull.
 const PULL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs both legs. Dropping the future means that the client left. `back` is what the prefill leg can fetch before it
+/// Runs both legs. Dropping the future means that the client left. `source` is what the prefill leg can fetch before it
 /// computes.
 pub async fn remote_prefill(legs: Legs, pair: LegPair, source: Option<ReversePullSource>) -> RemotePrefillResult {
     let (sender, receiver) = oneshot::channel();
