@@ -49,7 +49,7 @@ pub struct RequestProfile {
     /// Expected tokens of the answer.
     pub expected_output_tokens: Tokens,
     /// Expected growth of the session at a worker where it is new, beyond the step itself; capped by the policy's
-    /// `growth`.
+    /// `max_session_growth_tokens`.
     #[serde(default = "any_growth")]
     pub expected_growth_tokens: Tokens,
     /// Tokens per block of the model's hash chain: the unit of every `Blocks` here.

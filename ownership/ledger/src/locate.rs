@@ -198,8 +198,8 @@ impl Ledger {
         if deepest.is_some_and(|boundary_at| !boundary_at.has_children()) {
             return deepest;
         }
-        let waypoint = passed.map_or(0, |boundary_at| boundary_at.point.blocks.0);
-        let known = deepest.map_or(0, |boundary_at| boundary_at.point.blocks.0);
+        let waypoint = passed.map_or(0, |boundary| boundary.point.blocks.0);
+        let known = deepest.map_or(0, |boundary| boundary.point.blocks.0);
         let last = blocks.min(waypoint + WAYPOINT - 1);
         (known + 1..=last).rev().find_map(boundary_at).or(deepest)
     }

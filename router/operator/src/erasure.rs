@@ -34,7 +34,7 @@ async fn erase_and_report(
     if unread > 0 {
         report += &format!(
             "; {unread} transcripts of the tenant in Redis could not be read (they were written with another \
-             shared_cache.encryption_secret, or without one), and may be of this session: run `ownerserve ctl tenant purge` to erase them all"
+             shared_cache.encryption_secret, or without one), and may be of this session: `ownerserve ctl tenant purge` erases all of the tenant's"
         );
     }
     Ok(WriteResult::plain(&parts.ledger, report))

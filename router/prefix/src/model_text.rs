@@ -210,7 +210,7 @@ impl ModelText {
         self.encode(&self.render(chat, now)?, special)
     }
 
-    /// Returns the token ids of a chat request's prompt, reusing `known` as far as it applies.
+    /// Returns the token ids of a chat request's prompt, reusing `checkpoint` as far as it applies.
     pub fn encode_chat_from_checkpoint(
         &self,
         chat: &ChatBody,

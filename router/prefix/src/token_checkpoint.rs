@@ -75,7 +75,7 @@ pub struct TokenizedPrompt {
     pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
-/// Tokenizes `text`, reusing `known` if it applies. `name` identifies everything that determines the ids.
+/// Tokenizes `text`, reusing `checkpoint` if it applies. `name` identifies everything that determines the ids.
 pub(crate) fn tokenize(
     text: &str,
     checkpoint: Option<&TokenCheckpoint>,

@@ -251,9 +251,9 @@ async fn read_first_chunk(answer: Response<WorkerBody>) -> Result<LegResponse, L
     }
 }
 
-/// Returns the worker to blame, as far as can be told: a decode leg that fails after a prefill leg may be the
-/// producer's fault just as well, and the next plan must not repeat the pair.
-pub fn culprit(plan: &Plan, error: &LegError) -> WorkerId {
+/// Returns the worker that the next plan excludes: a decode leg that fails after a prefill leg may be the prefill
+/// worker's fault just as well, and the next plan must not repeat the pair.
+pub fn worker_to_exclude(plan: &Plan, error: &LegError) -> WorkerId {
     let (source, target) = (plan.prompt_leg().worker, plan.target());
     match error {
         LegError::Failed(_) | LegError::NoSource if source != target => source,

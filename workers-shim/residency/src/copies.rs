@@ -49,7 +49,7 @@ impl PackedCopies {
         self != Self::NONE && self.0 >> Self::TIER_SHIFT == plane(tier) as u16
     }
 
-    /// Returns the copies with one more in `place`. None if they do not fit or are stored elsewhere.
+    /// Returns the copies with one more in `location`. None if they do not fit or are stored elsewhere.
     pub(crate) fn incremented(self, location: CopyLocation) -> Option<Self> {
         let one = Self::single_location(CopyCount { location, count: 1 })?;
         let same =

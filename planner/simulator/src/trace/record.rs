@@ -18,7 +18,7 @@ pub(crate) fn lines<'a>(file: &'a str, text: &'a str) -> impl Iterator<Item = (T
     numbered.filter(|(_, text)| !text.trim().is_empty())
 }
 
-/// Parses one JSON record that starts at `place`.
+/// Parses one JSON record that starts at `location`.
 pub(crate) fn json<'a, T: Deserialize<'a>>(
     location: TraceLocation<'_>,
     text: &'a str,
@@ -42,7 +42,7 @@ pub(crate) struct LineCursor<'a> {
 }
 
 impl<'a> LineCursor<'a> {
-    /// Starts at the beginning of `text`, which itself starts at `place`.
+    /// Starts at the beginning of `text`, which itself starts at `location`.
     pub(crate) fn new(location: TraceLocation<'a>, text: &'a str) -> Self {
         Self { text, location, at: 0 }
     }

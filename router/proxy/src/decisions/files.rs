@@ -94,7 +94,7 @@ fn compress(plain: &Path) -> io::Result<()> {
     fs::remove_file(plain)
 }
 
-/// Deletes the oldest files until `folder` stays within `bound` even when the current file is full.
+/// Deletes the oldest files until `folder` stays within `limit` even when the current file is full.
 pub(super) fn delete_oldest(folder: &Path, limit: LogSizeLimit) -> io::Result<()> {
     let old: Vec<_> = segments(folder)?.into_iter().filter(|segment| segment.first != u64::MAX).collect();
     let sizes: Vec<u64> = old.iter().map(|segment| fs::metadata(&segment.path).map_or(0, |file| file.len())).collect();

@@ -14,7 +14,7 @@ use super::replicate::replicate;
 use super::reverse_pull::{self, ReversePullStore};
 use crate::ledger_access::LedgerAccess;
 use crate::leg_outcome::{FailedAttempt, StartedAnswer};
-use crate::legs::{Legs, culprit};
+use crate::legs::{Legs, worker_to_exclude};
 use crate::prefix_mover::PrefixMover;
 use crate::prompts::PromptStore;
 use crate::request_states::ClassifiedStep;
@@ -81,7 +81,7 @@ pub async fn execute(
         }),
         Err(error) => {
             remarks.push(error.attempt_event());
-            Err(FailedAttempt { exclude: culprit(plan, &error), sent_at: asked, events: remarks, error })
+            Err(FailedAttempt { exclude: worker_to_exclude(plan, &error), sent_at: asked, events: remarks, error })
         }
     }
 }

@@ -228,7 +228,7 @@ impl TrialEnvironment {
         self.change(MembershipChange::Remove(old)).await
     }
 
-    /// Waits until the node in `seat` has an id other than `than`, and returns it.
+    /// Waits until the node in `slot` has an id other than `than`, and returns it.
     async fn await_admission(&self, slot: MemberSlot, than: u64) -> Result<u64, NemesisError> {
         let deadline = Instant::now() + OPERATOR_TIMEOUT;
         loop {

@@ -80,7 +80,7 @@ impl TcpRelay {
         })
     }
 
-    /// Starts to listen for callers of `seat`; returns the port, which the node uses in its namespace, too.
+    /// Starts to listen for callers of `slot`; returns the port, which the node uses in its namespace, too.
     pub(super) async fn open(
         self: &Arc<Self>,
         slot: MemberSlot,
