@@ -22,10 +22,10 @@ use crate::log_store::LogStore;
 use crate::node_folder::NodeFolder;
 use crate::options::Options;
 use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
-use crate::wal::ChunkBytes;
+use crate::wal::MaxChunkSize;
 
 /// Small files, so that a short log has several.
-const CHUNK_BYTES: ChunkBytes = ChunkBytes(1_500);
+const CHUNK_BYTES: MaxChunkSize = MaxChunkSize(1_500);
 
 fn id(term: u64, index: u64) -> LogId {
     LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(term, 1), index)

@@ -27,7 +27,7 @@ use crate::node_folder::{ClusterId, NodeFolder};
 use crate::node_observer::NodeStateMachine;
 use crate::options::Options;
 use crate::peers::socket::DialPolicy as _;
-use crate::peers::{AbortingTask, PeerService, PeerTls, Peers, Topic};
+use crate::peers::{AbortingTask, PeerRpc, PeerService, PeerTls, Topic};
 use crate::raft::TokioTypeConfig;
 use crate::read::{self, ReadError};
 use crate::startup::{self, START_TIMEOUT, StartedNode};
@@ -47,7 +47,7 @@ const SNAPSHOT_RETRY_DELAY: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Directory {
     core: Arc<NodeCore>,
-    peers: Peers,
+    peers: PeerRpc,
     lease: Duration,
     tasks: Mutex<Vec<AbortingTask>>,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -77,7 +77,7 @@ impl Directory {
             let settled = startup::await_membership(&core, address, &options).await;
             tasks.extend(settled.map_err(|error| start_failure(&core, error))?);
         }
-        let peers = Peers { registry: core.registry.clone() };
+        let peers = PeerRpc { registry: core.registry.clone() };
         let (tasks, writer) = (Mutex::new(tasks), Mutex::new(Some(writer)));
         Ok(Self { core, peers, lease: options.lease, tasks, writer, _folder: folder })
     }
@@ -212,7 +212,7 @@ impl Directory {
     }
 
     /// Returns the other nodes, for calls between routers outside Raft.
-    pub fn peers(&self) -> &Peers {
+    pub fn peers(&self) -> &PeerRpc {
         &self.peers
     }
 

@@ -240,14 +240,14 @@ mod tests {
     use super::*;
     use crate::node_folder::NodeFolder;
     use crate::raft::Vote;
-    use crate::wal::{self, ChunkBytes, WalValue};
+    use crate::wal::{self, MaxChunkSize, WalValue};
 
     fn opened() -> (tempfile::TempDir, Arc<Mutex<FlushQueue>>, Arc<LogMarksFile>) {
         let folder = tempfile::tempdir().unwrap();
         let node = NodeFolder::open(folder.path(), None).unwrap();
         let marks =
             Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents().unwrap()).unwrap());
-        let wal = wal::open(&node.path("log"), &marks, ChunkBytes::default()).unwrap();
+        let wal = wal::open(&node.path("log"), &marks, MaxChunkSize::default()).unwrap();
         let store = Arc::new(Mutex::new(FlushQueue::new(wal, marks.clone(), Reaper::begin().unwrap())));
         (folder, store, marks)
     }

@@ -53,7 +53,8 @@ mod writer;
 pub use backup::{RestoredCluster, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
 pub use command_queue::CommandTicket;
 pub use consensus::{
-    ChangeEvent, ChangeStream, CompactedRevision, Consistency, DesiredLimits, LedgerView, QuorumStatus, SupportedLevels,
+    ChangeEvent, ChangeStream, CompactedRevision, Consistency, LedgerView, QuorumStatus, RequestedLedgerLimits,
+    SupportedLevels,
 };
 pub use counters::DirectoryStats;
 pub use directory::Directory;
@@ -62,7 +63,7 @@ pub use ledger;
 pub use members::{ClusterMember, MemberChange, MemberError, MemberRole};
 pub use node_folder::ClusterId;
 pub use options::{ElectionTimers, Options, PeerOptions};
-pub use peers::{CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerError, PeerService, Peers, TlsFiles, Topic};
+pub use peers::{CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerError, PeerRpc, PeerService, TlsFiles, Topic};
 pub use read::ReadError;
 pub use supervision::Supervision;
 

@@ -21,7 +21,7 @@ use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
 use crate::reaper::Reaper;
 use crate::shortage::ResourceShortages;
-use crate::wal::{self, ChunkBytes, WalTypes, WalValue};
+use crate::wal::{self, MaxChunkSize, WalTypes, WalValue};
 
 /// The log. Clones are handles of the same log.
 #[derive(Clone)]
@@ -41,11 +41,11 @@ impl fmt::Debug for LogStore {
 impl LogStore {
     /// Opens a node's log, or creates it.
     pub(crate) fn open(node: &NodeFolder) -> Result<Self, OwnershipError> {
-        Self::open_in(node, ChunkBytes::default())
+        Self::open_in(node, MaxChunkSize::default())
     }
 
     /// Opens a log with files of the given size.
-    pub(crate) fn open_in(node: &NodeFolder, chunk: ChunkBytes) -> Result<Self, OwnershipError> {
+    pub(crate) fn open_in(node: &NodeFolder, chunk: MaxChunkSize) -> Result<Self, OwnershipError> {
         let marks = Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents()?)?);
         let wal = wal::open(&node.path("log"), &marks, chunk)?;
         let reaper = Reaper::begin().map_err(OwnershipError::io(node.path("log")))?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use consensus::{
-    FreshnessClock, LeaderTerm, LedgerView, MembershipGuard, MembershipLock, QuorumStatus, check_command_level,
+    FreshnessClock, LeaderTermClock, LedgerView, MembershipGuard, MembershipLock, QuorumStatus, check_command_level,
 };
 use ledger::{Command, Outcome};
 use openraft::Raft;
@@ -108,7 +108,7 @@ impl KnownLeader {
 /// Leader term of this node, and its leadership id.
 #[derive(Debug, Default)]
 struct HeldLeadership {
-    term: LeaderTerm,
+    term: LeaderTermClock,
     leader: Option<CommittedLeaderId>,
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use consensus::{DesiredLimits, SupportedLevels, raft_config};
+use consensus::{RequestedLedgerLimits, SupportedLevels, raft_config};
 use openraft::Config;
 use smart_default::SmartDefault;
 
@@ -27,7 +27,7 @@ pub struct Options {
     /// How long a worker's lease is held after a liveness report.
     pub lease: Duration,
     /// Requested limits of the ledger; used only where they are wider than its current ones.
-    pub desired_limits: DesiredLimits,
+    pub desired_limits: RequestedLedgerLimits,
     /// Interval at which leases are renewed and expired.
     pub tick: Duration,
     /// Number of entries after which a snapshot is written.
@@ -49,7 +49,7 @@ impl Options {
             queue: 4_096,
             submit_timeout: Duration::from_secs(10),
             lease: Duration::from_secs(15),
-            desired_limits: DesiredLimits::default(),
+            desired_limits: RequestedLedgerLimits::default(),
             tick: Duration::from_secs(1),
             snapshot_entries: 50_000,
             snapshot_bytes: 64 << 20,

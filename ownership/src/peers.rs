@@ -55,17 +55,17 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The other nodes of the cluster, as routers see them.
 #[derive(Clone)]
-pub struct Peers {
+pub struct PeerRpc {
     pub(crate) registry: Arc<PeerRegistry>,
 }
 
-impl fmt::Debug for Peers {
+impl fmt::Debug for PeerRpc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peers").field("others", &self.others()).finish()
+        f.debug_struct("PeerRpc").field("others", &self.others()).finish()
     }
 }
 
-impl Peers {
+impl PeerRpc {
     /// Returns all members but this node, by id, whether reachable or not.
     pub fn others(&self) -> Vec<NodeId> {
         self.registry.others()

@@ -35,9 +35,9 @@ impl Ticker {
         loop {
             ticks.tick().await;
             match self.core.time_leading() {
-                Some(in_office) => {
+                Some(time_leading) => {
                     self.renew();
-                    self.expire(in_office);
+                    self.expire(time_leading);
                     self.widen_limits();
                     self.finish_voter_change();
                 }
@@ -63,11 +63,11 @@ impl Ticker {
         }
     }
 
-    fn expire(&self, in_office: Micros) {
+    fn expire(&self, time_leading: Micros) {
         let view = self.core.view();
         let lease = self.options.lease;
-        let ends = self.core.reports.filter_expiries(expiries(&view, in_office, Micros::of(lease)), &view, lease);
-        for expire in ends {
+        let expired = self.core.reports.filter_expiries(expiries(&view, time_leading, Micros::of(lease)), &view, lease);
+        for expire in expired {
             let Ok(ticket) = self.core.submit(Command::Expire(expire)) else { return };
             let (core, worker) = (self.core.clone(), expire.worker);
             tokio::spawn(async move {

@@ -28,9 +28,9 @@ const MAX_RECORD_BYTES: u32 = 256 << 20;
 
 /// Maximum size of one log file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ChunkBytes(pub(crate) usize);
+pub(crate) struct MaxChunkSize(pub(crate) usize);
 
-impl Default for ChunkBytes {
+impl Default for MaxChunkSize {
     /// Small, so that a purge frees disk space.
     fn default() -> Self {
         Self(64 << 20)
@@ -109,7 +109,7 @@ fn weight(command: &Command) -> u64 {
 pub(crate) fn open(
     folder: &Path,
     marks: &LogMarksFile,
-    chunk: ChunkBytes,
+    chunk: MaxChunkSize,
 ) -> Result<RaftLog<WalTypes>, OwnershipError> {
     let io = |error| OwnershipError::io(folder)(error);
     create_private_folder(folder).map_err(io)?;
@@ -225,7 +225,7 @@ fn rewrite_tail(folder: &Path, survey: &LogSurvey, marked: LogMarks) -> Result<(
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(OwnershipError::io(folder))
 }
 
-fn config(folder: &Path, chunk: ChunkBytes) -> Arc<Config> {
+fn config(folder: &Path, chunk: MaxChunkSize) -> Arc<Config> {
     let mut config = Config::new(folder.display());
     config.wal.chunk_max_size = Some(chunk.0);
     config.wal.chunk_max_records = Some(128 << 10);

@@ -11,7 +11,7 @@ use ledger::{
     Command, KvShape, Lease, OpenSession, Outcome, OwnershipTransition, RegisterWorker, StepCommit, StepOutcome,
     WorkerKind, WorkerSpec,
 };
-use ownership::{ClusterId, DesiredLimits, Directory, Options, OwnershipError, SubmitError};
+use ownership::{ClusterId, Directory, Options, OwnershipError, RequestedLedgerLimits, SubmitError};
 use vocabulary::{
     Blocks, Bytes, DpRank, HashSeed, Incarnation, Micros, ModelId, NodeId, Owner, PrefixChain, PrefixId, SessionId,
     TenantId, Tokens, WorkerId, WorkerRole,
@@ -182,7 +182,7 @@ async fn concurrent_snapshot_requests_during_writes_are_all_answered() {
 #[tokio::test]
 async fn the_ledger_adopts_and_keeps_the_limits_its_leader_configures() {
     let folder = tempfile::tempdir().unwrap();
-    let room = DesiredLimits { artifacts: Some(10_000_000), sessions: Some(4_000_000) };
+    let room = RequestedLedgerLimits { artifacts: Some(10_000_000), sessions: Some(4_000_000) };
     let directory = Directory::open(Options { desired_limits: room, ..options(folder.path()) }).await.unwrap();
     let has = |directory: &Directory| {
         let view = directory.view();

@@ -138,7 +138,7 @@ pub struct DisabledFeatures<'a> {
     pub links: &'a [DisabledLink],
 }
 
-/// One direction between two workers in which wrong KV was seen to arrive. Only transfers are barred; both workers
+/// One direction between two workers in which wrong KV was seen to arrive. Only transfers are disabled; both workers
 /// still serve.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 pub struct DisabledLink {

@@ -39,7 +39,7 @@ use proxy::transfer_checker::TransferChecker;
 use proxy::upstream::Upstream;
 use proxy::watched_files::{StaleFiles, WatchedFiles};
 use proxy::worker_client::{CredentialPolicy, WorkerClient};
-use proxy::worker_pool::ListedWorkers;
+use proxy::worker_pool::WorkerPool;
 
 pub(crate) use operator_parts::operator_settings;
 
@@ -62,7 +62,7 @@ pub struct AppState {
     /// Mode and rollout, changeable at run time.
     pub routing: Arc<LiveRouting>,
     /// The workers, for requests that are not planned.
-    pub worker_pool: Arc<ListedWorkers>,
+    pub worker_pool: Arc<WorkerPool>,
     /// The shared cache and its users.
     pub caches: RouterCaches,
     /// Memory budget for requests in progress.

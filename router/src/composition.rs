@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
-use ownership::{DesiredLimits, Directory, Options, OwnershipError};
+use ownership::{Directory, Options, OwnershipError, RequestedLedgerLimits};
 use residency::{RoutedBlockLimits, SourceRules};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
@@ -27,7 +27,7 @@ use proxy::drains;
 use proxy::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
 use proxy::telemetry::metrics::Metrics;
 use proxy::watched_files::{StaleFiles, WatchedFiles};
-use proxy::worker_pool::ListedWorkers;
+use proxy::worker_pool::WorkerPool;
 
 /// Limit of queued probe reports.
 const MAX_QUEUED_REPORTS: usize = 1024;
@@ -62,7 +62,7 @@ pub struct Subsystems {
     /// Current state of the workers.
     pub fleet: Arc<Fleet>,
     /// How the workers are reached.
-    pub pool: Arc<ListedWorkers>,
+    pub pool: Arc<WorkerPool>,
     /// The sources that list the workers.
     pub discovery: Arc<WorkerDiscovery>,
     /// Which worker holds which blocks.
@@ -95,7 +95,7 @@ impl Subsystems {
             snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
         };
         let fleet = Arc::new(Fleet::start_supervised(options, keep)?);
-        let (listed_workers, untaken) = (Arc::new(ListedWorkers::default()), Arc::new(StaleFiles::default()));
+        let (listed_workers, untaken) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
         let discovery = (&config.discovery, metrics.process.discovery.clone());
         let membership = WorkerDiscovery::new((fleet.clone(), listed_workers.clone()), directory.clone(), discovery);
         let membership = Arc::new(membership);
@@ -155,7 +155,10 @@ async fn open_directory(config: &Config) -> Result<Directory, SubsystemsError> {
     let folder = config.ledger.data_dir.clone();
     let options = Options {
         lease: config.ledger.lease_duration.0,
-        desired_limits: DesiredLimits { artifacts: config.ledger.max_artifacts, sessions: config.ledger.max_sessions },
+        desired_limits: RequestedLedgerLimits {
+            artifacts: config.ledger.max_artifacts,
+            sessions: config.ledger.max_sessions,
+        },
         peering: config.cluster.peering(),
         max_level: config.cluster.max_feature_level,
         ..Options::new(folder.clone())
@@ -179,7 +182,7 @@ fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
 /// Registers each incarnation of a worker when it is first reached, and renews its lease while it is reachable.
 async fn keep_leases(
     directory: Arc<Directory>,
-    listed_workers: Arc<ListedWorkers>,
+    listed_workers: Arc<WorkerPool>,
     reports: &mut mpsc::Receiver<LivenessReport>,
 ) {
     while let Some(alive) = reports.recv().await {
@@ -206,7 +209,7 @@ async fn register(directory: &Directory, alive: LivenessReport, command: Command
     }
 }
 
-fn registration_command(listed_workers: &ListedWorkers, alive: LivenessReport, lease: Duration) -> Option<Command> {
+fn registration_command(listed_workers: &WorkerPool, alive: LivenessReport, lease: Duration) -> Option<Command> {
     let member = listed_workers.member(alive.worker)?;
     let config = &member.config;
     Some(Command::RegisterWorker(RegisterWorker {
@@ -252,7 +255,7 @@ mod tests {
             snapshots: None,
         });
         let fleet = Arc::new(fleet.unwrap());
-        let listed_workers = Arc::new(ListedWorkers::default());
+        let listed_workers = Arc::new(WorkerPool::default());
         listed_workers.add(vec![(WorkerSource::Static, config)]);
         let tasks = [
             tokio::spawn({

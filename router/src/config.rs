@@ -31,7 +31,7 @@ use proxy::routing::{Percent, RoutingSettings};
 use proxy::server::{ListenerTlsConfig, ProxyConfig};
 use proxy::shared_cache::SharedCacheConfig;
 use proxy::toml_errors::{U32_RANGE, describe_toml_error, is_setting_char, without_text};
-use proxy::transfer_check::TransferCheckConfig;
+use proxy::transfer_check::TransferCheckSettings;
 use proxy::upstream::UpstreamConfig;
 use vocabulary::RoutingMode;
 use vocabulary::WorkerUrlError;
@@ -71,7 +71,7 @@ pub struct Config {
     /// The control group that actions are held against.
     pub guardrail: GuardrailConfig,
     /// Which transfers are checked.
-    pub transfer_check: TransferCheckConfig,
+    pub transfer_check: TransferCheckSettings,
     /// Prices and switches of the planner.
     pub planner: Policy,
     /// The ledger of owners and sessions.

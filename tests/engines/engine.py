@@ -172,3 +172,7 @@ def known_to_be_full(serve, engine: Engine, usage: float) -> None:
     """Until a router knows that so large a part of its KV cache is in use."""
     until("the KV cache fills", lambda: load_of(serve, engine)["kv_cache_usage"] >= usage, 60)
 
+
+def known_to_be_idle(serve, engine: Engine) -> None:
+    """Until a router knows that nobody is answered there."""
+    until("the idle engine is known", lambda: load_of(serve, engine)["running"] == 0, 60)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine import BLOCK, known_exactly, known_to_be_busy, known_to_be_full
+from engine import BLOCK, known_exactly, known_to_be_busy, known_to_be_full, known_to_be_idle
 from harness.cluster import Serve, get_json
 from harness.processes import until
 from harness.talk import TEXT, busy, legs, prose, sealed_session
@@ -103,6 +103,10 @@ def converse(engines, name: str, cell: Cell, first: int, served: Counter) -> lis
                     known_to_be_busy(serve, engine, BUSY)
                     if name == "moved":
                         known_to_be_full(serve, engine, FULL)
+                        # A session leaves a full owner only for an engine that is not as full.
+                        for other in engines:
+                            if other is not engine:
+                                known_to_be_idle(serve, other)
                     all_step([one for one in all_of if owned[one.name] == engine.url])
                 until("nobody else is served", lambda engine=engine: engine.running() == 0, 60)
         all_step(all_of)

@@ -25,7 +25,7 @@ pub use request::{AnswerContinuation, Api, LegOptions, RequestBody, StrippedFiel
 pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
 pub use splice::{JsonFields, JsonSplice};
 pub use sse::{EventBudget, SseScanner, StreamFacts};
-pub use token_transcript::{NotResumable, ResumableTokenIds, TextDelivery, TokenTranscript};
+pub use token_transcript::{ResumableTokenIds, TextDelivery, TokenTranscript, TranscriptDefect};
 
 /// Whether the client sees token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

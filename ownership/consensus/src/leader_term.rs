@@ -13,9 +13,9 @@ const MAX_EXPIRIES: usize = 256;
 /// State of a node while it leads. Each Raft term has its own clock.
 #[derive(Debug)]
 #[derive_where(Default)]
-pub struct LeaderTerm<I = std::time::Instant>(Option<(u64, LeaderClock<I>)>);
+pub struct LeaderTermClock<I = std::time::Instant>(Option<(u64, LeaderClock<I>)>);
 
-impl<I: Instant> LeaderTerm<I> {
+impl<I: Instant> LeaderTermClock<I> {
     /// Follows Raft's state: begins a term when this node starts to lead, and ends it when it stops.
     ///
     /// `ledger` is the time on the ledger's clock.
@@ -48,8 +48,8 @@ pub fn renewal(ledger: &Ledger, alive: Vec<(WorkerId, Incarnation)>, lease: Micr
 
 /// Returns the overdue leases with the deadlines that were seen. Empty during the first lease duration of a term,
 /// because liveness reports may have gone to the previous leader.
-pub fn expiries(ledger: &Ledger, in_office: Micros, lease: Micros) -> Vec<ExpireLease> {
-    if in_office < lease {
+pub fn expiries(ledger: &Ledger, time_leading: Micros, lease: Micros) -> Vec<ExpireLease> {
+    if time_leading < lease {
         return Vec::new();
     }
     let overdue = ledger.overdue_leases(ledger.now()).take(MAX_EXPIRIES);
@@ -58,7 +58,7 @@ pub fn expiries(ledger: &Ledger, in_office: Micros, lease: Micros) -> Vec<Expire
 
 /// Table sizes that a node's operator asks for; `None` leaves the ledger's limit as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DesiredLimits {
+pub struct RequestedLedgerLimits {
     /// Maximum number of artifacts.
     pub artifacts: Option<u32>,
     /// Maximum number of sessions.
@@ -67,7 +67,7 @@ pub struct DesiredLimits {
 
 /// Returns wider limits if the ledger's are narrower than requested. Limits never narrow: if nodes ask for different
 /// ones, the widest win.
-pub fn limit_widening(ledger: &Ledger, room: DesiredLimits) -> Option<Command> {
+pub fn limit_widening(ledger: &Ledger, room: RequestedLedgerLimits) -> Option<Command> {
     let current = *ledger.limits();
     let wider = LedgerLimits {
         artifacts: current.artifacts.max(room.artifacts.unwrap_or(0)),
@@ -114,24 +114,24 @@ mod tests {
         use std::time::{Duration, Instant};
         let start = Instant::now();
         let after = |micros| start + Duration::from_micros(micros);
-        let mut office = LeaderTerm::default();
-        office.follow(None, LedgerTime(50), start);
-        assert_eq!((office.entry_time(LedgerTime(50), start), office.time_leading()), (None, Micros(0)));
-        office.follow(Some(3), LedgerTime(50), start);
-        assert_eq!(office.entry_time(LedgerTime(50), after(20)), Some(LedgerTime(70)));
+        let mut leader_term = LeaderTermClock::default();
+        leader_term.follow(None, LedgerTime(50), start);
+        assert_eq!((leader_term.entry_time(LedgerTime(50), start), leader_term.time_leading()), (None, Micros(0)));
+        leader_term.follow(Some(3), LedgerTime(50), start);
+        assert_eq!(leader_term.entry_time(LedgerTime(50), after(20)), Some(LedgerTime(70)));
         // Following the same term again does not restart its clock.
-        office.follow(Some(3), LedgerTime(60), after(30));
+        leader_term.follow(Some(3), LedgerTime(60), after(30));
         assert_eq!(
-            (office.entry_time(LedgerTime(60), after(40)), office.time_leading()),
+            (leader_term.entry_time(LedgerTime(60), after(40)), leader_term.time_leading()),
             (Some(LedgerTime(90)), Micros(40))
         );
-        office.follow(Some(5), LedgerTime(200), after(50));
+        leader_term.follow(Some(5), LedgerTime(200), after(50));
         assert_eq!(
-            (office.entry_time(LedgerTime(200), after(60)), office.time_leading()),
+            (leader_term.entry_time(LedgerTime(200), after(60)), leader_term.time_leading()),
             (Some(LedgerTime(210)), Micros(10))
         );
-        office.follow(None, LedgerTime(300), after(70));
-        assert_eq!(office.entry_time(LedgerTime(300), after(80)), None);
+        leader_term.follow(None, LedgerTime(300), after(70));
+        assert_eq!(leader_term.entry_time(LedgerTime(300), after(80)), None);
     }
 
     #[test]
@@ -162,17 +162,17 @@ mod tests {
     fn limits_widen_once_and_never_narrow() {
         let mut ledger = ledger_with_worker();
         let usual = *ledger.limits();
-        let room = DesiredLimits { artifacts: Some(usual.artifacts * 5), sessions: Some(usual.sessions / 2) };
+        let room = RequestedLedgerLimits { artifacts: Some(usual.artifacts * 5), sessions: Some(usual.sessions / 2) };
         assert_eq!(limit_widening(&ledger, room), None, "the cluster's level does not have it");
         run(&mut ledger, LedgerTime(0), Command::RaiseLevel(2));
-        assert_eq!(limit_widening(&ledger, DesiredLimits::default()), None);
+        assert_eq!(limit_widening(&ledger, RequestedLedgerLimits::default()), None);
         let wider = LedgerLimits { artifacts: usual.artifacts * 5, ..usual };
         let command = limit_widening(&ledger, room).unwrap();
         assert_eq!(command, Command::SetLimits(Box::new(wider)));
         run(&mut ledger, LedgerTime(0), command);
         assert_eq!((*ledger.limits(), limit_widening(&ledger, room)), (wider, None));
         assert_eq!(
-            limit_widening(&ledger, DesiredLimits { artifacts: Some(7), sessions: None }),
+            limit_widening(&ledger, RequestedLedgerLimits { artifacts: Some(7), sessions: None }),
             None,
             "they never narrow"
         );

@@ -25,7 +25,7 @@ pub use clock::LeaderClock;
 pub use config::raft_config;
 pub use feed::{ChangeFeed, ChangeStream};
 pub use freshness::{Consistency, FreshnessClock, ReadIndexError, read_index};
-pub use leader_term::{DesiredLimits, LeaderTerm, expiries, limit_widening, renewal};
+pub use leader_term::{LeaderTermClock, RequestedLedgerLimits, expiries, limit_widening, renewal};
 pub use levels::{MemberRelease, RaiseLevelError, SupportedLevels, UnsupportedLevel, check_command_level, check_raise};
 pub use membership_lock::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};
 pub use pending_voter_change::StalledVoterChange;

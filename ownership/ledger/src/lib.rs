@@ -50,7 +50,7 @@ pub use node::{FOUNDER, MembershipStatus, Node};
 pub use outcome::{HeadMovement, Outcome, Refusal, SealResult};
 pub use point::{ChainSegment, MAX_POINTS, PrefixPoint, WAYPOINT};
 pub use record::{Head, Intent, Lease, Session, Worker, WorkerKind, WorkerSpec};
-pub use ref_set::{RefId, RefSet};
+pub use ref_set::{RefSet, RefSetMember};
 pub use step::{OwnershipTransition, StepCommit, StepOutcome};
 
 #[cfg(test)]

@@ -9,28 +9,28 @@ use xxhash_rust::xxh3::xxh3_128;
 const MAX_INLINE: usize = 8;
 
 /// Id that a set may contain.
-pub trait RefId: Ord + Copy {
+pub trait RefSetMember: Ord + Copy {
     /// Returns the id as a number.
     fn as_u128(self) -> u128;
 }
 
-impl RefId for SessionId {
+impl RefSetMember for SessionId {
     fn as_u128(self) -> u128 {
         self.0
     }
 }
 
-impl RefId for ArtifactId {
+impl RefSetMember for ArtifactId {
     fn as_u128(self) -> u128 {
         self.0
     }
 }
 
-pub(crate) fn digest<T: RefId>(member: T) -> u128 {
+pub(crate) fn digest<T: RefSetMember>(member: T) -> u128 {
     xxh3_128(&member.as_u128().to_le_bytes())
 }
 
-fn sum<T: RefId>(members: &[T]) -> u128 {
+fn sum<T: RefSetMember>(members: &[T]) -> u128 {
     members.iter().fold(0, |sum, member| sum.wrapping_add(digest(*member)))
 }
 
@@ -38,22 +38,22 @@ fn sum<T: RefId>(members: &[T]) -> u128 {
 ///
 /// Sets with equal contents are equal, whatever their history.
 #[derive(Clone, Debug)]
-pub struct RefSet<T: RefId>(RefStorage<T>);
+pub struct RefSet<T: RefSetMember>(RefStorage<T>);
 
 #[derive(Clone, Debug)]
-enum RefStorage<T: RefId> {
+enum RefStorage<T: RefSetMember> {
     Inline(Vec<T>),
     /// Members, and the sum of their digests.
     Tree(OrdSet<T>, u128),
 }
 
-impl<T: RefId> Default for RefSet<T> {
+impl<T: RefSetMember> Default for RefSet<T> {
     fn default() -> Self {
         Self(RefStorage::Inline(Vec::new()))
     }
 }
 
-impl<T: RefId> RefSet<T> {
+impl<T: RefSetMember> RefSet<T> {
     /// Returns the number of members.
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -135,15 +135,15 @@ impl<T: RefId> RefSet<T> {
     }
 }
 
-impl<T: RefId> PartialEq for RefSet<T> {
+impl<T: RefSetMember> PartialEq for RefSet<T> {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().eq(other.iter())
     }
 }
 
-impl<T: RefId> Eq for RefSet<T> {}
+impl<T: RefSetMember> Eq for RefSet<T> {}
 
-impl<T: RefId> FromIterator<T> for RefSet<T> {
+impl<T: RefSetMember> FromIterator<T> for RefSet<T> {
     fn from_iter<I: IntoIterator<Item = T>>(members: I) -> Self {
         let mut refs = Self::default();
         for member in members {
@@ -153,14 +153,14 @@ impl<T: RefId> FromIterator<T> for RefSet<T> {
     }
 }
 
-impl<T: RefId + Serialize> Serialize for RefSet<T> {
+impl<T: RefSetMember + Serialize> Serialize for RefSet<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let members: Vec<T> = self.iter().collect();
         members.serialize(serializer)
     }
 }
 
-impl<'de, T: RefId + Deserialize<'de>> Deserialize<'de> for RefSet<T> {
+impl<'de, T: RefSetMember + Deserialize<'de>> Deserialize<'de> for RefSet<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(Vec::<T>::deserialize(deserializer)?.into_iter().collect())
     }
@@ -170,7 +170,7 @@ impl<'de, T: RefId + Deserialize<'de>> Deserialize<'de> for RefSet<T> {
 mod tests {
     use super::*;
 
-    impl RefId for u32 {
+    impl RefSetMember for u32 {
         fn as_u128(self) -> u128 {
             self.into()
         }

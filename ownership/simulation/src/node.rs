@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use consensus::{
-    ChangeFeed, Consistency, FreshnessClock, JoiningNode, LeaderTerm, LedgerView, MembershipGuard, MembershipLock,
+    ChangeFeed, Consistency, FreshnessClock, JoiningNode, LeaderTermClock, LedgerView, MembershipGuard, MembershipLock,
     Proposal, StalledVoterChange, StateMachine, SupportedLevels, TypeConfig, ViewPublisher, WorkerLiveness,
     check_command_level, expiries, raft_config, read_index, renewal,
 };
@@ -74,7 +74,7 @@ pub(crate) struct SimNode {
     pub(crate) levels: SupportedLevels,
     world: Arc<SimWorld>,
     disk: SimDisk,
-    leader_term: Mutex<LeaderTerm<ProcessInstant>>,
+    leader_term: Mutex<LeaderTermClock<ProcessInstant>>,
     liveness: Mutex<WorkerLiveness<ProcessInstant>>,
     queue: mpsc::UnboundedSender<QueuedSubmission>,
     own_client: Mutex<(ClientId, u64)>,
@@ -288,12 +288,12 @@ impl SimNode {
     /// Returns the time for the next entry, and the leadership in which it is written.
     fn entry_time(&self) -> Option<(LedgerTime, CommittedLeader)> {
         let leader = self.leadership();
-        let mut office = self.leader_term.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leader_term = self.leader_term.lock().unwrap_or_else(PoisonError::into_inner);
         let term = leader.map(|leader| leader.term);
         term.into_iter().for_each(|term| self.world.recorder.on_leadership((term, self.id), self.pid));
         let (ledger, now) = (self.view().now(), ProcessInstant::now());
-        office.follow(term, ledger, now);
-        Some((office.entry_time(ledger, now)?, leader?))
+        leader_term.follow(term, ledger, now);
+        Some((leader_term.entry_time(ledger, now)?, leader?))
     }
 
     async fn tick(self: Arc<Self>) {

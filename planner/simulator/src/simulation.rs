@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use engine_model::runs::{EngineEnvironment, RunEngine, RunEngineEvent, RunRequestId, Seconds, SharedPool};
+use engine_model::runs::{EngineEnvironment, IdealSharedCache, RunEngine, RunEngineEvent, RunRequestId, Seconds};
 use vocabulary::Tokens;
 
 use self::replication_tracker::ReplicationTracker;
@@ -105,7 +105,7 @@ pub struct Simulation<'a> {
     kind: PolicyKind,
     driver: PolicyDriver<'a>,
     engines: Vec<ScheduledEngine>,
-    shared_pool: Option<SharedPool>,
+    shared_cache: Option<IdealSharedCache>,
     links: LinkSchedule,
     events: EventQueue,
     scheduler: SessionScheduler,
@@ -139,7 +139,7 @@ impl<'a> Simulation<'a> {
         setup.check(trace, kind)?;
         let (runs, spec) = (trace.runs.len(), setup.spec);
         let all = spec.sizes.device * setup.workers as u64;
-        let shared = kind.shared_pool_capacity(all).map(|capacity| SharedPool::new(capacity, runs));
+        let shared = kind.shared_cache_capacity(all).map(|capacity| IdealSharedCache::new(capacity, runs));
         // Workers of a bound share one memory, so their own needs no bookkeeping.
         let sizes = if shared.is_some() { spec.sizes.device_only() } else { spec.sizes };
         let own = if shared.is_some() { 0 } else { runs };
@@ -161,7 +161,7 @@ impl<'a> Simulation<'a> {
                 tier_policy: None,
             },
             engines: (0..setup.workers).map(worker).collect(),
-            shared_pool: shared,
+            shared_cache: shared,
             links: LinkSchedule::new(setup.workers, spec.link),
             events: EventQueue::default(),
             scheduler: SessionScheduler::new(trace),
@@ -312,7 +312,7 @@ impl<'a> Simulation<'a> {
         on: impl FnOnce(&mut RunEngine, &mut EngineEnvironment<'_>, &mut Vec<RunEngineEvent>),
     ) {
         let mut out = Vec::new();
-        let mut around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_pool.as_mut() };
+        let mut around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
         let engine = &mut self.engines[worker].engine;
         engine.advance_clock(self.now, &around);
         on(engine, &mut around, &mut out);
@@ -321,7 +321,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn schedule_engine_event(&mut self, worker: usize) {
-        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_pool.as_mut() };
+        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
         let ScheduledEngine { engine, event_sequence: announced } = &mut self.engines[worker];
         *announced += 1;
         let next = engine.next_event(&around);

@@ -27,8 +27,8 @@ use client::AgentClientError;
 use corpus::{CorpusError, RecordedDialogue};
 use live_view::{LiveView, RunDescription, RunSnapshot};
 use local_cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};
-use report::{PolicyReport, PolicyStats, RunMeasurements};
-use session::{FinishedStep, ReplayPlan, RunProgress};
+use report::{PolicyComparison, PolicyStats, RunMeasurements};
+use session::{FinishedStep, ReplayPlan, ReplayResults};
 use think_time::ThinkTimeModel;
 
 use crate::simulate_command::{OutOfRange, parse_number};
@@ -132,7 +132,7 @@ pub async fn run(options: DemoArgs) -> ExitCode {
     }
 }
 
-async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyReport, DemoError> {
+async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyComparison, DemoError> {
     let began = Instant::now();
     if let Some(path) = &options.report {
         // Fails now rather than after a minute.
@@ -142,7 +142,7 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyR
     let mut dialogues = corpus::load(options.corpus.as_deref())?;
     dialogues.truncate(options.sessions.into());
     let dialogues = Arc::new(dialogues);
-    let mut report = PolicyReport::default();
+    let mut report = PolicyComparison::default();
     let mut previous: Option<LocalCluster> = None;
     for policy in &options.policies {
         if let Some(cluster) = previous.take() {
@@ -178,7 +178,7 @@ struct PolicyRun<'a> {
 impl PolicyRun<'_> {
     /// Replays every session on `cluster` and returns the figures.
     async fn run_on(&self, cluster: &mut LocalCluster, view: &mut LiveView) -> Result<PolicyStats, LocalClusterError> {
-        let tally = Arc::new(Mutex::new(RunProgress::default()));
+        let tally = Arc::new(Mutex::new(ReplayResults::default()));
         let scale = self.options.think_scale / self.options.speed_up;
         let mut sessions = std::pin::pin!(session::replay(ReplayPlan {
             dialogues: self.dialogues.clone(),
@@ -213,7 +213,7 @@ impl PolicyRun<'_> {
 }
 
 /// Returns the first errors of a run, each with its step.
-fn failures(tally: &RunProgress) -> Vec<String> {
+fn failures(tally: &ReplayResults) -> Vec<String> {
     let failed = tally.steps.iter().filter_map(|step| Some((step, step.outcome.as_ref().err()?)));
     let line = |(step, error): (&FinishedStep, &AgentClientError)| {
         format!("  session {} step {}: {error}", step.session, step.turn)

@@ -15,7 +15,7 @@ use super::extractors::{PathId, QueryParams};
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    EpochSchema, OwnerStatus, PrefixIdSchema, RoleSchema, SessionIdSchema, WorkerIdSchema, ledger_span,
+    EpochSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, WorkerIdSchema, WorkerRoleSchema, ledger_span,
 };
 use vocabulary::DurationText;
 
@@ -74,7 +74,7 @@ struct LeaseResource {
     worker: WorkerId,
     /// Its base URL.
     endpoint: Arc<str>,
-    #[schema(value_type = RoleSchema)]
+    #[schema(value_type = WorkerRoleSchema)]
     role: WorkerRole,
     /// Whether it only stores blocks and computes nothing.
     store_only: bool,

@@ -12,7 +12,7 @@ use super::consistency::{LedgerResponse, ReadView};
 use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
 use super::request_units::RequestDuration;
-use super::schemas::{RoleSchema, WorkerIdSchema};
+use super::schemas::{WorkerIdSchema, WorkerRoleSchema};
 use super::sources::FleetSources;
 use super::writes::WriteResult;
 use proxy::discovery::RegistrationOutcome;
@@ -37,7 +37,7 @@ pub(super) struct RegistrationBody {
     #[schema(max_length = 256, examples("http://10.0.0.7:8000"))]
     url: String,
     /// What it is for.
-    #[schema(value_type = Option<RoleSchema>)]
+    #[schema(value_type = Option<WorkerRoleSchema>)]
     role: Option<WorkerRole>,
     /// The models it serves; asked from it when left out.
     #[serde(default)]

@@ -143,7 +143,7 @@ pub(super) struct OwnerSchema {
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes how vocabulary::WorkerRole is written")]
-pub(super) enum RoleSchema {
+pub(super) enum WorkerRoleSchema {
     Prefill,
     Decode,
     Hybrid,

@@ -19,7 +19,7 @@ use super::extractors::{PathId, QueryParams};
 use super::leases::LeaseStatus;
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
-use super::schemas::{HealthSchema, KvIndexStateSchema, RoleSchema, WorkerIdSchema};
+use super::schemas::{HealthSchema, KvIndexStateSchema, WorkerIdSchema, WorkerRoleSchema};
 use super::sources::FleetSources;
 use proxy::calibration::PredictionDrift;
 use proxy::discovery::WorkerSource;
@@ -102,7 +102,7 @@ struct WorkerStatus {
     /// Incarnation of the worker.
     #[schema(value_type = u64)]
     incarnation: Incarnation,
-    #[schema(value_type = RoleSchema)]
+    #[schema(value_type = WorkerRoleSchema)]
     role: WorkerRole,
     /// Models and adapters that it serves.
     #[schema(value_type = Vec<String>)]
@@ -368,7 +368,7 @@ fn kv_index_state_and_reason(sources: &FleetSources, worker: &WorkerView) -> (Kv
 #[into_params(parameter_in = Query)]
 pub(super) struct WorkerFilter {
     /// Of this role.
-    #[param(value_type = Option<RoleSchema>, inline)]
+    #[param(value_type = Option<WorkerRoleSchema>, inline)]
     role: Option<WorkerRole>,
     /// In this state.
     #[param(value_type = Option<HealthSchema>, inline)]

@@ -35,7 +35,7 @@ const MIN_BYTES_PER_TOKEN: usize = 3;
 
 /// Conversation cache, and the tenant and session to look up.
 #[derive(Clone, Copy, Debug)]
-pub struct ConversationLookup<'a> {
+pub struct ConversationQuery<'a> {
     /// Cache of all conversations.
     pub cache: &'a ConversationCache,
     /// Tenant; conversations of other tenants are not found.
@@ -79,7 +79,7 @@ impl PromptResolver {
         &self,
         layout: ChatLayout<'_>,
         inputs: PromptInputs<'_>,
-        lookup: ConversationLookup<'_>,
+        lookup: ConversationQuery<'_>,
     ) -> Option<ExtendedPrompt> {
         let step = self.extend_request(layout, inputs)?;
         let found = lookup.cache.find(step.scope(lookup.tenant), lookup.session, layout.message_list())?;
@@ -102,7 +102,7 @@ impl PromptResolver {
         layout: ChatLayout<'_>,
         inputs: PromptInputs<'_>,
         checkpoint: Option<&TokenCheckpoint>,
-        lookup: ConversationLookup<'_>,
+        lookup: ConversationQuery<'_>,
     ) -> ResolvedPrompt {
         let computed = self.render(layout, inputs.now).and_then(|(chat, rendered)| {
             let tokenized = self.model_text()?.encode_rendered(&rendered.text, &chat, checkpoint)?;
@@ -125,7 +125,7 @@ impl PromptResolver {
     }
 
     /// Removes the conversation that a request continues from the cache, and possibly others with the same beginning.
-    pub fn forget(&self, layout: ChatLayout<'_>, inputs: PromptInputs<'_>, lookup: ConversationLookup<'_>) {
+    pub fn forget(&self, layout: ChatLayout<'_>, inputs: PromptInputs<'_>, lookup: ConversationQuery<'_>) {
         let Some(step) = self.extend_request(layout, inputs) else { return };
         let scope = step.scope(lookup.tenant);
         for _ in 0..MAX_RESUME_ATTEMPTS {

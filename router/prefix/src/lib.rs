@@ -42,7 +42,7 @@ pub use conversation_cache::{ConversationCache, LookupTier};
 pub use conversion::ConvertedRequest;
 pub use decoder::TextDecoder;
 pub use error::PrefixError;
-pub use extend::{ConversationLookup, ExtendedPrompt};
+pub use extend::{ConversationQuery, ExtendedPrompt};
 pub use fair_lru::FairLru;
 pub use model_files::{ModelFiles, ModelTextSource};
 pub use model_text::ModelText;

@@ -26,7 +26,7 @@ use workers_shim::fleet::{EventSourceSetting, Fleet, FleetDiff, FleetError, Work
 
 use crate::drains;
 use crate::telemetry::discovery::DiscoveryMetrics;
-use crate::worker_pool::ListedWorkers;
+use crate::worker_pool::WorkerPool;
 pub use file::WorkerFile;
 pub use file::WorkerFileError;
 use registrations::RegistrationTable;
@@ -77,7 +77,7 @@ pub struct WorkerDiscovery {
     failures: Mutex<BTreeMap<SourceKey, String>>,
     changed: Notify,
     fleet: Arc<Fleet>,
-    listed_workers: Arc<ListedWorkers>,
+    listed_workers: Arc<WorkerPool>,
     directory: Arc<Directory>,
     metrics: DiscoveryMetrics,
 }
@@ -85,7 +85,7 @@ pub struct WorkerDiscovery {
 impl WorkerDiscovery {
     /// Creates the discovery without any list.
     pub fn new(
-        (fleet, listed_workers): (Arc<Fleet>, Arc<ListedWorkers>),
+        (fleet, listed_workers): (Arc<Fleet>, Arc<WorkerPool>),
         directory: Arc<Directory>,
         (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {

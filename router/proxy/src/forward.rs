@@ -26,7 +26,7 @@ use crate::tenant_isolation::TenantIsolation;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
 use crate::usage_bounds::{UNBOUNDED_ANSWER, most_believed};
 use crate::worker_client::WorkerClient;
-use crate::worker_pool::{DispatchGuard, ListedWorkers};
+use crate::worker_pool::{DispatchGuard, WorkerPool};
 pub use end::{ForwardEnd, ForwardEnds, ForwardedStep};
 
 /// Maximum number of workers tried for one request.
@@ -56,7 +56,7 @@ pub struct Forwarder {
     /// Client to the workers.
     pub workers: WorkerClient,
     /// The workers, for requests that are not planned.
-    pub listed_workers: Arc<ListedWorkers>,
+    pub listed_workers: Arc<WorkerPool>,
     /// What keeps tenants apart.
     pub isolation: TenantIsolation,
     /// Workers whose requests fail.

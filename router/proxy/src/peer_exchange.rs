@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use ownership::{Directory, PeerError, PeerService, Peers, Topic};
+use ownership::{Directory, PeerError, PeerRpc, PeerService, Topic};
 use vocabulary::{KvIndexState, NodeId, WorkerHealth};
 use workers_shim::fleet::{Fleet, MergeOutcome};
 
@@ -123,14 +123,14 @@ pub trait RouterPeers: Send + Sync + 'static {
     fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
-impl RouterPeers for Peers {
+impl RouterPeers for PeerRpc {
     fn peers(&self) -> Vec<NodeId> {
-        Peers::others(self)
+        PeerRpc::others(self)
     }
 
     fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let peers = self.clone();
-        async move { Peers::call(&peers, node, topic, question).await }.boxed()
+        async move { PeerRpc::call(&peers, node, topic, question).await }.boxed()
     }
 }
 

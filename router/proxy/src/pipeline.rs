@@ -172,7 +172,7 @@ impl Pipeline {
     /// Connects the stages.
     pub fn new(parts: PipelineParts<'_>) -> Self {
         let PipelineParts { ledger, workers, isolation, policies, caches, decisions, routing, metrics, .. } = &parts;
-        let ends: Arc<dyn RecordEnd> = Arc::new(RequestEnds::new(&parts));
+        let ends: Arc<dyn RecordEnd> = Arc::new(RequestEndSinks::new(&parts));
         let locate = Arc::new(LocateStage {
             ledger: ledger.clone(),
             fleet: workers.fleet().clone(),
@@ -244,7 +244,7 @@ impl Pipeline {
 
 /// Every sink that takes the end of a request.
 #[derive(Debug)]
-pub struct RequestEnds {
+pub struct RequestEndSinks {
     usage: UsageFilter,
     commit: CommitSink,
     occupancy: OccupancySink,
@@ -256,7 +256,7 @@ pub struct RequestEnds {
     receipt: ReceiptSink,
 }
 
-impl RequestEnds {
+impl RequestEndSinks {
     /// Connects the sinks.
     fn new(parts: &PipelineParts<'_>) -> Self {
         let PipelineParts { ledger, workers, isolation, policies, caches, decisions, metrics, .. } = parts;
@@ -291,7 +291,7 @@ impl RequestEnds {
     }
 }
 
-impl RecordEnd for RequestEnds {
+impl RecordEnd for RequestEndSinks {
     /// Runs on the caller's thread, so that a session's next step finds the commit handed in.
     fn record(&self, end: RequestEnd) {
         let _entered = stage_span(end.step.located.identified.request.incoming.id, "commit").entered();

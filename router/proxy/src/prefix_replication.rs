@@ -34,7 +34,7 @@ use crate::request_states::ClassifiedStep;
 use crate::routing::LiveRouting;
 use crate::telemetry::metrics::KvMovementMetrics;
 use crate::transfer_check::TransferChecks;
-use crate::worker_pool::ListedWorkers;
+use crate::worker_pool::WorkerPool;
 use serde::Deserialize;
 use smart_default::SmartDefault;
 use vocabulary::RoutingMode;
@@ -102,7 +102,7 @@ pub struct ReplicationTask {
     /// The fleet.
     pub fleet: Arc<Fleet>,
     /// The listed workers, for their shapes.
-    pub listed_workers: Arc<ListedWorkers>,
+    pub listed_workers: Arc<WorkerPool>,
     /// The models.
     pub catalog: Arc<Catalog>,
     /// Which worker holds which blocks.

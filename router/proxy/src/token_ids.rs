@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prefix::{
-    ChatEndpoint, ChatLayout, ConversationLookup, ConvertedRequest, PromptContent, PromptInputs, ResolvedPrompt,
+    ChatEndpoint, ChatLayout, ConversationQuery, ConvertedRequest, PromptContent, PromptInputs, ResolvedPrompt,
     WallTime,
 };
 use vocabulary::PrefixChain;
@@ -57,7 +57,7 @@ impl EncodableRequest {
     }
 
     /// Removes its conversation from the cache.
-    pub fn forget(&self, lookup: ConversationLookup<'_>) {
+    pub fn forget(&self, lookup: ConversationQuery<'_>) {
         let identifier = &self.model.identifier;
         let converted = identifier.convert(self.form, &self.body);
         let layout = match &converted {

@@ -18,7 +18,7 @@ use vocabulary::Tokens;
 /// Section `[transfer_check]`.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct TransferCheckConfig {
+pub struct TransferCheckSettings {
     /// One in this many transfers over a link is checked, including the first; 0 checks none.
     #[default(16)]
     pub sample_every: u32,
@@ -27,7 +27,7 @@ pub struct TransferCheckConfig {
     pub logprob_tolerance: f64,
 }
 
-impl TransferCheckConfig {
+impl TransferCheckSettings {
     /// Returns the setting that is out of range, and what is accepted.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
         (!(0.0..=1.0).contains(&self.logprob_tolerance))

@@ -17,7 +17,7 @@ use crate::prompts::{PromptStore, StoredPrompt};
 use crate::receipt::unix_ms;
 use crate::request_id::new_request_id;
 use crate::transfer_check::{
-    CheckDecision, DisabledLinkRecord, GreedySample, TransferCheckConfig, TransferCheckOutcome, TransferChecks,
+    CheckDecision, DisabledLinkRecord, GreedySample, TransferCheckOutcome, TransferCheckSettings, TransferChecks,
 };
 use crate::upstream::UpstreamError;
 use crate::worker_client::WorkerClient;
@@ -51,7 +51,7 @@ pub struct TransferChecker {
     checks: Arc<TransferChecks>,
     client: WorkerClient,
     prompts: Arc<PromptStore>,
-    config: TransferCheckConfig,
+    config: TransferCheckSettings,
     outcomes: IntCounterVec,
 }
 
@@ -61,7 +61,7 @@ impl TransferChecker {
         (checks, outcomes): (Arc<TransferChecks>, IntCounterVec),
         client: WorkerClient,
         prompts: Arc<PromptStore>,
-        config: TransferCheckConfig,
+        config: TransferCheckSettings,
     ) -> Self {
         Self { checks, client, prompts, config, outcomes }
     }

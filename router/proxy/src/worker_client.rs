@@ -13,7 +13,7 @@ use crate::auth::bearer;
 use crate::host_check::remove_credentials;
 use crate::offload_pool::OffloadPool;
 use crate::upstream::{Upstream, UpstreamError, WorkerBody, WorkerRequest, request_headers};
-use crate::worker_pool::{ListedWorkers, WorkerEntry};
+use crate::worker_pool::{WorkerEntry, WorkerPool};
 
 /// What becomes of the credentials in clients' requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +28,7 @@ pub enum CredentialPolicy {
 #[derive(Clone, Debug)]
 pub struct WorkerClient {
     fleet: Arc<Fleet>,
-    pool: Arc<ListedWorkers>,
+    pool: Arc<WorkerPool>,
     upstream: Upstream,
     offload_pool: Arc<OffloadPool>,
     credentials: CredentialPolicy,
@@ -37,7 +37,7 @@ pub struct WorkerClient {
 impl WorkerClient {
     /// Returns a client to the workers of `fleet` that `pool` lists.
     pub fn new(
-        (fleet, pool): (Arc<Fleet>, Arc<ListedWorkers>),
+        (fleet, pool): (Arc<Fleet>, Arc<WorkerPool>),
         upstream: Upstream,
         offload_pool: Arc<OffloadPool>,
         credentials: CredentialPolicy,
@@ -51,7 +51,7 @@ impl WorkerClient {
     }
 
     /// Returns how the workers are reached.
-    pub fn pool(&self) -> &Arc<ListedWorkers> {
+    pub fn pool(&self) -> &Arc<WorkerPool> {
         &self.pool
     }
 

@@ -16,7 +16,7 @@ use vocabulary::truncated;
 
 /// All workers, including those that are leaving, with how they are reached; and a counter for turns among equals.
 #[derive(Debug, Default)]
-pub struct ListedWorkers {
+pub struct WorkerPool {
     table: ArcSwap<PoolSnapshot>,
     round_robin: AtomicUsize,
 }
@@ -47,7 +47,7 @@ pub struct DispatchGuard {
     _in_flight: InFlightRequest,
 }
 
-impl ListedWorkers {
+impl WorkerPool {
     /// Adds or replaces workers. Must not run concurrently, nor together with [`Self::retain`].
     pub(crate) fn add(&self, workers: Vec<(WorkerSource, WorkerConfig)>) {
         let mut members = self.table.load().members.clone();

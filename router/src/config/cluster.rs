@@ -17,7 +17,7 @@ pub struct ClusterConfig {
     /// What the others are told instead of `listen`, where that is a wildcard or not reachable from outside.
     pub advertise: Option<Address>,
     /// Members to ask for admission when the data directory is new. Also `--join`.
-    pub join: Addresses,
+    pub join: AddressList,
     /// How long a new node asks before it gives up.
     #[default(TimeSpan(PeerOptions::default().join_timeout))]
     pub join_timeout: TimeSpan,
@@ -131,30 +131,30 @@ impl<'de> Deserialize<'de> for Address {
 
 /// A list of addresses, or one text with commas between them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Addresses(Vec<Address>);
+pub struct AddressList(Vec<Address>);
 
-impl<'de> Deserialize<'de> for Addresses {
+impl<'de> Deserialize<'de> for AddressList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct AddressesVisitor;
 
         impl<'de> Visitor<'de> for AddressesVisitor {
-            type Value = Addresses;
+            type Value = AddressList;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("HOST:PORT, several with commas between them or as a list")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Addresses, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<AddressList, E> {
                 let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-                parts.map(Address::parse).collect::<Result<_, _>>().map(Addresses).map_err(E::custom)
+                parts.map(Address::parse).collect::<Result<_, _>>().map(AddressList).map_err(E::custom)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Addresses, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<AddressList, A::Error> {
                 let mut all = Vec::new();
                 while let Some(address) = sequence.next_element()? {
                     all.push(address);
                 }
-                Ok(Addresses(all))
+                Ok(AddressList(all))
             }
         }
 

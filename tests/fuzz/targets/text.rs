@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use prefix::{
-    ChatBody, ChatEndpoint, ChatLayout, ConversationCache, ConversationLookup, ModelFiles, ModelText, ModelTextSource,
+    ChatBody, ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, ModelFiles, ModelText, ModelTextSource,
     PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions, WallTime,
 };
 use vocabulary::{Bytes, ChainNamespace, HashSeed, Tokens};
@@ -57,7 +57,7 @@ pub fn prompts(bytes: &[u8]) {
     let inputs = PromptInputs { now: WallTime::default(), ..PromptInputs::default() };
     for identifier in IDENTIFIERS.iter() {
         let conversations = ConversationCache::new(Bytes(1 << 20));
-        let memory = ConversationLookup { cache: &conversations, tenant: "t", session: Some(1) };
+        let memory = ConversationQuery { cache: &conversations, tenant: "t", session: Some(1) };
         let begun = ChatLayout::read(first).map(|layout| identifier.resolve_and_cache(layout, inputs, None, memory));
         let whole = identifier.resolve_chat(second, inputs);
         let checkpoint = begun.and_then(|begun| begun.next_checkpoint);
@@ -76,7 +76,7 @@ pub fn prompts(bytes: &[u8]) {
 /// The same of bodies that become chat requests first.
 fn check_converted(resolver: &PromptResolver, endpoint: ChatEndpoint, (first, second): (&[u8], &[u8])) {
     let conversations = ConversationCache::new(Bytes(1 << 20));
-    let memory = ConversationLookup { cache: &conversations, tenant: "t", session: Some(1) };
+    let memory = ConversationQuery { cache: &conversations, tenant: "t", session: Some(1) };
     let chat = |body| resolver.convert(endpoint, body).and_then(Result::ok);
     if let Some(first) = chat(first) {
         resolver.resolve_and_cache(first.layout(), PromptInputs::default(), None, memory);

@@ -6,6 +6,7 @@
 
 mod disk;
 mod engine;
+mod ideal_shared_cache;
 mod lru_list;
 mod memory;
 mod offload_tiers;
@@ -13,19 +14,18 @@ mod pool;
 mod request;
 mod run_tree;
 mod seconds;
-mod shared_pool;
 mod tier;
 mod timing;
 
 use vocabulary::Tokens;
 
 pub use engine::{EngineBusyTime, OutboundTransfer, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent};
+pub use ideal_shared_cache::{EngineEnvironment, IdealSharedCache};
 pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, TierDepths};
 pub use offload_tiers::RestoreTime;
 pub use request::{DecodeLocation, PrefilledRequest, RunRequest, RunRequestId};
 pub use run_tree::{KvSize, RunId, RunTree};
 pub use seconds::Seconds;
-pub use shared_pool::{EngineEnvironment, SharedPool};
 pub use timing::EngineTiming;
 
 /// A prefix in slower tiers, and the cost of loading it.

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::TokenIdVisibility;
 use super::request::Api;
-use super::token_transcript::{EventRewrite, NotResumable};
+use super::token_transcript::{EventRewrite, TranscriptDefect};
 use buffer::ReplayBuffer;
 
 /// Whether repeated answers to one request are equal.
@@ -54,7 +54,7 @@ pub struct ReplayVerifier {
     renamed_ids: HashMap<String, String>,
     /// The next event's `sequence_number`, for APIs that have one.
     next_number: u64,
-    failure: Option<NotResumable>,
+    failure: Option<TranscriptDefect>,
 }
 
 impl ReplayVerifier {
@@ -75,13 +75,13 @@ impl ReplayVerifier {
     }
 
     /// Returns why the answer cannot be replayed at another engine, if it cannot.
-    pub(super) fn check_replayable(&self) -> Result<(), NotResumable> {
+    pub(super) fn check_replayable(&self) -> Result<(), TranscriptDefect> {
         if let Some(lost) = self.failure {
             Err(lost)
         } else if self.buffer.is_full() {
-            Err(NotResumable::TooLong)
+            Err(TranscriptDefect::TooLong)
         } else if self.determinism == AnswerDeterminism::UntilFirstOutput && self.buffer.has_output() {
-            Err(NotResumable::Sampled)
+            Err(TranscriptDefect::Sampled)
         } else {
             Ok(())
         }
@@ -104,16 +104,16 @@ impl ReplayVerifier {
     /// Records that an event could not be read.
     pub(super) fn record_unreadable(&mut self) {
         self.stop_verifying(if self.phase == ReplayPhase::First {
-            NotResumable::TooLong
+            TranscriptDefect::TooLong
         } else {
-            NotResumable::Diverged
+            TranscriptDefect::Diverged
         });
     }
 
     /// Ends the stream. Fails unless everything that the client has was repeated.
-    pub(super) fn finish_stream(&mut self) -> Result<(), NotResumable> {
+    pub(super) fn finish_stream(&mut self) -> Result<(), TranscriptDefect> {
         if self.phase == ReplayPhase::Replay && self.failure.is_some() {
-            return Err(NotResumable::Diverged);
+            return Err(TranscriptDefect::Diverged);
         }
         self.buffer.check_complete("").inspect_err(|lost| self.stop_verifying(*lost))
     }
@@ -140,23 +140,23 @@ impl ReplayVerifier {
             (ReplayPhase::Replay, Ok(EventRemainder::New)) => EventRewrite::Replaced(self.serialize_event(event)),
             (ReplayPhase::Replay, Ok(EventRemainder::Known)) => EventRewrite::Hidden,
             (ReplayPhase::Replay, Err(_)) => {
-                self.stop_verifying(NotResumable::Diverged);
+                self.stop_verifying(TranscriptDefect::Diverged);
                 EventRewrite::Hidden
             }
         }
     }
 
     /// Records the result of reading an event of the first engine; stops recording where the answer cannot be replayed.
-    fn record_first_attempt(&mut self, understood: Result<(), NotResumable>) {
+    fn record_first_attempt(&mut self, understood: Result<(), TranscriptDefect>) {
         if understood.is_err() {
-            self.stop_verifying(NotResumable::Unreadable);
+            self.stop_verifying(TranscriptDefect::Unreadable);
         } else if let Err(lost) = self.check_replayable() {
             self.stop_verifying(lost);
         }
     }
 
     /// Drops the buffer and stops verifying.
-    fn stop_verifying(&mut self, lost: NotResumable) {
+    fn stop_verifying(&mut self, lost: TranscriptDefect) {
         self.failure = self.failure.or(Some(lost));
         self.buffer = ReplayBuffer::default();
     }

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use super::answer::TokenUsage;
 use super::replay_verifier::ReplayVerifier;
 use super::reverse_pull::redact_event;
-use super::token_transcript::{EventRewrite, NotResumable, ResumableEvent, ResumableTokenIds, TokenTranscript};
+use super::token_transcript::{EventRewrite, ResumableEvent, ResumableTokenIds, TokenTranscript, TranscriptDefect};
 use super::{TokenIdVisibility, UsageEventVisibility};
 use budget::BudgetShare;
 pub use budget::EventBudget;
@@ -106,17 +106,17 @@ impl SseScanner {
     }
 
     /// Returns the token ids after which another engine can continue; None where it has to generate the whole answer.
-    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, NotResumable> {
-        let resume_ids = self.transcript.as_ref().map_or(Err(NotResumable::NoIds), |said| said.resume_ids());
+    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, TranscriptDefect> {
+        let resume_ids = self.transcript.as_ref().map_or(Err(TranscriptDefect::NoIds), |said| said.resume_ids());
         match (resume_ids, &self.replay_verifier) {
-            (Err(NotResumable::Diverged), _) | (_, None) | (Ok(_), _) => resume_ids,
+            (Err(TranscriptDefect::Diverged), _) | (_, None) | (Ok(_), _) => resume_ids,
             (Err(_), Some(retold)) => retold.check_replayable().map(|()| None),
         }
     }
 
     /// Returns whether the continuing engine's output differs from what the client has.
     pub fn has_diverged(&self) -> bool {
-        self.is_resumable() && self.resume_ids() == Err(NotResumable::Diverged)
+        self.is_resumable() && self.resume_ids() == Err(TranscriptDefect::Diverged)
     }
 
     /// Returns the token transcript, where one is recorded.
@@ -159,7 +159,7 @@ impl SseScanner {
         let is_open = self.facts.error.is_none() || self.withheld_error.is_some();
         let is_said = self.facts.finish.is_some() && !self.facts.done && is_open;
         let transcript =
-            self.transcript.as_ref().filter(|said| is_said && said.resume_ids() != Err(NotResumable::Diverged))?;
+            self.transcript.as_ref().filter(|said| is_said && said.resume_ids() != Err(TranscriptDefect::Diverged))?;
         let is_told = self.facts.usage.is_some() || self.usage == UsageEventVisibility::Hidden;
         Some(
             transcript

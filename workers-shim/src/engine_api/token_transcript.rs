@@ -41,7 +41,7 @@ pub enum TextDelivery {
 
 /// Why another engine cannot continue an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotResumable {
+pub enum TranscriptDefect {
     /// The engine reports no token ids.
     NoIds,
     /// The engine parses reasoning or tool calls from the text.
@@ -56,16 +56,16 @@ pub enum NotResumable {
     Unreadable,
 }
 
-impl NotResumable {
+impl TranscriptDefect {
     /// Returns the reason as text that follows "because".
     pub fn reason(self) -> &'static str {
         match self {
-            NotResumable::NoIds => "its engine told no token ids",
-            NotResumable::ParsedOutput => "it holds, or may begin with, thoughts or tool calls",
-            NotResumable::TooLong => "it is too long to be kept",
-            NotResumable::Diverged => "another worker went on differently",
-            NotResumable::Sampled => "it is drawn without a seed",
-            NotResumable::Unreadable => "its events do not go together",
+            TranscriptDefect::NoIds => "its engine told no token ids",
+            TranscriptDefect::ParsedOutput => "it holds, or may begin with, thoughts or tool calls",
+            TranscriptDefect::TooLong => "it is too long to be kept",
+            TranscriptDefect::Diverged => "another worker went on differently",
+            TranscriptDefect::Sampled => "it is drawn without a seed",
+            TranscriptDefect::Unreadable => "its events do not go together",
         }
     }
 }
@@ -116,7 +116,7 @@ pub struct TokenTranscript {
     unsettled_text: String,
     /// Text and ids that were delivered and have to be generated again.
     to_regenerate: (String, Vec<u32>),
-    failure: Option<NotResumable>,
+    failure: Option<TranscriptDefect>,
 }
 
 impl TokenTranscript {
@@ -139,14 +139,14 @@ impl TokenTranscript {
 
     /// Returns the prompt's token ids and the settled ids of the answer. None if nothing was received and the request
     /// can be repeated as it is.
-    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, NotResumable> {
+    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, TranscriptDefect> {
         match (self.failure, &self.head) {
             (Some(lost), _) => Err(lost),
             (None, None) => Ok(None),
-            (None, Some(_)) if self.prompt.is_empty() => Err(NotResumable::NoIds),
+            (None, Some(_)) if self.prompt.is_empty() => Err(TranscriptDefect::NoIds),
             // The next output may be reasoning, which a completion does not separate from the text.
             (None, Some(_)) if self.api == Api::Chat && self.settled == 0 && self.unsettled_text.is_empty() => {
-                Err(NotResumable::ParsedOutput)
+                Err(TranscriptDefect::ParsedOutput)
             }
             (None, Some(_)) => Ok(Some((&self.prompt, &self.ids[..self.settled]))),
         }
@@ -154,7 +154,7 @@ impl TokenTranscript {
 
     /// Returns the tokens of prompt and answer; None if they are not known.
     pub fn usage(&self) -> Option<TokenUsage> {
-        let is_known = !self.prompt.is_empty() && matches!(self.failure, None | Some(NotResumable::Diverged));
+        let is_known = !self.prompt.is_empty() && matches!(self.failure, None | Some(TranscriptDefect::Diverged));
         let tokens = |ids: &[u32]| Tokens(ids.len() as u64);
         is_known.then(|| TokenUsage { prompt: tokens(&self.prompt), completion: tokens(&self.ids), cached: None })
     }
@@ -197,7 +197,7 @@ impl TokenTranscript {
 
     /// Records that an event could not be read.
     pub(super) fn record_unreadable(&mut self) {
-        self.failure = self.failure.or(Some(NotResumable::TooLong));
+        self.failure = self.failure.or(Some(TranscriptDefect::TooLong));
     }
 
     /// Returns the closing events of an answer whose finish reason was received but whose stream broke off: usage,
@@ -218,7 +218,7 @@ impl TokenTranscript {
         let is_awaited = self.source == AnswerSource::First && self.prompt.is_empty() && self.failure.is_none();
         let ExtractedPromptIds { event, ids } = is_awaited.then(|| ExtractedPromptIds::of(event)).flatten()?;
         if ids.len() > MAX_TOKEN_IDS {
-            self.failure = Some(NotResumable::TooLong);
+            self.failure = Some(TranscriptDefect::TooLong);
         } else {
             self.prompt = ids;
         }
@@ -250,9 +250,9 @@ impl TokenTranscript {
         if let Some(choice) = choice {
             let ids = choice.token_ids.and_then(parse_ids);
             if choice.is_parsed() {
-                self.failure = self.failure.or(Some(NotResumable::ParsedOutput));
+                self.failure = self.failure.or(Some(TranscriptDefect::ParsedOutput));
             } else if ids.is_none() && !choice.text().is_empty() {
-                self.failure = self.failure.or(Some(NotResumable::NoIds));
+                self.failure = self.failure.or(Some(TranscriptDefect::NoIds));
             }
             self.append(choice.text(), &ids.unwrap_or_default());
         }
@@ -282,7 +282,7 @@ impl TokenTranscript {
             self.unsettled_text.clone_from(&self.to_regenerate.0);
         }
         if self.ids.len() + self.prompt.len() > MAX_TOKEN_IDS || self.unsettled_text.len() > MAX_UNSETTLED_BYTES {
-            self.failure = Some(NotResumable::TooLong);
+            self.failure = Some(TranscriptDefect::TooLong);
             (self.prompt, self.ids, self.settled) = Default::default();
         }
     }
@@ -307,7 +307,7 @@ impl TokenTranscript {
         let repeated = ids.len().min(self.to_regenerate.1.len());
         let goes_along = again.starts_with(text) || text.starts_with(again.as_str());
         if !goes_along || self.to_regenerate.1[..repeated] != ids[..repeated] {
-            self.failure = Some(NotResumable::Diverged);
+            self.failure = Some(TranscriptDefect::Diverged);
             return EventRewrite::Hidden;
         }
         let (new, fresh) = (self.new_text(text), &ids[repeated..]);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::config::WorkerDefinition;
-use super::kv_connector::{KvConnectorInfo, connector_of};
+use super::kv_connector::{KvConnectorCapability, connector_of};
 use super::probe::get_url;
 use super::worker_handle::WorkerHandle;
 use crate::engine_api::{ConnectorUnavailable, TransferEndpoint};
@@ -14,19 +14,24 @@ pub(super) async fn discover_endpoint(
     client: &reqwest::Client,
     worker: &WorkerHandle,
     scrape: &Scrape,
-) -> KvConnectorInfo {
+) -> KvConnectorCapability {
     let profile = &worker.spec.profile.link;
     let spoken = connector_of(profile, scrape);
     let missing = spoken.dialect().missing_requirement(scrape).map(Arc::from);
     if !spoken.dialect().needs_endpoint(worker.spec.role) {
-        return KvConnectorInfo { protocol: spoken, endpoint: None, fetch_only: true, missing_requirement: missing };
+        return KvConnectorCapability {
+            protocol: spoken,
+            endpoint: None,
+            fetch_only: true,
+            missing_requirement: missing,
+        };
     }
     let Some(url) = spoken.dialect().discovery_url(&worker.spec.endpoint, profile.bootstrap_url.as_deref()) else {
-        return KvConnectorInfo {
+        return KvConnectorCapability {
             protocol: spoken,
             endpoint: Some(Arc::default()),
             missing_requirement: missing,
-            ..KvConnectorInfo::default()
+            ..KvConnectorCapability::default()
         };
     };
     let key = worker.spec.api_key.as_ref().filter(|_| is_under_endpoint(&url, &worker.spec.endpoint));
@@ -35,15 +40,19 @@ pub(super) async fn discover_endpoint(
         .and_then(|text| spoken.dialect().parse_endpoint(&url, &text))
         .and_then(|place| check_role(place, &worker.spec))
     {
-        Ok(place) => KvConnectorInfo {
+        Ok(place) => KvConnectorCapability {
             protocol: spoken,
             endpoint: Some(Arc::new(place)),
             missing_requirement: missing,
-            ..KvConnectorInfo::default()
+            ..KvConnectorCapability::default()
         },
         Err(why) => {
             let says = format!("it speaks {}, and {url} does not tell where it is met: {why}", spoken.as_str());
-            KvConnectorInfo { protocol: spoken, missing_requirement: Some(says.into()), ..KvConnectorInfo::default() }
+            KvConnectorCapability {
+                protocol: spoken,
+                missing_requirement: Some(says.into()),
+                ..KvConnectorCapability::default()
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::engine_api::{KvConnector, KvTransfer, TransferEndpoint, TransferHands
 use crate::scrape::Scrape;
 
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct KvConnectorInfo {
+pub(crate) struct KvConnectorCapability {
     pub(super) protocol: KvConnector,
     /// The transfer endpoint; None until known.
     pub(super) endpoint: Option<Arc<TransferEndpoint>>,
@@ -19,7 +19,7 @@ pub(crate) struct KvConnectorInfo {
     pub(super) missing_requirement: Option<Arc<str>>,
 }
 
-impl KvConnectorInfo {
+impl KvConnectorCapability {
     /// Returns which parts of a prompt can be transferred.
     pub(super) fn transfer_scope(&self) -> KvLinkMode {
         if self.fetch_only { KvLinkMode::PrefixesIn } else { self.protocol.dialect().transfer_scope() }
@@ -74,9 +74,13 @@ mod tests {
         let place = |engines: &[u16]| {
             let engines = engines.iter().map(|rank| (DpRank(*rank), format!("engine-{rank}"))).collect();
             let place = Some(Arc::new(TransferEndpoint { engines, ..TransferEndpoint::default() }));
-            KvConnectorInfo { protocol: KvConnector::Mooncake, endpoint: place, ..KvConnectorInfo::default() }
+            KvConnectorCapability {
+                protocol: KvConnector::Mooncake,
+                endpoint: place,
+                ..KvConnectorCapability::default()
+            }
         };
-        let to = |source: KvConnectorInfo, rank| {
+        let to = |source: KvConnectorCapability, rank| {
             source.transfer(&place(&[0]), (DpRank(rank), 2), 7).map(|it| it.handshake.rank)
         };
         assert_eq!(to(place(&[0, 1]), 1), Some(DpRank(1)));
@@ -86,14 +90,17 @@ mod tests {
 
     #[test]
     fn fetch_only_worker_needs_no_endpoint_and_sends_nothing() {
-        let consumer =
-            KvConnectorInfo { protocol: KvConnector::Mooncake, fetch_only: true, ..KvConnectorInfo::default() };
+        let consumer = KvConnectorCapability {
+            protocol: KvConnector::Mooncake,
+            fetch_only: true,
+            ..KvConnectorCapability::default()
+        };
         assert_eq!(consumer.reachable_fabric("f".into(), "http://a:1").as_deref(), Some("f"));
         assert!(consumer.transfer_scope().computes_prompts() && !consumer.transfer_scope().exports_kv());
         assert_eq!(consumer.transfer(&consumer, (DpRank(0), 1), 7), None);
-        let producer = KvConnectorInfo { endpoint: Some(Arc::default()), fetch_only: false, ..consumer.clone() };
+        let producer = KvConnectorCapability { endpoint: Some(Arc::default()), fetch_only: false, ..consumer.clone() };
         assert!(producer.transfer(&consumer, (DpRank(0), 1), 7).is_some() && producer.transfer_scope().exports_kv());
-        let unmet = KvConnectorInfo { endpoint: None, ..producer };
+        let unmet = KvConnectorCapability { endpoint: None, ..producer };
         assert_eq!(unmet.reachable_fabric("f".into(), "http://a:1"), None);
     }
 
@@ -112,13 +119,13 @@ mod tests {
 
     #[test]
     fn only_workers_with_the_same_reachable_connector_exchange_kv() {
-        let speech = |spoken, place: Option<TransferEndpoint>| KvConnectorInfo {
+        let speech = |spoken, place: Option<TransferEndpoint>| KvConnectorCapability {
             protocol: spoken,
             endpoint: place.map(Arc::new),
-            ..KvConnectorInfo::default()
+            ..KvConnectorCapability::default()
         };
         let met = Some(TransferEndpoint { port: 7, ..TransferEndpoint::default() });
-        let to = |source: KvConnectorInfo, target| source.transfer(&speech(target, None), (DpRank(1), 2), 9);
+        let to = |source: KvConnectorCapability, target| source.transfer(&speech(target, None), (DpRank(1), 2), 9);
         let transfer = to(speech(KvConnector::Sglang, met.clone()), KvConnector::Sglang).unwrap();
         assert_eq!(
             (transfer.connector, transfer.handshake.room, transfer.handshake.endpoint.port),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vocabulary::{ModelId, Tokens};
 
 use super::in_flight::CounterSnapshot;
-use super::kv_connector::KvConnectorInfo;
+use super::kv_connector::KvConnectorCapability;
 use crate::scrape::{Scrape, SleepState};
 
 /// Why a probe request failed.
@@ -57,7 +57,7 @@ pub(super) struct ProbeRound {
     /// `GET /version`, if it was requested.
     pub(super) version: Option<Arc<str>>,
     /// The KV connector, if it was determined.
-    pub(super) connector: Option<KvConnectorInfo>,
+    pub(super) connector: Option<KvConnectorCapability>,
 }
 
 /// What a probe shows.

@@ -13,7 +13,7 @@ use vocabulary::{
 use super::config::{ProbeSettings, WorkerDefinition, WorkerProfile};
 use super::estimate::SpeedConfidence;
 use super::in_flight::{CounterSnapshot, InFlightTracker};
-use super::kv_connector::{KvConnectorInfo, connector_of};
+use super::kv_connector::{KvConnectorCapability, connector_of};
 use super::link::{LinkEstimate, fabric};
 use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeRound, ProbeVerdict};
 use crate::events::{SnapshotExporters, WorkerEventStatus};
@@ -44,7 +44,7 @@ pub(crate) struct ProbedState {
     version: (Incarnation, Arc<str>),
     /// The set of workers with which it exchanges KV.
     fabric: Option<Arc<str>>,
-    pub(super) connector: KvConnectorInfo,
+    pub(super) connector: KvConnectorCapability,
     scrape: Arc<Scrape>,
     counters: CounterSnapshot,
 }
@@ -122,7 +122,7 @@ impl WorkerHandle {
         };
         let mut anew = ProbedState { models, ..(*seen).clone() };
         if self.spec.profile.link != before.spec.profile.link {
-            (anew.fabric, anew.connector) = (None, KvConnectorInfo::default());
+            (anew.fabric, anew.connector) = (None, KvConnectorCapability::default());
         }
         self.demand.send_replace(*before.demand.borrow());
         let _reach = self.reachability.lock();

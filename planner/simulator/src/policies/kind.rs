@@ -120,7 +120,7 @@ impl PolicyKind {
 
     /// Returns the capacity of a bound's shared cache (none within: unlimited), given all workers' memory; none if
     /// workers have their own.
-    pub(crate) fn shared_pool_capacity(self, all: vocabulary::Tokens) -> Option<Option<vocabulary::Tokens>> {
+    pub(crate) fn shared_cache_capacity(self, all: vocabulary::Tokens) -> Option<Option<vocabulary::Tokens>> {
         match self {
             Self::PooledMemory => Some(Some(all)),
             Self::Oracle => Some(None),

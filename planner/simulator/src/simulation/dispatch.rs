@@ -81,7 +81,7 @@ impl Simulation<'_> {
 
     fn resident_memory(&self, step: &TraceStep) -> Vec<TierDepths> {
         let runs = &self.trace.runs;
-        if let Some(shared) = &self.shared_pool {
+        if let Some(shared) = &self.shared_cache {
             let found = shared.matched(runs, &step.path);
             return vec![TierDepths::on_device(found); self.engines.len()];
         }
@@ -129,7 +129,7 @@ impl Simulation<'_> {
             expected,
             expected_work: self.setup.spec.timing.prefill_time(expected, cached) + self.restoring(&held[prefill], sent),
         };
-        let best = if self.shared_pool.is_some() { Tokens::ZERO } else { deepest(held) };
+        let best = if self.shared_cache.is_some() { Tokens::ZERO } else { deepest(held) };
         dispatch.prediction.iter().for_each(|prediction| self.tally.action(prediction.action));
         let stages = StageTimes::at_placement((since, self.now), ready);
         self.jobs.push(Some(StepJob::new((at, stages), *dispatch, (lent, best))));

@@ -91,7 +91,7 @@ impl Simulation<'_> {
         let job = self.job(request);
         let (Dispatch { prefill, decode, .. }, tries) = (job.dispatch, job.tries);
         let Some(prefilled) = job.prefilled.take() else { return };
-        let around = EngineEnvironment { runs, shared: self.shared_pool.as_mut() };
+        let around = EngineEnvironment { runs, shared: self.shared_cache.as_mut() };
         let target = &mut self.engines[decode].engine;
         // The batch of the target is about to change.
         target.advance_clock(now, &around);
@@ -115,7 +115,7 @@ impl Simulation<'_> {
     fn answer_at_source(&mut self, (prefill, decode): (usize, usize), prefilled: PrefilledRequest) {
         let ticket = prefilled.prompt.ticket;
         self.engines[decode].engine.cancel_expected(prefilled.prompt.tokens);
-        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_pool.as_mut() };
+        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
         let engine = &mut self.engines[prefill].engine;
         engine.advance_clock(self.now, &around);
         engine.decode_locally(prefilled);
@@ -129,7 +129,7 @@ impl Simulation<'_> {
         let step = &trace.sessions[job.at.session].steps[job.at.step];
         self.tally.step_finished((job.at, step), self.now, &job.stages);
         self.driver.policy.step_finished(job.at, step, self.now);
-        if self.shared_pool.is_none() && self.tally.is_sample_due() {
+        if self.shared_cache.is_none() && self.tally.is_sample_due() {
             let engines: Vec<_> = self.engines.iter().map(|worker| &worker.engine).collect();
             self.tally.memory_samples.sample(&engines, &trace.runs);
         }

@@ -98,11 +98,11 @@ fn rounded(value: f64) -> f64 {
 
 /// Results of all policies, in the order of their runs.
 #[derive(Default)]
-pub(super) struct PolicyReport {
+pub(super) struct PolicyComparison {
     runs: Vec<(ComparedPolicy, PolicyStats)>,
 }
 
-impl PolicyReport {
+impl PolicyComparison {
     pub(super) fn add(&mut self, policy: ComparedPolicy, figures: PolicyStats) {
         self.runs.push((policy, figures));
     }

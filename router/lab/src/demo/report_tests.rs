@@ -69,7 +69,7 @@ fn figures_sum_over_all_workers() {
 
 #[test]
 fn report_has_the_documented_json_shape() {
-    let mut report = PolicyReport::default();
+    let mut report = PolicyComparison::default();
     for policy in ComparedPolicy::VARIANTS {
         report.add(*policy, figures());
     }
@@ -98,7 +98,7 @@ fn report_has_the_documented_json_shape() {
 
 #[test]
 fn table_names_every_policy_once_and_aligns_columns() {
-    let mut report = PolicyReport::default();
+    let mut report = PolicyComparison::default();
     for policy in ComparedPolicy::VARIANTS {
         report.add(*policy, figures());
     }

@@ -26,7 +26,7 @@ pub(super) struct FinishedStep {
 
 /// Progress of a run for the view and the report. Bounded by the corpus.
 #[derive(Default, Debug)]
-pub(super) struct RunProgress {
+pub(super) struct ReplayResults {
     /// Finished steps, in order of completion.
     pub steps: Vec<FinishedStep>,
     pub started: usize,
@@ -41,7 +41,7 @@ pub(super) struct ReplayPlan {
     /// Maximum number of concurrent sessions.
     pub concurrency: usize,
     /// Where finished steps are recorded.
-    pub tally: Arc<Mutex<RunProgress>>,
+    pub tally: Arc<Mutex<ReplayResults>>,
 }
 
 /// Replays every session and returns when all are done. Dropping the future stops them.

@@ -45,7 +45,7 @@ fn dialogue(turns: usize, history: HistoryChange) -> RecordedDialogue {
 
 async fn run(dialogues: Vec<RecordedDialogue>, broken: usize) -> (Vec<FinishedStep>, Vec<Value>) {
     let (proxy, seen) = server(broken).await;
-    let tally = Arc::new(Mutex::new(RunProgress::default()));
+    let tally = Arc::new(Mutex::new(ReplayResults::default()));
     let tempo = ThinkTimeModel { seed: 1, scale: 0.0 };
     replay(ReplayPlan { dialogues: Arc::new(dialogues), tempo, proxy, concurrency: 2, tally: tally.clone() }).await;
     let tally = std::mem::take(&mut *tally.lock());

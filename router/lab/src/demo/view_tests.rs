@@ -4,7 +4,7 @@ use super::*;
 use crate::demo::client::{AgentClientError, StepMeasurement};
 use crate::demo::session::FinishedStep;
 
-fn tally() -> RunProgress {
+fn tally() -> ReplayResults {
     let served = |worker: &str| StepMeasurement {
         first_token: Duration::from_millis(20),
         total: Duration::from_millis(90),
@@ -15,7 +15,7 @@ fn tally() -> RunProgress {
     let step = |session, turn, worker: &str| FinishedStep { session, turn, outcome: Ok(served(worker)) };
     let failed =
         FinishedStep { session: 2, turn: 0, outcome: Err(AgentClientError::TimedOut(Duration::from_secs(60))) };
-    RunProgress { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], started: 3, finished: 1 }
+    ReplayResults { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], started: 3, finished: 1 }
 }
 
 fn check(look: impl Fn(&RunSnapshot) -> String) -> String {

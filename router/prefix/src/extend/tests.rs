@@ -54,15 +54,15 @@ fn trails() -> ConversationCache {
     ConversationCache::new(Bytes(1 << 20))
 }
 
-fn memory(conversations: &ConversationCache) -> ConversationLookup<'_> {
-    ConversationLookup { cache: conversations, tenant: "t", session: Some(1) }
+fn memory(conversations: &ConversationCache) -> ConversationQuery<'_> {
+    ConversationQuery { cache: conversations, tenant: "t", session: Some(1) }
 }
 
 /// Resolves a prompt from the cache, or in full, and compares both.
 fn resolve_and_verify(
     resolver: &PromptResolver,
     body: &str,
-    lookup: ConversationLookup<'_>,
+    lookup: ConversationQuery<'_>,
     now: WallTime,
 ) -> LookupTier {
     resolve_and_verify_as(ChatEndpoint::Chat, resolver, (body, now), lookup)
@@ -72,7 +72,7 @@ fn resolve_and_verify_as(
     endpoint: ChatEndpoint,
     resolver: &PromptResolver,
     (body, now): (&str, WallTime),
-    lookup: ConversationLookup<'_>,
+    lookup: ConversationQuery<'_>,
 ) -> LookupTier {
     let inputs = PromptInputs { keys: RootKeys::default(), now };
     let whole = resolver.resolve_conversation(endpoint, body.as_bytes(), (inputs, None)).prompt;
@@ -97,7 +97,7 @@ fn resolve_and_verify_as(
     }
 }
 
-fn step(resolver: &PromptResolver, body: &Value, lookup: ConversationLookup<'_>) -> LookupTier {
+fn step(resolver: &PromptResolver, body: &Value, lookup: ConversationQuery<'_>) -> LookupTier {
     resolve_and_verify(resolver, &body.to_string(), lookup, WallTime::default())
 }
 
@@ -330,7 +330,7 @@ fn new_question_resumes_before_the_turn_it_rewrites() {
 fn diverged_conversation_resumes_at_the_last_common_point() {
     let (conversations, talk) = (trails(), talk());
     let tiny = model("tiny");
-    let unnamed = ConversationLookup { session: None, ..memory(&conversations) };
+    let unnamed = ConversationQuery { session: None, ..memory(&conversations) };
     let long = "You are kind. ".repeat(60);
     let mut messages = talk;
     messages[0] = json!({"role": "system", "content": long});
@@ -350,7 +350,7 @@ fn diverged_conversation_resumes_at_the_last_common_point() {
 #[test]
 fn equally_long_conversations_diverging_before_a_lead_stay_distinct() {
     let (conversations, tiny) = (trails(), model("tiny"));
-    let unnamed = ConversationLookup { session: None, ..memory(&conversations) };
+    let unnamed = ConversationQuery { session: None, ..memory(&conversations) };
     let talk = |letter: &str| -> Vec<Value> {
         let turn = |role: &str, length| json!({"role": role, "content": letter.repeat(length)});
         let system = json!({"role": "system", "content": "s".repeat(600)});
@@ -368,7 +368,7 @@ fn conversations_are_not_shared_across_tenants_salts_or_models() {
     let text = body(&talk()[..4]).to_string();
     assert_eq!(resolve_and_verify(tiny, &text, memory(&conversations), WallTime::default()), LookupTier::Miss);
     let layout = ChatLayout::read(text.as_bytes()).unwrap();
-    let other = ConversationLookup { tenant: "u", ..memory(&conversations) };
+    let other = ConversationQuery { tenant: "u", ..memory(&conversations) };
     assert!(tiny.extend(layout, PromptInputs::default(), other).is_none());
     let keys = RootKeys { salt: Some("s"), ..RootKeys::default() };
     assert!(tiny.extend(layout, PromptInputs { keys, now: WallTime::default() }, memory(&conversations)).is_none());
@@ -529,7 +529,7 @@ fn least_recently_used_conversations_are_evicted_at_the_byte_limit() {
     let conversations = ConversationCache::new(Bytes(40_000));
     let ask = |n: u128| {
         let text = body(&[user(&format!("{n} {}", "and on ".repeat(200)))]);
-        step(tiny, &text, ConversationLookup { cache: &conversations, tenant: "t", session: Some(n) })
+        step(tiny, &text, ConversationQuery { cache: &conversations, tenant: "t", session: Some(n) })
     };
     for n in 0..40 {
         assert_eq!(ask(n), LookupTier::Miss);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, ChatLayout, ConversationCache, ConversationLookup, FallbackReason, ModelText, ModelTextSource,
+    ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, FallbackReason, ModelText, ModelTextSource,
     PromptIdentity, PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions, TokenCheckpoint, WallTime,
 };
 use serde::Deserialize;
@@ -168,7 +168,7 @@ impl SessionReplay<'_> {
         checked.reused += from.reused_tokens.0;
         self.known = from.next_checkpoint.or(self.known.take());
         let layout = ChatLayout::read(body.as_bytes()).expect("a chat body with messages");
-        let memory = ConversationLookup { cache: &self.trails, tenant: "recorded", session: self.session };
+        let memory = ConversationQuery { cache: &self.trails, tenant: "recorded", session: self.session };
         match self.identifier.extend(layout, self.asked, memory) {
             Some(grown) => {
                 checked.extended.0 += 1;

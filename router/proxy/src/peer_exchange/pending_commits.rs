@@ -119,7 +119,7 @@ pub struct CommitActions {
 
 /// Limits of the pending commits. The defaults allow 64 MiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
-pub struct PendingLimits {
+pub struct PendingCommitLimits {
     /// Number of sessions.
     #[default(1 << 16)]
     pub sessions: usize,
@@ -169,7 +169,7 @@ impl PendingSession {
 /// The pending commits of all sessions.
 #[derive(Debug, Default)]
 pub struct PendingCommits {
-    limits: PendingLimits,
+    limits: PendingCommitLimits,
     sessions: HashMap<SessionId, PendingSession>,
     /// Sessions by depth and id of their newest head.
     heads: BTreeMap<u64, HashMap<(Scope, PrefixId), SessionId>>,
@@ -182,7 +182,7 @@ pub struct PendingCommits {
 
 impl PendingCommits {
     /// Returns an empty set.
-    pub fn new(limits: PendingLimits) -> Self {
+    pub fn new(limits: PendingCommitLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 

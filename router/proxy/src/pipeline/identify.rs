@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, ChatLayout, ConversationCache, ConversationLookup, ConvertedRequest, ExtendedPrompt, LookupTier,
+    ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, ConvertedRequest, ExtendedPrompt, LookupTier,
     PrefixError, Prompt, PromptIdentity, PromptInputs, ResolvedPrompt, TokenCheckpoint, WallTime,
 };
 use prometheus::IntCounterVec;
@@ -100,11 +100,11 @@ impl UnidentifiedRequest {
         }
     }
 
-    fn memory<'a>(&'a self, conversations: &'a ConversationCache) -> Option<ConversationLookup<'a>> {
+    fn memory<'a>(&'a self, conversations: &'a ConversationCache) -> Option<ConversationQuery<'a>> {
         let tenant = &self.request.incoming.tenant.0;
         let session = self.named_session.map(|session| session.0);
         let is_wanted = conversations.has_room() && !self.model.is_disabled_by_spot_check();
-        is_wanted.then_some(ConversationLookup { cache: conversations, tenant, session })
+        is_wanted.then_some(ConversationQuery { cache: conversations, tenant, session })
     }
 
     /// Identifies the prompt by extending a known conversation, at the cost of its new part; `None` where the whole

@@ -1,5 +1,5 @@
 //! The end of a request: one value with what was asked, planned, sent, told and used, however the request ended. The
-//! sinks of `RequestEnds` take it, each in a file of its own.
+//! sinks of `RequestEndSinks` take it, each in a file of its own.
 
 mod calibration;
 mod commit;

@@ -25,7 +25,7 @@ use planner::TransferObstacle;
 use prefix::SpecialTokens;
 use tracing::Span;
 use vocabulary::Tokens;
-use workers_shim::engine_api::{NotResumable, SseScanner, TokenTranscript, TokenUsage};
+use workers_shim::engine_api::{SseScanner, TokenTranscript, TokenUsage, TranscriptDefect};
 
 use super::blame::OutlierReporter;
 use super::end_guard::RecordEnd;
@@ -209,14 +209,14 @@ impl AnsweringWorker {
             return Err("it broke off too often".into());
         }
         let scanner = &self.scanner;
-        let lost_ids = scanner.transcript().and_then(|said| said.resume_ids().err()).map(NotResumable::reason);
+        let lost_ids = scanner.transcript().and_then(|said| said.resume_ids().err()).map(TranscriptDefect::reason);
         let without_ids = self.streaming.step.resume_blocker.map(ResumeBlocker::reason).or(lost_ids);
         match (scanner.resume_ids(), without_ids) {
             (Ok(kept), _) => Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec()))),
-            (Err(NotResumable::Sampled), Some(why)) => {
-                Err(format!("{why}, and {}", NotResumable::Sampled.reason()).into())
+            (Err(TranscriptDefect::Sampled), Some(why)) => {
+                Err(format!("{why}, and {}", TranscriptDefect::Sampled.reason()).into())
             }
-            (Err(NotResumable::NoIds), Some(why)) => Err(why.into()),
+            (Err(TranscriptDefect::NoIds), Some(why)) => Err(why.into()),
             (Err(lost), _) => Err(lost.reason().into()),
         }
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ownership::Supervision;
-use prefix::{ConversationCache, ConversationLookup, LookupTier, Prompt, PromptMismatch, ResolvedPrompt};
+use prefix::{ConversationCache, ConversationQuery, LookupTier, Prompt, PromptMismatch, ResolvedPrompt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
@@ -117,7 +117,7 @@ fn report(
     if let PromptMismatch::Refused(reason) = difference {
         // Engines refuse it, too, or it has become too long to be checked here: no other prompt is affected.
         let session = look.session.map(|session| session.0);
-        look.encodable.forget(ConversationLookup { cache: trails, tenant: &look.tenant.0, session });
+        look.encodable.forget(ConversationQuery { cache: trails, tenant: &look.tenant.0, session });
         tracing::warn!(
             model = %name, request = %look.request, reason = reason.as_ref(),
             "a prompt that was put together from an earlier step cannot be computed as a whole; what was remembered of \

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prefix::{
-    ChatLayout, ConversationCache, ConversationLookup, LookupTier, ModelText, ModelTextSource, PrefixError,
+    ChatLayout, ConversationCache, ConversationQuery, LookupTier, ModelText, ModelTextSource, PrefixError,
     PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions,
 };
 use residency::{DepthHint, PrefixClosure, ResidencyChange, ResidencyIndex};
@@ -212,7 +212,7 @@ fn measure(resolver: &PromptResolver, tokens: u64, options: &Options) -> Result<
     let (mut body_bytes, mut state, mut blocks) = (0, 0, 0);
     for number in 0..options.rounds {
         conversations.clear();
-        let memory = ConversationLookup { cache: &conversations, tenant: "t", session: Some(u128::from(number)) };
+        let memory = ConversationQuery { cache: &conversations, tenant: "t", session: Some(u128::from(number)) };
         let mut talk = ConversationText::begin(number);
         while (talk.bytes() as f64) < tokens as f64 * size {
             talk.step(step);

@@ -14,8 +14,8 @@ use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use vocabulary::Tokens;
 
 use crate::runs::{
-    DecodeLocation, DiskSpeed, EngineEnvironment, EngineTiming, MemorySizes, OutstandingLoad, RunEngine,
-    RunEngineEvent, RunId, RunRequest, RunRequestId, RunTree, Seconds, SharedPool, TierDepths,
+    DecodeLocation, DiskSpeed, EngineEnvironment, EngineTiming, IdealSharedCache, MemorySizes, OutstandingLoad,
+    RunEngine, RunEngineEvent, RunId, RunRequest, RunRequestId, RunTree, Seconds, TierDepths,
 };
 
 const TIMING: EngineTiming = EngineTiming {
@@ -48,7 +48,7 @@ fn with_disk(device: u64, host: u64, disk: u64) -> MemorySizes {
 struct RunEngineHarness {
     runs: RunTree,
     engine: RunEngine,
-    shared: Option<SharedPool>,
+    shared: Option<IdealSharedCache>,
     now: Seconds,
     events: Vec<(f64, RunEngineEvent)>,
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use derive_where::derive_where;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::engine_api::token_transcript::NotResumable;
+use crate::engine_api::token_transcript::TranscriptDefect;
 
 /// The values of one field and how many of them were repeated.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ struct FieldCursor<T> {
 impl<T: PartialEq + Clone> FieldCursor<T> {
     /// Compares `next` with the values that follow here, and returns how many of its items were known. New items are
     /// stored if there is room.
-    fn match_next(&mut self, next: &[T], room: BufferSpace) -> Result<usize, NotResumable> {
+    fn match_next(&mut self, next: &[T], room: BufferSpace) -> Result<usize, TranscriptDefect> {
         let rest = &self.values[self.matched..];
         let known = rest.len().min(next.len());
         if rest[..known] != next[..known] {
-            return Err(NotResumable::Diverged);
+            return Err(TranscriptDefect::Diverged);
         }
         self.matched += known;
         if room == BufferSpace::Available {
@@ -73,7 +73,7 @@ pub(super) const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 impl ReplayBuffer {
     /// Returns the new part of `text`, the next fragment of the field `place`.
-    pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, NotResumable> {
+    pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, TranscriptDefect> {
         if text.is_empty() {
             return Ok(text);
         }
@@ -87,11 +87,11 @@ impl ReplayBuffer {
         }
         let known = self.texts.entry(place.to_owned()).or_default().match_next(text.as_bytes(), room)?;
         self.size += if room == BufferSpace::Available { text.len() - known } else { 0 };
-        text.get(known..).ok_or(NotResumable::Diverged)
+        text.get(known..).ok_or(TranscriptDefect::Diverged)
     }
 
     /// Returns how many of `items`, the next ones of the list `place`, were known.
-    pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, NotResumable> {
+    pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, TranscriptDefect> {
         let room = self.space();
         if !self.lists.contains_key(place) {
             if room == BufferSpace::Full {
@@ -105,7 +105,7 @@ impl ReplayBuffer {
     }
 
     /// Records a value that occurs once in an answer and must be equal when repeated.
-    pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<ReplayStatus, NotResumable> {
+    pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<ReplayStatus, TranscriptDefect> {
         let what = xxh3_64(what.as_bytes());
         let is_full = self.is_full();
         match self.marks.get_mut(place) {
@@ -119,7 +119,7 @@ impl ReplayBuffer {
                 told.matched = true;
                 Ok(ReplayStatus::Known)
             }
-            Some(_) => Err(NotResumable::Diverged),
+            Some(_) => Err(TranscriptDefect::Diverged),
         }
     }
 
@@ -138,23 +138,23 @@ impl ReplayBuffer {
     }
 
     /// Fails unless all fields and values whose paths begin with `places` were repeated in full.
-    pub(super) fn check_complete(&self, places: &str) -> Result<(), NotResumable> {
+    pub(super) fn check_complete(&self, places: &str) -> Result<(), TranscriptDefect> {
         let marks = self.marks.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
         if marks.into_iter().all(|(_, told)| told.matched) {
             self.check_fields_complete(places)
         } else {
-            Err(NotResumable::Diverged)
+            Err(TranscriptDefect::Diverged)
         }
     }
 
     /// Fails unless all texts and lists whose paths begin with `places` were repeated in full.
-    pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), NotResumable> {
+    pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), TranscriptDefect> {
         fn all<T>(reels: &BTreeMap<String, FieldCursor<T>>, places: &str) -> bool {
             let these = reels.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
             these.into_iter().all(|(_, reel)| reel.matched == reel.values.len())
         }
         let is_through = all(&self.texts, places) && all(&self.lists, places);
-        if is_through { Ok(()) } else { Err(NotResumable::Diverged) }
+        if is_through { Ok(()) } else { Err(TranscriptDefect::Diverged) }
     }
 
     /// Marks all contents as not repeated.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::buffer::ReplayStatus;
 use super::{EventRemainder, ReplayPhase, ReplayVerifier};
 use crate::engine_api::TokenIdVisibility;
-use crate::engine_api::token_transcript::NotResumable;
+use crate::engine_api::token_transcript::TranscriptDefect;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Fields that are equal in all events of an answer.
@@ -33,7 +33,7 @@ impl NoveltyCounts {
 }
 
 impl ReplayVerifier {
-    pub(super) fn choices(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+    pub(super) fn choices(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
         for name in SHARED_FIELDS {
             if let Some(value) = event.get_mut(name) {
                 *value = self.head.entry(name).or_insert_with(|| value.clone()).clone();
@@ -45,7 +45,7 @@ impl ReplayVerifier {
                 event.insert("prompt_token_ids".into(), Value::Null);
             }
         }
-        let Some(Value::Array(choices)) = event.get_mut("choices") else { return Err(NotResumable::Unreadable) };
+        let Some(Value::Array(choices)) = event.get_mut("choices") else { return Err(TranscriptDefect::Unreadable) };
         if choices.is_empty() {
             let left = self.check_once("usage", "")?;
             self.buffer.check_complete("")?;
@@ -62,12 +62,12 @@ impl ReplayVerifier {
         Ok(rest)
     }
 
-    pub(super) fn check_once(&mut self, place: &str, what: &str) -> Result<EventRemainder, NotResumable> {
+    pub(super) fn check_once(&mut self, place: &str, what: &str) -> Result<EventRemainder, TranscriptDefect> {
         let mark = self.buffer.mark(place, what)?;
         Ok(if mark == ReplayStatus::Known { EventRemainder::Known } else { EventRemainder::New })
     }
 
-    fn choice(&mut self, choice: &mut Value) -> Result<EventRemainder, NotResumable> {
+    fn choice(&mut self, choice: &mut Value) -> Result<EventRemainder, TranscriptDefect> {
         let at = choice["index"].as_u64().unwrap_or(0);
         let Value::Object(fields) = choice else { return Ok(EventRemainder::New) };
         let (finish, all) = (format!("{at}/finish"), format!("{at}/"));
@@ -84,7 +84,7 @@ impl ReplayVerifier {
             self.logprobs(&format!("{at}/logprobs"), logprobs, &mut sorted)?;
         }
         if was_over && sorted.new > 0 {
-            return Err(NotResumable::Diverged);
+            return Err(TranscriptDefect::Diverged);
         }
         if let Some(Value::String(reason)) = fields.get("finish_reason") {
             sorted.count_mark(self.buffer.mark(&finish, reason)?);
@@ -100,7 +100,7 @@ impl ReplayVerifier {
         at: u64,
         fields: &mut Map<String, Value>,
         counts: &mut NoveltyCounts,
-    ) -> Result<(), NotResumable> {
+    ) -> Result<(), TranscriptDefect> {
         for name in ["prompt_token_ids", "token_ids"] {
             let Some(Value::Array(ids)) = fields.get_mut(name) else { continue };
             if self.visible_ids == TokenIdVisibility::None {
@@ -116,7 +116,7 @@ impl ReplayVerifier {
     }
 
     /// Removes the known parts of all texts in a delta, or in a part of one.
-    fn value(&mut self, place: &str, value: &mut Value, counts: &mut NoveltyCounts) -> Result<(), NotResumable> {
+    fn value(&mut self, place: &str, value: &mut Value, counts: &mut NoveltyCounts) -> Result<(), TranscriptDefect> {
         match value {
             Value::String(text) => {
                 let new = self.buffer.text(place, text)?.to_owned();
@@ -161,7 +161,7 @@ impl ReplayVerifier {
         place: &str,
         lists: &mut Map<String, Value>,
         counts: &mut NoveltyCounts,
-    ) -> Result<(), NotResumable> {
+    ) -> Result<(), TranscriptDefect> {
         if let Some(Value::Array(tokens)) = lists.get("tokens") {
             let tokens: Vec<u64> = tokens.iter().map(hashed).collect();
             let known = self.buffer.list(place, &tokens)?;
@@ -179,7 +179,7 @@ impl ReplayVerifier {
     }
 
     /// Removes the known tokens from a list with log probabilities, and returns how many they were.
-    pub(super) fn tokens(&mut self, place: &str, items: &mut Vec<Value>) -> Result<usize, NotResumable> {
+    pub(super) fn tokens(&mut self, place: &str, items: &mut Vec<Value>) -> Result<usize, TranscriptDefect> {
         let tokens: Vec<u64> = items.iter().map(|item| hashed(&item["token"])).collect();
         let known = self.buffer.list(place, &tokens)?;
         items.drain(..known);

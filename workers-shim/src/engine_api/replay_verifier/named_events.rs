@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::{EventRemainder, ReplayPhase, ReplayVerifier};
-use crate::engine_api::token_transcript::NotResumable;
+use crate::engine_api::token_transcript::TranscriptDefect;
 
 /// Fields that contain ids of parts of an answer.
 const IDS: [&str; 4] = ["id", "item_id", "call_id", "response_id"];
@@ -26,7 +26,7 @@ fn number(event: &Map<String, Value>, name: &str) -> u64 {
 
 impl ReplayVerifier {
     /// Verifies an event of `/v1/messages`.
-    pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+    pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
         let (kind, at) = (kind_of(event), number(event, "index"));
         match kind.as_str() {
             "message_start" => self.check_once(&kind, ""),
@@ -40,7 +40,7 @@ impl ReplayVerifier {
             }
             "content_block_delta" => match event.get_mut("delta") {
                 Some(Value::Object(delta)) => self.block(at, delta),
-                _ => Err(NotResumable::Unreadable),
+                _ => Err(TranscriptDefect::Unreadable),
             },
             "content_block_stop" => {
                 self.buffer.check_fields_complete(&format!("{at}/"))?;
@@ -52,12 +52,12 @@ impl ReplayVerifier {
                 Ok(left)
             }
             "ping" => Ok(EventRemainder::New),
-            _ => Err(NotResumable::Unreadable),
+            _ => Err(TranscriptDefect::Unreadable),
         }
     }
 
     /// Removes the known parts of a content block's delta.
-    fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+    fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
         let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&format!("{at}/stop"));
         let mut left = EventRemainder::Known;
         for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
@@ -72,14 +72,14 @@ impl ReplayVerifier {
                     }
                     *said = new;
                 }
-                _ => return Err(NotResumable::Unreadable),
+                _ => return Err(TranscriptDefect::Unreadable),
             }
         }
-        if was_over && left == EventRemainder::New { Err(NotResumable::Diverged) } else { Ok(left) }
+        if was_over && left == EventRemainder::New { Err(TranscriptDefect::Diverged) } else { Ok(left) }
     }
 
     /// Verifies an event of `/v1/responses`.
-    pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+    pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
         if self.phase == ReplayPhase::First {
             self.next_number = number(event, "sequence_number") + 1;
         }
@@ -101,7 +101,7 @@ impl ReplayVerifier {
             _ if kind.ends_with(".delta") => {
                 let was_over = self.is_part_finished(item, part, &place);
                 match self.delta(&place, event) {
-                    Ok(EventRemainder::New) if was_over => Err(NotResumable::Diverged),
+                    Ok(EventRemainder::New) if was_over => Err(TranscriptDefect::Diverged),
                     left => left,
                 }
             }
@@ -130,7 +130,11 @@ impl ReplayVerifier {
             .any(|end| self.buffer.is_marked(end))
     }
 
-    fn item(&mut self, (at, kind): (u64, &str), event: &Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+    fn item(
+        &mut self,
+        (at, kind): (u64, &str),
+        event: &Map<String, Value>,
+    ) -> Result<EventRemainder, TranscriptDefect> {
         let item = event.get("item").unwrap_or(&Value::Null);
         if kind.ends_with(".done") {
             self.buffer.check_fields_complete(&format!("{at}/"))?;
@@ -144,7 +148,7 @@ impl ReplayVerifier {
         self.check_once(&format!("{at}/{kind}"), &format!("{}/{}", text(item, "type"), text(item, "name")))
     }
 
-    fn delta(&mut self, place: &str, event: &mut Map<String, Value>) -> Result<EventRemainder, NotResumable> {
+    fn delta(&mut self, place: &str, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
         let logprobs = match event.get_mut("logprobs") {
             Some(Value::Array(items)) => {
                 self.tokens(&format!("{place}/logprobs"), items)?;
@@ -152,7 +156,7 @@ impl ReplayVerifier {
             }
             _ => 0,
         };
-        let Some(Value::String(said)) = event.get_mut("delta") else { return Err(NotResumable::Unreadable) };
+        let Some(Value::String(said)) = event.get_mut("delta") else { return Err(TranscriptDefect::Unreadable) };
         let new = self.buffer.text(place, said)?.to_owned();
         let is_nothing = new.is_empty() && logprobs == 0;
         *said = new;
@@ -160,7 +164,7 @@ impl ReplayVerifier {
     }
 
     /// Maps the current engine's `id` to the id that the first engine's answer has at `place`.
-    fn map_id(&mut self, place: &str, id: &str) -> Result<(), NotResumable> {
+    fn map_id(&mut self, place: &str, id: &str) -> Result<(), TranscriptDefect> {
         if id.is_empty() {
             return Ok(());
         }
@@ -174,7 +178,7 @@ impl ReplayVerifier {
         let first = self.ids.entry(place.to_owned()).or_insert_with(|| id.to_owned());
         if first != id && !self.renamed_ids.contains_key(id) {
             if self.renamed_ids.len() == MAX_RENAMED {
-                return Err(NotResumable::Diverged);
+                return Err(TranscriptDefect::Diverged);
             }
             self.renamed_ids.insert(id.to_owned(), first.clone());
         }

@@ -348,7 +348,7 @@ fn sampled_answer_is_not_replayed_after_naming_a_tool() {
         let named = make("one", 3).into_iter().find(|event| event.contains("look")).unwrap();
         let mut scanner = replaying_scanner(api, TokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
         forward(&mut scanner, &[named]);
-        assert_eq!(scanner.resume_ids(), Err(NotResumable::Sampled), "{api:?}");
+        assert_eq!(scanner.resume_ids(), Err(TranscriptDefect::Sampled), "{api:?}");
     }
 }
 
@@ -387,7 +387,7 @@ fn sampled_answer_is_replayed_only_before_its_first_output() {
         forward(&mut scanner, &events[..words]);
         assert_eq!(scanner.resume_ids(), Ok(None), "{api:?}");
         assert_eq!(forward(&mut scanner, &events[words..]), events[words..].concat());
-        assert_eq!(scanner.resume_ids(), Err(NotResumable::Sampled), "{api:?}");
+        assert_eq!(scanner.resume_ids(), Err(TranscriptDefect::Sampled), "{api:?}");
     }
 }
 
@@ -410,7 +410,7 @@ fn answer_beyond_the_buffer_limit_is_not_replayed() {
     assert_eq!(forward(&mut scanner, std::slice::from_ref(&most)), most);
     assert_eq!(scanner.resume_ids(), Ok(None));
     assert_eq!(forward(&mut scanner, std::slice::from_ref(&one)), one);
-    assert_eq!(scanner.resume_ids(), Err(NotResumable::TooLong));
+    assert_eq!(scanner.resume_ids(), Err(TranscriptDefect::TooLong));
 }
 
 proptest! {

@@ -159,7 +159,10 @@ fn diverging_regeneration_is_not_resumed() {
     );
     scanner.switch_engine();
     out += &forward(&mut scanner, &[&event("a", &[1]), &event("x", &[9])]);
-    assert_eq!((text(&out).as_str(), scanner.transcript().unwrap().resume_ids()), ("ab", Err(NotResumable::Diverged)));
+    assert_eq!(
+        (text(&out).as_str(), scanner.transcript().unwrap().resume_ids()),
+        ("ab", Err(TranscriptDefect::Diverged))
+    );
     assert_eq!(scanner.closing_events(), None);
 }
 
@@ -181,9 +184,9 @@ fn parsed_output_and_missing_ids_are_not_resumable() {
         )
     };
     for (delta, ids, lost) in [
-        (r#"{"reasoning":"hm"}"#, "[1]", NotResumable::ParsedOutput),
-        (r#"{"tool_calls":[{"index":0}]}"#, "[1]", NotResumable::ParsedOutput),
-        (r#"{"content":"a"}"#, "null", NotResumable::NoIds),
+        (r#"{"reasoning":"hm"}"#, "[1]", TranscriptDefect::ParsedOutput),
+        (r#"{"tool_calls":[{"index":0}]}"#, "[1]", TranscriptDefect::ParsedOutput),
+        (r#"{"content":"a"}"#, "null", TranscriptDefect::NoIds),
     ] {
         let mut scanner = resumable_scanner(Api::Chat, TokenIdVisibility::None, TextDelivery::WithIds);
         forward(&mut scanner, &[&chat(delta, ids)]);

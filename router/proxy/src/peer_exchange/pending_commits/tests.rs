@@ -110,7 +110,7 @@ fn lookup_by_chain_finds_the_deepest_pending_head() {
 
 #[test]
 fn longest_idle_session_is_dropped_and_counted_at_the_limit() {
-    let (mut all, now) = (PendingCommits::new(PendingLimits { sessions: 3, blocks: 30 }), Instant::now());
+    let (mut all, now) = (PendingCommits::new(PendingCommitLimits { sessions: 3, blocks: 30 }), Instant::now());
     let sent = all.add(step(1, 0, 5), QuorumReachability::Quorum, now).send.unwrap();
     for session in 2..=4 {
         all.add(step(session, 0, 5), QuorumReachability::NoQuorum, now);

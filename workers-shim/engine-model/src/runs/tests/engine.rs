@@ -129,7 +129,7 @@ fn shared_cache_does_not_disturb_other_requests() {
     let mut runs = RunTree::default();
     let (a, b) = (chain(&mut runs, &[1_000]), chain(&mut runs, &[1_000]));
     let mut bench = RunEngineHarness::new(runs, TIMING, sizes(0, 0));
-    bench.shared = Some(SharedPool::new(Some(Tokens(1_500)), bench.runs.len()));
+    bench.shared = Some(IdealSharedCache::new(Some(Tokens(1_500)), bench.runs.len()));
     bench.submit(run_request(1, &a, 1_000, 1_000));
     bench.run_until(2.0);
     bench.submit(run_request(2, &b, 1_000, 1));

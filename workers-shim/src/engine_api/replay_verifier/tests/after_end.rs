@@ -59,7 +59,7 @@ fn sampled_answer_that_starts_on_the_second_engine_is_not_replayed() {
         }
         scanner.switch_engine();
         forward(&mut scanner, &all[..6]);
-        assert_eq!(scanner.resume_ids(), Err(NotResumable::Sampled), "{api:?}");
+        assert_eq!(scanner.resume_ids(), Err(TranscriptDefect::Sampled), "{api:?}");
         assert!(!scanner.has_diverged());
     }
 }
@@ -82,7 +82,7 @@ fn replay_buffer_is_bounded_and_the_rest_is_forwarded() {
         passed += event.iter().filter(|byte| **byte == b'Q').count();
     }
     assert_eq!(passed, 1 + 6 * long.len());
-    assert_eq!(verifier.check_replayable(), Err(NotResumable::TooLong));
+    assert_eq!(verifier.check_replayable(), Err(TranscriptDefect::TooLong));
     assert!(verifier.buffer.size() <= MAX_BUFFERED_BYTES + long.len() + 1024, "{}", verifier.buffer.size());
     assert_eq!(verifier.finish_stream(), Ok(()));
 }

@@ -11,19 +11,19 @@ pub struct EngineEnvironment<'a> {
     pub runs: &'a RunTree,
     /// One cache for all engines. With it, engines have no memory of their own, and prefills and answers do not slow
     /// each other down.
-    pub shared: Option<&'a mut SharedPool>,
+    pub shared: Option<&'a mut IdealSharedCache>,
 }
 
 /// One cache for all workers.
 #[derive(Clone, Debug)]
-pub struct SharedPool {
+pub struct IdealSharedCache {
     /// None is unlimited.
     capacity: Option<Tokens>,
     used: Tokens,
     cached: LruList,
 }
 
-impl SharedPool {
+impl IdealSharedCache {
     /// Creates an empty cache, for runs with ids below `runs`.
     pub fn new(capacity: Option<Tokens>, runs: usize) -> Self {
         Self { capacity, used: Tokens::ZERO, cached: LruList::new(runs) }
