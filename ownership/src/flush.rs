@@ -14,9 +14,9 @@ use raft_log::chunked_wal::Config;
 use raft_log::{Callback, ChunkId, RaftLog, Segment};
 use tokio::sync::oneshot;
 
+use crate::drop_thread::DropThread;
 use crate::log_marks::{DurableEnd, LogMarksFile};
 use crate::raft::TokioTypeConfig;
-use crate::reaper::Reaper;
 use crate::shortage::ResourceShortages;
 use crate::wal::WalTypes;
 
@@ -46,14 +46,14 @@ pub(crate) struct FlushQueue {
     is_flushing: bool,
     poison: Option<String>,
     pub(crate) shortages: Arc<ResourceShortages>,
-    reaper: Reaper,
+    drop_thread: DropThread,
     /// Reserved file descriptor, released before the log's writer thread opens a file after the next flush, where an
     /// error is final.
     pub(crate) reserve: Option<File>,
 }
 
 impl FlushQueue {
-    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<LogMarksFile>, reaper: Reaper) -> Self {
+    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<LogMarksFile>, drop_thread: DropThread) -> Self {
         let end = marks.current().durable.unwrap_or_default().end;
         let shortages = Arc::default();
         Self {
@@ -64,7 +64,7 @@ impl FlushQueue {
             is_flushing: false,
             poison: None,
             shortages,
-            reaper,
+            drop_thread,
             reserve: None,
         }
     }
@@ -121,7 +121,7 @@ impl FlushQueue {
             marks: self.marks.clone(),
             durable: DurableEnd { end: self.end, last },
             waiters: std::mem::take(&mut self.waiting),
-            reaper: self.reaper.clone(),
+            drop_thread: self.drop_thread.clone(),
             _reserve: self.reserve.take(),
         };
         // If it cannot be sent, it is dropped there, which fails its waiters.
@@ -162,7 +162,7 @@ pub(crate) struct FlushCallback {
     marks: Arc<LogMarksFile>,
     durable: DurableEnd,
     waiters: Vec<FlushWaiter>,
-    reaper: Reaper,
+    drop_thread: DropThread,
     /// Closed last, because the writer opens a file next.
     _reserve: Option<File>,
 }
@@ -188,7 +188,7 @@ impl FlushCallback {
     /// Drops a log from its writer thread. Closing it joins that thread, so another thread must do that.
     fn release(&self, store: Arc<Mutex<FlushQueue>>) {
         if let Some(last) = Arc::into_inner(store) {
-            self.reaper.run(move || drop(last));
+            self.drop_thread.run(move || drop(last));
         }
     }
 }
@@ -222,7 +222,7 @@ impl Drop for FlushCallback {
         let gone = || io::Error::other("the log's writer stopped after an error");
         self.notify_waiters(&Err(gone()));
         // Runs on another thread, because the dropping thread may hold the lock.
-        self.reaper.run(move || {
+        self.drop_thread.run(move || {
             if let Ok(mut flushing) = lock(&store) {
                 flushing.poison_with(&gone());
             }
@@ -248,7 +248,7 @@ mod tests {
         let marks =
             Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents().unwrap()).unwrap());
         let wal = wal::open(&node.path("log"), &marks, MaxChunkSize::default()).unwrap();
-        let store = Arc::new(Mutex::new(FlushQueue::new(wal, marks.clone(), Reaper::begin().unwrap())));
+        let store = Arc::new(Mutex::new(FlushQueue::new(wal, marks.clone(), DropThread::begin().unwrap())));
         (folder, store, marks)
     }
 
@@ -264,7 +264,7 @@ mod tests {
             marks: marks.clone(),
             durable,
             waiters,
-            reaper: Reaper::begin().unwrap(),
+            drop_thread: DropThread::begin().unwrap(),
             _reserve: None,
         };
         lock(&store).unwrap().poison_with(&io::Error::other("its folder is gone"));
@@ -311,7 +311,7 @@ mod tests {
             marks: marks.clone(),
             durable,
             waiters,
-            reaper: Reaper::begin().unwrap(),
+            drop_thread: DropThread::begin().unwrap(),
             _reserve: None,
         };
         flushed.send(Err(io::Error::from_raw_os_error(5)));

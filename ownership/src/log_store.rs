@@ -14,12 +14,12 @@ use raft_log::RaftLog;
 use raft_log::api::raft_log_writer::RaftLogWriter;
 use tokio::sync::oneshot;
 
+use crate::drop_thread::DropThread;
 use crate::error::OwnershipError;
 use crate::flush::{self, FlushQueue, FlushWaiter};
 use crate::log_marks::LogMarksFile;
 use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
-use crate::reaper::Reaper;
 use crate::shortage::ResourceShortages;
 use crate::wal::{self, MaxChunkSize, WalTypes, WalValue};
 
@@ -29,7 +29,7 @@ pub(crate) struct LogStore {
     shared: Arc<Mutex<FlushQueue>>,
     marks: Arc<LogMarksFile>,
     shortages: Arc<ResourceShortages>,
-    reaper: Reaper,
+    drop_thread: DropThread,
 }
 
 impl fmt::Debug for LogStore {
@@ -48,10 +48,10 @@ impl LogStore {
     pub(crate) fn open_in(node: &NodeFolder, chunk: MaxChunkSize) -> Result<Self, OwnershipError> {
         let marks = Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents()?)?);
         let wal = wal::open(&node.path("log"), &marks, chunk)?;
-        let reaper = Reaper::begin().map_err(OwnershipError::io(node.path("log")))?;
-        let flushing = FlushQueue::new(wal, marks.clone(), reaper.clone());
+        let drop_thread = DropThread::begin().map_err(OwnershipError::io(node.path("log")))?;
+        let flushing = FlushQueue::new(wal, marks.clone(), drop_thread.clone());
         let shortages = flushing.shortages.clone();
-        Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages, reaper })
+        Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages, drop_thread })
     }
 
     /// Returns the indexes of the last purged and of the last entry.
@@ -76,8 +76,8 @@ impl LogStore {
     }
 
     /// Returns the thread that closes the log and frees other slow objects.
-    pub(crate) fn reaper(&self) -> Reaper {
-        self.reaper.clone()
+    pub(crate) fn drop_thread(&self) -> DropThread {
+        self.drop_thread.clone()
     }
 
     /// Returns the term of the last vote; 0 before the first.

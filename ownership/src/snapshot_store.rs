@@ -28,10 +28,10 @@ impl SnapshotStore for SnapshotFile {
         self.shortages.run_blocking("a snapshot", work).await
     }
 
-    /// Frees a view on the reaper thread, once its last reader has released it.
+    /// Frees a view on the drop thread, once its last reader has released it.
     fn discard(&self, old: Arc<LedgerView>) {
-        if let Some(reaper) = &self.reaper {
-            reaper.free(old);
+        if let Some(drop_thread) = &self.drop_thread {
+            drop_thread.free(old);
         }
     }
 

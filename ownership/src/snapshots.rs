@@ -18,12 +18,12 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chunks::damage_error;
+use crate::drop_thread::DropThread;
 use crate::error::OwnershipError;
 use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
 use crate::log_store::LogStore;
 use crate::node_folder::{ClusterId, write_durably_with};
 use crate::raft::{LogId, SnapshotMeta};
-use crate::reaper::Reaper;
 use crate::shortage::ResourceShortages;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP2";
@@ -64,19 +64,19 @@ pub(crate) struct SnapshotFile {
     newest: Arc<Mutex<Option<LogId>>>,
     pub(crate) shortages: Arc<ResourceShortages>,
     /// Set only on a running node.
-    pub(crate) reaper: Option<Reaper>,
+    pub(crate) drop_thread: Option<DropThread>,
 }
 
 impl SnapshotFile {
     pub(crate) fn at(path: PathBuf, cluster: ClusterId) -> Self {
         // Removes a half-written file of a killed process, if there is one.
         drop(std::fs::remove_file(path.with_extension("new")));
-        Self { path, cluster, newest: Arc::default(), shortages: Arc::default(), reaper: None }
+        Self { path, cluster, newest: Arc::default(), shortages: Arc::default(), drop_thread: None }
     }
 
-    /// Shares the log's record of resource shortages and its reaper thread.
+    /// Shares the log's record of resource shortages and its drop thread.
     pub(crate) fn with_shortages(self, log: &LogStore) -> Self {
-        Self { shortages: log.shortages(), reaper: Some(log.reaper()), ..self }
+        Self { shortages: log.shortages(), drop_thread: Some(log.drop_thread()), ..self }
     }
 
     /// Replaces the snapshot, unless a newer one is there: the log may be purged up to that. Durable when this returns.

@@ -57,7 +57,7 @@ impl CostModel<'_> {
     /// Returns the microseconds that victims are expected to spend on restoring these tokens. KV is evicted from its
     /// end; victims beyond those examined count as the average of these.
     fn victims_recompute_time(&self, at: &WorkerCandidate<'_>, tokens: Tokens) -> f64 {
-        let beyond = |all: &EvictionVictimTotals| all.again * tokens.0 as f64 / all.tokens.0 as f64;
+        let beyond = |all: &ExaminedVictimTotals| all.again * tokens.0 as f64 / all.tokens.0 as f64;
         if let Some(all) = at.victim_totals.get().filter(|all| all.tokens < tokens) {
             return beyond(all);
         }
@@ -71,13 +71,13 @@ impl CostModel<'_> {
         }
         match tokens - left {
             Tokens::ZERO => 0.0,
-            seen => beyond(at.victim_totals.get_or_init(|| EvictionVictimTotals { tokens: seen, again })),
+            seen => beyond(at.victim_totals.get_or_init(|| ExaminedVictimTotals { tokens: seen, again })),
         }
     }
 }
 
 /// Sums over all examined victims of a rank, cached once a request went beyond them.
-pub(crate) struct EvictionVictimTotals {
+pub(crate) struct ExaminedVictimTotals {
     tokens: Tokens,
     /// Microseconds that the victims are expected to spend on restoring these tokens.
     again: f64,

@@ -7,7 +7,7 @@ use vocabulary::{Micros, Owner, Tokens, WorkerHealth, WorkerRole, WorkerView};
 use crate::cost::TargetBaseCost;
 use crate::eviction_cost::EvictionCost;
 use crate::kv_occupancy::{RankHeadroom, SessionLookup};
-use crate::pressure::EvictionVictimTotals;
+use crate::pressure::ExaminedVictimTotals;
 use crate::{
     CandidateRefusal, ComputeRate, ParallelShape, PlanningInputs, Policy, RequestProfile, cached_prefix::CachedPrefix,
     micros::micros, rendezvous,
@@ -27,7 +27,7 @@ pub(crate) struct WorkerCandidate<'a> {
     pub(crate) shape: Option<ParallelShape>,
     pub(crate) headroom: RankHeadroom<'a>,
     /// Cost of evicting all examined victims, computed on first use.
-    pub(crate) victim_totals: OnceCell<EvictionVictimTotals>,
+    pub(crate) victim_totals: OnceCell<ExaminedVictimTotals>,
     /// Part of the cost that all candidates at this target share, computed on first use.
     pub(crate) base_cost: OnceCell<TargetBaseCost>,
     /// Rendezvous weight of the worker for the session.

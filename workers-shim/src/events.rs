@@ -13,7 +13,7 @@ pub use discovery::EventSource;
 pub(crate) use discovery::host_of;
 pub use follower::SourceRulesResolver;
 pub(crate) use follower::{FollowerEnvironment, follow};
-pub use shared_index::{ChainBasis, ServedPrompts, SharedIndex};
+pub use shared_index::{HashInputKind, SharedIndex, StepPromptChains};
 pub(crate) use snapshots::SnapshotExporters;
 pub use snapshots::{EncodedSnapshot, SnapshotProvider, SnapshotRequest};
 pub use sources::{EventSourceCount, InexactReason};

@@ -23,7 +23,7 @@ pub(crate) mod worker_handle;
 mod worker_registry;
 
 pub use crate::events::SourceRulesResolver;
-pub use config::{EventSourceSetting, KvExchangeMode, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile};
+pub use config::{EventSourceSetting, KvExchangeSetting, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile};
 pub use error::FleetError;
 pub use estimate::{Confidence, SpeedConfidence};
 pub use in_flight::InFlightRequest;
@@ -46,14 +46,14 @@ use vocabulary::{Bytes, DpRank, Incarnation, KvIndexState, Micros, Tokens, Worke
 
 use crate::engine_api::KvTransfer;
 use crate::events::{
-    EventCounts, EventSourceCount, FollowerEnvironment, InexactReason, ServedPrompts, SharedIndex, SnapshotProvider,
+    EventCounts, EventSourceCount, FollowerEnvironment, InexactReason, SharedIndex, SnapshotProvider, StepPromptChains,
     follow,
 };
 use crate::scrape::EngineKind;
 use peer_in_flight::PeerInFlightTables;
 use probe::Prober;
 use worker_handle::WorkerHandle;
-use worker_registry::{JoinedWorker, WorkerRegistry};
+use worker_registry::{WorkerRegistry, WorkerSuccession};
 
 /// Number of probe intervals between attempts to discover event sources of a worker that had none.
 const DISCOVERY_EVERY: u32 = 60;
@@ -175,7 +175,11 @@ impl Fleet {
         self.registry.load().leaving.iter().map(|member| member.id).collect()
     }
 
-    fn spawn_worker_tasks(&self, JoinedWorker { member, predecessor: before }: JoinedWorker, tasks: &mut JoinSet<()>) {
+    fn spawn_worker_tasks(
+        &self,
+        WorkerSuccession { member, predecessor: before }: WorkerSuccession,
+        tasks: &mut JoinSet<()>,
+    ) {
         let ProberEnvironment { client, pace, liveness: alive, follower_environment: following, keep } =
             &self.prober_environment;
         let (client, pace, alive) = (client.clone(), *pace, alive.clone());
@@ -283,7 +287,7 @@ impl Fleet {
     }
 
     /// Records that a step was served at this rank, for what the worker's events do not report.
-    pub fn note_routed(&self, worker: WorkerId, rank: DpRank, step: ServedPrompts<'_>) {
+    pub fn note_routed(&self, worker: WorkerId, rank: DpRank, step: StepPromptChains<'_>) {
         let room =
             self.member(worker).map(|member| member.probed_state().capacity().kv).filter(|room| *room > Tokens::ZERO);
         if self.index.note_routed((worker, rank), step, room) == KvIndexState::Approximate {

@@ -28,13 +28,13 @@ pub struct Violation {
 pub struct InvariantFailure(pub String);
 
 /// Result of a check.
-pub type InvariantResult = Result<(), InvariantFailure>;
+pub type InvariantCheckResult = Result<(), InvariantFailure>;
 
 /// Check of one state.
-pub type StateCheck = fn(&Ledger) -> InvariantResult;
+pub type StateCheck = fn(&Ledger) -> InvariantCheckResult;
 
 /// Check of a transition from the first state to the second.
-pub type StepCheck = fn(&Ledger, &Ledger) -> InvariantResult;
+pub type StepCheck = fn(&Ledger, &Ledger) -> InvariantCheckResult;
 
 /// Invariants of every state.
 pub const STATE: &[(&str, StateCheck)] = &[

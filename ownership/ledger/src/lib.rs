@@ -45,11 +45,11 @@ pub use control::{
 };
 pub use ledger::{Ledger, RestorePoint, TenantUsage};
 pub use limits::LedgerLimits;
-pub use locate::{LocateQuery, LocateResult, OwnershipStatus, PromptLineage, ResolvedSession, SealedPrefix};
+pub use locate::{LocateQuery, LocateResult, OwnershipStatus, ResolvedSession, SealedPrefixMatch, SessionMatch};
 pub use node::{FOUNDER, MembershipStatus, Node};
 pub use outcome::{HeadMovement, Outcome, Refusal, SealResult};
 pub use point::{ChainSegment, MAX_POINTS, PrefixPoint, WAYPOINT};
-pub use record::{Head, Intent, Lease, Session, Worker, WorkerKind, WorkerSpec};
+pub use record::{Intent, Lease, Session, SessionHead, Worker, WorkerKind, WorkerSpec};
 pub use ref_set::{RefSet, RefSetMember};
 pub use step::{OwnershipTransition, StepCommit, StepOutcome};
 

@@ -7,7 +7,7 @@ use crate::artifact::{Artifact, Scope};
 use crate::artifact_table::BoundaryRef;
 use crate::ledger::Ledger;
 use crate::point::WAYPOINT;
-use crate::record::{Head, Session, WorkerKind};
+use crate::record::{Session, SessionHead, WorkerKind};
 
 /// Prompt to look up.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub struct LocateQuery<'a> {
 
 /// How a prompt relates to known sessions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PromptLineage {
+pub enum SessionMatch {
     /// The prompt extends a head of this session.
     ExtendsHead {
         /// Session.
@@ -79,7 +79,7 @@ impl OwnershipStatus {
 
 /// Deepest sealed prefix of a prompt.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SealedPrefix {
+pub struct SealedPrefixMatch {
     /// Artifact that keeps the prefix.
     pub artifact: ArtifactId,
     /// Prefix.
@@ -98,12 +98,12 @@ pub struct SealedPrefix {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LocateResult {
     /// How the prompt relates to known sessions.
-    pub lineage: PromptLineage,
+    pub lineage: SessionMatch,
     /// Deepest sealed prefix of the prompt.
-    pub sealed: Option<SealedPrefix>,
+    pub sealed: Option<SealedPrefixMatch>,
 }
 
-impl SealedPrefix {
+impl SealedPrefixMatch {
     /// Returns all holders of the prefix except the session's `owner`.
     ///
     /// The prefix's owner is one holder among others: whoever serves an unowned session may claim it, even if another
@@ -132,14 +132,14 @@ impl LocateResult {
     /// to use for a new session.
     pub fn resolve_session(&self, named: Option<SessionId>, fresh: SessionId) -> ResolvedSession {
         let (session, parent, head) = match (self.lineage, named) {
-            (PromptLineage::ExtendsHead { session, head }, _) => (session, None, Some((head, head.blocks))),
-            (PromptLineage::ForksFrom { session, head, fork_point: at }, Some(_)) => {
+            (SessionMatch::ExtendsHead { session, head }, _) => (session, None, Some((head, head.blocks))),
+            (SessionMatch::ForksFrom { session, head, fork_point: at }, Some(_)) => {
                 (session, None, Some((head, at.blocks)))
             }
-            (PromptLineage::ForksFrom { session, head, fork_point: at }, None) => {
+            (SessionMatch::ForksFrom { session, head, fork_point: at }, None) => {
                 (fresh, Some(session), Some((head, at.blocks)))
             }
-            (PromptLineage::SharesPrefix { .. } | PromptLineage::New, named) => (named.unwrap_or(fresh), None, None),
+            (SessionMatch::SharesPrefix { .. } | SessionMatch::New, named) => (named.unwrap_or(fresh), None, None),
         };
         ResolvedSession { session, parent, head, replaced_head: named.and_then(|_| self.replaced_head()) }
     }
@@ -152,8 +152,8 @@ impl LocateResult {
     /// Returns the known session that the prompt extends or forks from.
     pub fn session(&self) -> Option<SessionId> {
         match self.lineage {
-            PromptLineage::ExtendsHead { session, .. } | PromptLineage::ForksFrom { session, .. } => Some(session),
-            PromptLineage::SharesPrefix { .. } | PromptLineage::New => None,
+            SessionMatch::ExtendsHead { session, .. } | SessionMatch::ForksFrom { session, .. } => Some(session),
+            SessionMatch::SharesPrefix { .. } | SessionMatch::New => None,
         }
     }
 
@@ -161,7 +161,7 @@ impl LocateResult {
     /// head's history. With less in common the prompt is another branch of the conversation and adds a head.
     pub fn replaced_head(&self) -> Option<PrefixId> {
         match self.lineage {
-            PromptLineage::ForksFrom { head, fork_point: at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
+            SessionMatch::ForksFrom { head, fork_point: at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
             _ => None,
         }
     }
@@ -179,7 +179,7 @@ impl Ledger {
             (None, Some((at, artifact))) => self.lineage_by_chain(query, *at, artifact),
             (None, None) => None,
         };
-        let shared = || deepest.as_ref().map_or(PromptLineage::New, |(at, _)| PromptLineage::SharesPrefix { at: *at });
+        let shared = || deepest.as_ref().map_or(SessionMatch::New, |(at, _)| SessionMatch::SharesPrefix { at: *at });
         LocateResult {
             lineage: lineage.unwrap_or_else(shared),
             sealed: deepest.as_ref().map(|(at, artifact)| self.sealed_prefix(*at, artifact)),
@@ -209,7 +209,7 @@ impl Ledger {
     /// The head's artifact must keep the last waypoint before the head. Then any deeper boundary on the chain would be
     /// in that artifact or attach to it.
     fn deepest_of_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<(PrefixPoint, Artifact)> {
-        let on_chain = |head: &&Head| head.scope == query.scope && head.point.is_on_chain(query.chain);
+        let on_chain = |head: &&SessionHead| head.scope == query.scope && head.point.is_on_chain(query.chain);
         let head = session.heads.iter().filter(on_chain).max_by_key(|head| head.point.blocks)?;
         let artifact = self.artifact(head.artifact)?;
         let keeps_waypoint = head.point.blocks.0 / WAYPOINT > artifact.from().0 / WAYPOINT;
@@ -262,9 +262,9 @@ impl Ledger {
         artifact.replicas.iter().filter(live).map(|copy| copy.holder)
     }
 
-    fn sealed_prefix(&self, at: PrefixPoint, artifact: &Artifact) -> SealedPrefix {
+    fn sealed_prefix(&self, at: PrefixPoint, artifact: &Artifact) -> SealedPrefixMatch {
         let before = Blocks(at.blocks.0.saturating_sub(1));
-        SealedPrefix {
+        SealedPrefixMatch {
             artifact: artifact.id,
             point: at,
             status: self.ownership_status(artifact),
@@ -275,22 +275,22 @@ impl Ledger {
     }
 
     /// Returns how the prompt relates to a given session; `None` if the session has no head in this scope.
-    fn lineage_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<PromptLineage> {
+    fn lineage_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<SessionMatch> {
         let heads = || session.heads.iter().filter(|head| head.scope == query.scope);
         let on_chain = heads().filter(|head| head.point.is_on_chain(query.chain)).max_by_key(|head| head.point.blocks);
         if let Some(head) = on_chain {
-            return Some(PromptLineage::ExtendsHead { session: session.id, head: head.point });
+            return Some(SessionMatch::ExtendsHead { session: session.id, head: head.point });
         }
         let shared = heads().map(|head| (self.last_shared_point(head, query.chain), head));
         let (at, head) = shared.max_by_key(|(at, head)| (at.blocks, head.touched))?;
-        Some(PromptLineage::ForksFrom { session: session.id, head: head.point, fork_point: at })
+        Some(SessionMatch::ForksFrom { session: session.id, head: head.point, fork_point: at })
     }
 
     /// Returns how a prompt without a named session relates to known ones; `None` if it shares only a prefix of
     /// sessions that were not forked from one another.
-    fn lineage_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<PromptLineage> {
+    fn lineage_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<SessionMatch> {
         if let Some(session) = self.session_with_head(artifact, at.id) {
-            return Some(PromptLineage::ExtendsHead { session: session.id, head: at });
+            return Some(SessionMatch::ExtendsHead { session: session.id, head: at });
         }
         if at.blocks <= query.shared_prefix {
             return None;
@@ -300,7 +300,7 @@ impl Ledger {
     }
 
     /// Returns the deepest boundary that a head's path and the chain share; the root if there is none.
-    fn last_shared_point(&self, head: &Head, chain: &PrefixChain) -> PrefixPoint {
+    fn last_shared_point(&self, head: &SessionHead, chain: &PrefixChain) -> PrefixPoint {
         let root = PrefixPoint { blocks: Blocks::ZERO, id: chain.root };
         let (mut id, mut upto) = (head.artifact, head.point.blocks);
         while let Some(artifact) = self.artifact(id) {

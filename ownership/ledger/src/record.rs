@@ -89,7 +89,7 @@ impl Worker {
 
 /// Head of a session: a prefix that its next step may extend.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Head {
+pub struct SessionHead {
     /// Prefix.
     pub point: PrefixPoint,
     /// Artifact that contains the prefix.
@@ -112,7 +112,7 @@ pub struct Session {
     /// Session that it was forked from.
     pub parent: Option<SessionId>,
     /// Heads; the one that moved last is at the end.
-    pub heads: Vec<Head>,
+    pub heads: Vec<SessionHead>,
     /// Owner of its decoding; `None` if nobody claimed it yet or the owner released it.
     pub owner: Option<Owner>,
     /// When the owner was granted, or the session was opened.
@@ -125,7 +125,7 @@ pub struct Session {
 
 impl Session {
     /// Returns the head that moved last.
-    pub fn head(&self) -> Option<Head> {
+    pub fn head(&self) -> Option<SessionHead> {
         self.heads.last().copied()
     }
 

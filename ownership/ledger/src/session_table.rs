@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::artifact::Scope;
 use crate::packed_codec::{PackedReader, PackedWriter};
 use crate::radix::RadixMap;
-use crate::record::{Head, Session};
+use crate::record::{Session, SessionHead};
 
 const PARENT: u8 = 1;
 const OWNER: u8 = 2;
@@ -53,7 +53,7 @@ impl PackedSession {
         let opened = LedgerTime(touched.wrapping_sub(from.number()));
         let owner = (flags & OWNER != 0).then(|| from.owner());
         let parent = (flags & PARENT != 0).then(|| SessionId(from.id()));
-        let heads = (0..from.number()).map(|_| Head {
+        let heads = (0..from.number()).map(|_| SessionHead {
             point: from.point(),
             artifact: ArtifactId(from.id()),
             scope: Scope::from_hash(u64::from_le_bytes(from.array())),

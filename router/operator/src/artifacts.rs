@@ -13,7 +13,7 @@ use super::extractors::{PathId, QueryParams};
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
+    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantSchema,
     WorkerIdSchema, ledger_span,
 };
 use vocabulary::DurationText;
@@ -78,7 +78,7 @@ pub(super) struct ArtifactResource {
     origin: ArtifactProvenance,
     state: OwnershipState,
     /// Who has it; where the owner is gone, the replica or the store that has it.
-    owner: Option<OwnerStatus>,
+    owner: Option<OwnerResource>,
     /// Epoch of the grant to the owner.
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
@@ -107,7 +107,7 @@ pub(super) struct ReplicaResource {
     #[schema(value_type = ArtifactIdSchema)]
     artifact: ArtifactId,
     /// Who has it.
-    worker: OwnerStatus,
+    worker: OwnerResource,
     /// Blocks of the prefix that it covers.
     #[schema(value_type = u64)]
     prefix_blocks: Blocks,
@@ -122,7 +122,7 @@ impl ReplicaResource {
     pub(super) fn new(view: &LedgerView, artifact: &Artifact, replica: &Replica) -> Self {
         Self {
             artifact: artifact.id,
-            worker: OwnerStatus::new(view, replica.holder),
+            worker: OwnerResource::new(view, replica.holder),
             prefix_blocks: replica.upto.blocks,
             prefix: replica.upto.id,
             expires_in: ledger_span(view.now(), replica.expires),
@@ -146,7 +146,7 @@ impl ArtifactResource {
             id: artifact.id,
             origin,
             state: status.into(),
-            owner: status.owner().map(|owner| OwnerStatus::new(view, owner)),
+            owner: status.owner().map(|owner| OwnerResource::new(view, owner)),
             epoch: artifact.epoch,
             replicas: artifact.replicas.iter().map(|replica| ReplicaResource::new(view, artifact, replica)).collect(),
             sessions: artifact.sessions.len(),

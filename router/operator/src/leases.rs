@@ -15,7 +15,7 @@ use super::extractors::{PathId, QueryParams};
 use super::paging::{PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    EpochSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, WorkerIdSchema, WorkerRoleSchema, ledger_span,
+    EpochSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, WorkerIdSchema, WorkerRoleSchema, ledger_span,
 };
 use vocabulary::DurationText;
 
@@ -172,7 +172,7 @@ struct IntentResource {
     #[schema(value_type = PrefixIdSchema)]
     base_prefix: PrefixId,
     /// Where it was sent.
-    target: OwnerStatus,
+    target: OwnerResource,
     /// The node of the router that sent it.
     #[schema(value_type = u64)]
     router_node: NodeId,
@@ -185,7 +185,7 @@ impl IntentResource {
         Self {
             session,
             base_prefix: intent.base,
-            target: OwnerStatus::new(view, intent.worker),
+            target: OwnerResource::new(view, intent.worker),
             router_node: intent.router,
             expires_in: ledger_span(view.now(), intent.expires),
         }

@@ -13,7 +13,7 @@ use super::extractors::{PathId, QueryParams};
 use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema,
+    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantSchema,
     WorkerIdSchema,
 };
 
@@ -37,12 +37,12 @@ pub(super) struct OwnedPrefix {
     model: ModelId,
     state: OwnershipState,
     /// Who has it; where the owner is gone, the replica or the store that has it.
-    owner: Option<OwnerStatus>,
+    owner: Option<OwnerResource>,
     /// Epoch of the grant to the owner.
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
     /// Replicas that cover the prefix.
-    replicas: Vec<OwnerStatus>,
+    replicas: Vec<OwnerResource>,
     /// Sessions with a head in the artifact.
     #[schema(value_type = Vec<SessionIdSchema>)]
     sessions: Vec<SessionId>,
@@ -63,9 +63,9 @@ impl OwnedPrefix {
             tenant: artifact.origin.tenant.clone(),
             model: artifact.origin.model.clone(),
             state: status.into(),
-            owner: status.owner().map(|owner| OwnerStatus::new(view, owner)),
+            owner: status.owner().map(|owner| OwnerResource::new(view, owner)),
             epoch: artifact.epoch,
-            replicas: reaching.map(|replica| OwnerStatus::new(view, replica.holder)).collect(),
+            replicas: reaching.map(|replica| OwnerResource::new(view, replica.holder)).collect(),
             sessions: artifact.sessions.iter().take(usize::from(MAX_LIMIT)).collect(),
             bytes: artifact.bytes(),
         }
@@ -149,7 +149,7 @@ pub(super) struct ReplicaFilter {
 
 /// Read-only replicas, by artifact.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ReplicaPage {
+pub(super) struct ArtifactReplicaPage {
     replicas: Vec<ReplicaResource>,
     #[serde(flatten)]
     listed: PageCursor,
@@ -159,12 +159,12 @@ pub(super) struct ReplicaPage {
 #[utoipa::path(get, path = "/ownerserve/v1/replicas", tag = "artifacts", params(ReplicaFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of replicas, and where the next one begins.",
-        body = LedgerResponse<ReplicaPage>)))]
+        body = LedgerResponse<ArtifactReplicaPage>)))]
 pub(super) async fn replicas(
     ReadView(view): ReadView,
     QueryParams(filter): QueryParams<ReplicaFilter>,
     QueryParams(page): QueryParams<PageQuery>,
-) -> Result<LedgerResponse<ReplicaPage>, Problem> {
+) -> Result<LedgerResponse<ArtifactReplicaPage>, Problem> {
     let page = page.page("replicas", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
@@ -179,7 +179,7 @@ pub(super) async fn replicas(
         }
     };
     let (replicas, listed) = run_blocking(list).await?;
-    Ok(LedgerResponse::new(&view, ReplicaPage { replicas, listed }))
+    Ok(LedgerResponse::new(&view, ArtifactReplicaPage { replicas, listed }))
 }
 
 /// A group of artifacts: a repository, a document.

@@ -174,7 +174,7 @@ pub(super) enum KvIndexStateSchema {
 
 /// An owner, and whether its lease is held.
 #[derive(Clone, Serialize, ToSchema)]
-pub(super) struct OwnerStatus {
+pub(super) struct OwnerResource {
     /// The worker.
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
@@ -190,7 +190,7 @@ pub(super) struct OwnerStatus {
     live: bool,
 }
 
-impl OwnerStatus {
+impl OwnerResource {
     pub(super) fn new(view: &LedgerView, owner: Owner) -> Self {
         let Owner { worker, incarnation, rank } = owner;
         let endpoint = view.worker(worker).map(|record| record.spec.endpoint.clone());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ownership::LedgerView;
-use ownership::ledger::{Head, Session};
+use ownership::ledger::{Session, SessionHead};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Epoch, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
@@ -16,7 +16,7 @@ use super::extractors::{PathId, QueryParams};
 use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    ArtifactIdSchema, EpochSchema, OwnerStatus, PrefixIdSchema, SessionIdSchema, TenantSchema, WorkerIdSchema,
+    ArtifactIdSchema, EpochSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantSchema, WorkerIdSchema,
     ledger_span,
 };
 use vocabulary::DurationText;
@@ -36,7 +36,7 @@ pub(super) struct SessionResource {
     #[schema(value_type = Option<SessionIdSchema>)]
     parent: Option<SessionId>,
     /// The worker that decodes it.
-    owner: Option<OwnerStatus>,
+    owner: Option<OwnerResource>,
     /// Epoch of the grant to the owner, or of the session's start.
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
@@ -66,7 +66,7 @@ struct HeadResource {
 
 impl SessionResource {
     pub(super) fn new(view: &LedgerView, session: &Session) -> Self {
-        let head = |head: &Head| HeadResource {
+        let head = |head: &SessionHead| HeadResource {
             prefix: head.point.id,
             blocks: head.point.blocks,
             tokens: view.artifact(head.artifact).map(|it| head.point.blocks.tokens(it.origin.shape.block)),
@@ -77,7 +77,7 @@ impl SessionResource {
             tenant: session.tenant.clone(),
             model: session.model.clone(),
             parent: session.parent,
-            owner: session.owner.map(|owner| OwnerStatus::new(view, owner)),
+            owner: session.owner.map(|owner| OwnerResource::new(view, owner)),
             epoch: session.epoch,
             heads: session.heads.iter().map(head).collect(),
             in_flight_steps: view.intents(session.id).count(),
@@ -202,7 +202,7 @@ struct ForkBranch {
     /// Number of forks between it and the root.
     depth: usize,
     /// The worker that decodes it.
-    owner: Option<OwnerStatus>,
+    owner: Option<OwnerResource>,
     /// Blocks of its deepest head.
     #[schema(value_type = u64)]
     blocks: Blocks,
@@ -263,7 +263,7 @@ fn fork_tree(view: &LedgerView, id: SessionId) -> ForkTree {
             id,
             parent: session.parent,
             depth,
-            owner: session.owner.map(|owner| OwnerStatus::new(view, owner)),
+            owner: session.owner.map(|owner| OwnerResource::new(view, owner)),
             blocks: session.heads.iter().map(|head| head.point.blocks).max().unwrap_or_default(),
             heads: session.heads.len(),
         });

@@ -31,7 +31,7 @@ use vocabulary::DurationText;
 #[schema(as = Worker)]
 struct WorkerResource {
     #[serde(flatten)]
-    seen: WorkerStatus,
+    seen: WorkerSummary,
     /// Load, capacity and speed.
     #[serde(flatten)]
     able: WorkerPerformance,
@@ -92,7 +92,7 @@ impl From<EventSourceCount> for EventSourceCounts {
 
 /// Identity and health of a worker.
 #[derive(Serialize, ToSchema)]
-struct WorkerStatus {
+struct WorkerSummary {
     #[schema(value_type = WorkerIdSchema)]
     id: WorkerId,
     /// Its base URL.
@@ -135,22 +135,22 @@ struct WorkerPerformance {
 /// How certain the estimates of a worker are.
 #[derive(Serialize, ToSchema)]
 struct EstimateConfidence {
-    prefill: ConfidenceInterval,
-    decode_step: ConfidenceInterval,
-    link_latency: ConfidenceInterval,
-    link_bandwidth: ConfidenceInterval,
+    prefill: EstimateUncertainty,
+    decode_step: EstimateUncertainty,
+    link_latency: EstimateUncertainty,
+    link_bandwidth: EstimateUncertainty,
 }
 
 /// How certain an estimate is.
 #[derive(Serialize, ToSchema)]
-struct ConfidenceInterval {
+struct EstimateUncertainty {
     /// Measurements behind it; with none it is the profile's.
     samples: u64,
     /// In 95 of 100 cases the true value is at most this factor above or below; null with fewer than five samples.
     error_factor_p95: Option<f64>,
 }
 
-impl From<Confidence> for ConfidenceInterval {
+impl From<Confidence> for EstimateUncertainty {
     fn from(Confidence { samples, factor: error_factor_p95 }: Confidence) -> Self {
         Self { samples, error_factor_p95 }
     }
@@ -325,7 +325,7 @@ impl WorkerResource {
             kv_event_counts: sources.workers.fleet().events(id).map(EventStatistics::from),
             ejection: sources.outliers.lock().ejection(worker).map(EjectionStatus::from),
             ttft_prediction: sources.calibration.of(id),
-            seen: WorkerStatus { id, endpoint, source, incarnation, role, models, ranks, health, kv_index_state },
+            seen: WorkerSummary { id, endpoint, source, incarnation, role, models, ranks, health, kv_index_state },
             able: WorkerPerformance { load, capacity, speeds, kv_bytes_per_token, link, confidence },
         }
     }

@@ -18,7 +18,7 @@ use crate::model_text::RenderedPrompt;
 use crate::tokenizer::TextTokenizer;
 use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
 
-use placeholders::Placeholder;
+use placeholders::PlaceholderMessage;
 pub(crate) use placeholders::PlaceholderMessages;
 
 /// Replaces the content of the message after which a prompt is cut. No client's text may contain it.
@@ -179,7 +179,7 @@ impl HistorySummary {
     /// Writes the conversation as JSON with placeholders for all messages between the leading ones and `new`. The
     /// last placeholder is the message before the cut.
     fn elided_body(&self, around: BodyEnvelope<'_>, new: &[u8]) -> Vec<u8> {
-        let text = self.placeholders().map(Placeholder::json).collect::<Vec<_>>().join(",");
+        let text = self.placeholders().map(PlaceholderMessage::json).collect::<Vec<_>>().join(",");
         let mut json = Vec::with_capacity(around.head.len() + text.len() + new.len() + around.suffix.len() + 2);
         json.extend_from_slice(around.head);
         if !around.head.trim_ascii_end().ends_with(b"[") {

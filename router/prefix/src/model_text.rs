@@ -13,7 +13,7 @@ use crate::json_value::object;
 use crate::model_files::ModelFiles;
 use crate::python;
 use crate::template::{ChatTemplate, RenderSize, TemplateSource};
-use crate::template_traits::{SystemPlacement, TemplateTraits};
+use crate::template_traits::{AllowedSystemPosition, TemplateTraits};
 use crate::token_checkpoint::tokenize;
 use crate::tokenizer::TextTokenizer;
 use crate::{
@@ -85,7 +85,7 @@ impl ModelText {
         };
         let render = |chat: &ChatBody| loaded.render(chat, WallTime::default());
         let kind = TemplateKind::probe(render);
-        let system = loaded.template.as_ref().map_or(SystemPlacement::Head, ChatTemplate::system_placement);
+        let system = loaded.template.as_ref().map_or(AllowedSystemPosition::Head, ChatTemplate::system_placement);
         let template_traits = TemplateTraits::probe(render, system);
         let template_fault = loaded.template.as_ref().and_then(|_| TemplateFault::probe(render));
         loaded = Self { kind, template_traits, template_fault, ..loaded };

@@ -10,7 +10,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value,
 use crate::content_format::ContentFormat;
 use crate::json_value::object;
 use crate::template_literals::content_literals;
-use crate::template_traits::SystemPlacement;
+use crate::template_traits::AllowedSystemPosition;
 use crate::{PrefixError, PromptLimits, WallTime, python, to_json};
 
 const DEFAULT_TEMPLATE: &str = "chat_template";
@@ -82,7 +82,7 @@ impl ChatTemplate {
 
     /// Returns where system messages are accepted. vLLM probes this with a plain engine without generation tags and
     /// functions.
-    pub(crate) fn system_placement(&self) -> SystemPlacement {
+    pub(crate) fn system_placement(&self) -> AllowedSystemPosition {
         let turns = ["system", "user", "system", "user"].map(|role| context! { role, content => "t" });
         let names = [Some(DEFAULT_TEMPLATE), self.has_tool_template.then_some(TOOL_TEMPLATE)];
         let refuses = |name| {
@@ -97,8 +97,8 @@ impl ChatTemplate {
                 .is_err()
         };
         match self.has_generation_tags || names.into_iter().flatten().any(refuses) {
-            true => SystemPlacement::Head,
-            false => SystemPlacement::Anywhere,
+            true => AllowedSystemPosition::Head,
+            false => AllowedSystemPosition::Anywhere,
         }
     }
 

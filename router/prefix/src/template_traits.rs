@@ -6,7 +6,7 @@ use crate::{ChatBody, PrefixError};
 
 /// Where a template accepts system messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SystemPlacement {
+pub(crate) enum AllowedSystemPosition {
     Anywhere,
     /// Only at the beginning; the conversion moves all of them there.
     Head,
@@ -16,8 +16,8 @@ pub(crate) enum SystemPlacement {
 /// their prompts are compared as bytes and must only grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub(crate) struct TemplateTraits {
-    #[default(SystemPlacement::Anywhere)]
-    pub(crate) system_placement: SystemPlacement,
+    #[default(AllowedSystemPosition::Anywhere)]
+    pub(crate) system_placement: AllowedSystemPosition,
     /// The `reasoning_effort` that replaces `thinking.type: no_thinking_effort`.
     #[default("low")]
     pub(crate) no_thinking_effort: &'static str,
@@ -28,7 +28,7 @@ impl TemplateTraits {
     /// other efforts.
     pub(crate) fn probe(
         render: impl Fn(&ChatBody) -> Result<String, PrefixError>,
-        system_placement: SystemPlacement,
+        system_placement: AllowedSystemPosition,
     ) -> Self {
         let prompt = |effort: &str| {
             let body = format!(r#"{{"reasoning_effort":"{effort}","messages":[{{"role":"user","content":"Hi"}}]}}"#);

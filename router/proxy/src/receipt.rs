@@ -65,7 +65,7 @@ pub struct Receipt {
     /// The requested model.
     pub model: ModelId,
     /// What was known before the decision.
-    pub lookup: PromptSummary,
+    pub lookup: PromptLookupSummary,
     /// Routing mode for this step.
     pub mode: RoutingMode,
     /// Whether its session belongs to the guardrail's control group: planned, but served by the fallback policy in mode
@@ -88,7 +88,7 @@ pub struct Receipt {
 
 /// What was known of the prompt and its session.
 #[derive(Clone, Serialize, Debug)]
-pub struct PromptSummary {
+pub struct PromptLookupSummary {
     /// The session.
     pub session_id: SessionId,
     /// Where the session's name came from; `None` when the prompt's chain decided.
@@ -500,7 +500,7 @@ pub(crate) mod testing {
             arrived_at: 0,
             tenant: TenantId::default(),
             model: "m".into(),
-            lookup: PromptSummary {
+            lookup: PromptLookupSummary {
                 session_id: SessionId(n % 2),
                 session_key_source: None,
                 token_ids_unavailable: None,

@@ -9,7 +9,7 @@ pub mod text;
 
 use bytes::Bytes;
 use residency::{
-    DecodeLimits, KvCacheEvent, ResidencyFeed, ResidencyIndex, ResidencySnapshotReader, SettleProgress, SourceRules,
+    ApplyStatus, DecodeLimits, KvCacheEvent, ResidencyFeed, ResidencyIndex, ResidencySnapshotReader, SourceRules,
     decode,
 };
 use vocabulary::{ChainNamespace, DpRank, HashSeed, Incarnation, Tokens, WorkerId};
@@ -69,7 +69,7 @@ pub fn events(bytes: &[u8]) {
 }
 
 fn settle(feed: &mut ResidencyFeed, index: &mut ResidencyIndex) {
-    while feed.settle(index, 7).is_ok_and(|settled| settled == SettleProgress::More) {}
+    while feed.settle(index, 7).is_ok_and(|settled| settled == ApplyStatus::More) {}
 }
 
 fn nixl() -> KvTransfer {

@@ -19,7 +19,7 @@ mod timing;
 
 use vocabulary::Tokens;
 
-pub use engine::{EngineBusyTime, OutboundTransfer, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent};
+pub use engine::{EngineBusyTime, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent, TransferPin};
 pub use ideal_shared_cache::{EngineEnvironment, IdealSharedCache};
 pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, TierDepths};
 pub use offload_tiers::RestoreTime;

@@ -15,7 +15,7 @@ use crate::source::{SourceAnomalies, SourceBlocks, SourceRules};
 
 /// Whether all changes have been applied to the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SettleProgress {
+pub enum ApplyStatus {
     /// All have.
     Done,
     /// There are more; call again.
@@ -177,13 +177,13 @@ impl ResidencyFeed {
     }
 
     /// Applies about `budget` changes to the index at most.
-    pub fn settle(&mut self, index: &mut ResidencyIndex, budget: usize) -> Result<SettleProgress, TooManySources> {
+    pub fn settle(&mut self, index: &mut ResidencyIndex, budget: usize) -> Result<ApplyStatus, TooManySources> {
         let mut left = budget.max(1);
         while left > 0 {
             let Some(step) = self.steps.pop_front() else { return Ok(self.sweep_retired(index, left)) };
             left -= self.apply(step, index, left)?.min(left);
         }
-        Ok(SettleProgress::More)
+        Ok(ApplyStatus::More)
     }
 
     /// Applies one update, or as much of it as `budget` allows; returns its cost.
@@ -232,15 +232,15 @@ impl ResidencyFeed {
     }
 
     /// Removes blocks of retired slots.
-    fn sweep_retired(&mut self, index: &mut ResidencyIndex, budget: usize) -> SettleProgress {
-        let Some((slot, gone)) = self.sweeps.front_mut() else { return SettleProgress::Done };
+    fn sweep_retired(&mut self, index: &mut ResidencyIndex, budget: usize) -> ApplyStatus {
+        let Some((slot, gone)) = self.sweeps.front_mut() else { return ApplyStatus::Done };
         let portion: Vec<ResidencyChange> = gone.take(budget).collect();
         index.apply(*slot, &portion);
         if portion.len() < budget {
             index.release(*slot);
             self.sweeps.pop_front();
         }
-        if self.sweeps.is_empty() { SettleProgress::Done } else { SettleProgress::More }
+        if self.sweeps.is_empty() { ApplyStatus::Done } else { ApplyStatus::More }
     }
 }
 

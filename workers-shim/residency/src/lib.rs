@@ -32,7 +32,7 @@ mod tests;
 pub use decode::{DecodeError, DecodeLimits, decode};
 pub use depth_hint::DepthHint;
 pub use event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch};
-pub use feed::{ResidencyFeed, SettleProgress};
+pub use feed::{ApplyStatus, ResidencyFeed};
 pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
 pub use prefix_closure::PrefixClosure;
 pub use routed_blocks::{RoutedBlockLimits, RoutedBlocks};

@@ -111,12 +111,12 @@ struct EngineResponseBody<'a> {
     #[serde(borrow)]
     id: Option<Cow<'a, str>>,
     usage: Option<UsageFields>,
-    choices: Option<Vec<ChoiceFinish>>,
+    choices: Option<Vec<ChoiceFinishReason>>,
     kv_transfer_params: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct ChoiceFinish {
+struct ChoiceFinishReason {
     finish_reason: Option<String>,
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use residency::{
-    DepthHint, ResidencyChange, ResidencyFeed, ResidencyIndex, RoutedBlockLimits, RoutedBlocks, SettleProgress,
+    ApplyStatus, DepthHint, ResidencyChange, ResidencyFeed, ResidencyIndex, RoutedBlockLimits, RoutedBlocks,
     SourceSlot, TooManySources,
 };
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Overlap, PrefixChain, SessionId, Tokens, WorkerId};
@@ -46,7 +46,7 @@ enum ApproximationMode {
 
 /// What a prompt's block hashes are computed from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ChainBasis {
+pub enum HashInputKind {
     /// The engine's token ids, as in its events.
     Tokens,
     /// The bytes of the request.
@@ -55,11 +55,11 @@ pub enum ChainBasis {
 
 /// The prompts of one served step.
 #[derive(Clone, Copy, Debug)]
-pub struct ServedPrompts<'a> {
+pub struct StepPromptChains<'a> {
     /// Their hash chains.
     pub prompts: &'a [&'a PrefixChain],
     /// The basis of all of these chains.
-    pub basis: ChainBasis,
+    pub basis: HashInputKind,
 }
 
 impl Default for SharedIndex {
@@ -100,7 +100,7 @@ impl SharedIndex {
     pub fn apply_feed(&self, feed: &mut ResidencyFeed) -> Result<(), TooManySources> {
         loop {
             feed.warm_cpu_cache(&self.read(), CHANGES_PER_LOCK);
-            if feed.settle(&mut self.index.write(), CHANGES_PER_LOCK)? == SettleProgress::Done {
+            if feed.settle(&mut self.index.write(), CHANGES_PER_LOCK)? == ApplyStatus::Done {
                 return Ok(());
             }
         }
@@ -111,13 +111,13 @@ impl SharedIndex {
     pub fn note_routed(
         &self,
         (worker, rank): (WorkerId, DpRank),
-        step: ServedPrompts<'_>,
+        step: StepPromptChains<'_>,
         room: Option<Tokens>,
     ) -> KvIndexState {
         let now = Micros::of(self.started.elapsed());
         let mut all = self.approximate.lock();
         let is_told = |residency: &ApproximateResidency| {
-            residency.mode == ApproximationMode::Observed && step.basis == ChainBasis::Tokens
+            residency.mode == ApproximationMode::Observed && step.basis == HashInputKind::Tokens
         };
         if let Some(guesses) = all.get_mut(&worker).filter(|guesses| !is_told(guesses)) {
             self.approximate(guesses, (worker, rank), (step.prompts, room), now);

@@ -81,7 +81,7 @@ pub struct WorkerProfile {
 /// Whether a worker exchanges KV with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum KvExchangeMode {
+pub enum KvExchangeSetting {
     /// If a fabric is configured, or its metrics show a KV connector (vLLM's `vllm:nixl_*`, present from the start).
     #[default]
     Auto,
@@ -96,8 +96,8 @@ pub enum KvExchangeMode {
 #[serde(deny_unknown_fields, default)]
 pub struct LinkProfile {
     /// Whether it exchanges KV.
-    #[default(KvExchangeMode::Auto)]
-    pub transfers: KvExchangeMode,
+    #[default(KvExchangeSetting::Auto)]
+    pub transfers: KvExchangeSetting,
     /// Workers exchange KV only if their fabrics are equal. If missing, it is derived from the engine's metrics.
     pub fabric: Option<String>,
     /// The KV connector; detected from its metrics if missing.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vocabulary::{DpRank, KvLinkMode};
 
-use super::config::{KvExchangeMode, LinkProfile};
+use super::config::{KvExchangeSetting, LinkProfile};
 use crate::engine_api::{KvConnector, KvTransfer, TransferEndpoint, TransferHandshake};
 use crate::scrape::Scrape;
 
@@ -52,10 +52,10 @@ impl KvConnectorCapability {
 /// alone enables KV exchange.
 pub(super) fn connector_of(profile: &LinkProfile, scrape: &Scrape) -> KvConnector {
     match (profile.transfers, profile.connector, KvConnector::from_metrics(scrape)) {
-        (KvExchangeMode::Off, _, _) | (_, Some(KvConnector::None), _) => KvConnector::None,
+        (KvExchangeSetting::Off, _, _) | (_, Some(KvConnector::None), _) => KvConnector::None,
         (_, Some(declared), _) => declared,
-        (KvExchangeMode::On, None, KvConnector::None) => KvConnector::Nixl,
-        (KvExchangeMode::Auto, None, KvConnector::None) if profile.fabric.is_some() => KvConnector::Nixl,
+        (KvExchangeSetting::On, None, KvConnector::None) => KvConnector::Nixl,
+        (KvExchangeSetting::Auto, None, KvConnector::None) if profile.fabric.is_some() => KvConnector::Nixl,
         (_, None, shown) => shown,
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn connector_of(profile: &LinkProfile, scrape: &Scrape) -> KvConnecto
 mod tests {
     use super::*;
 
-    fn of(transfers: KvExchangeMode, dialect: Option<KvConnector>, connector: Option<&'static str>) -> KvConnector {
+    fn of(transfers: KvExchangeSetting, dialect: Option<KvConnector>, connector: Option<&'static str>) -> KvConnector {
         let profile = LinkProfile { transfers, connector: dialect, ..LinkProfile::default() };
         connector_of(&profile, &Scrape { connector, ..Scrape::default() })
     }
@@ -107,14 +107,14 @@ mod tests {
     #[test]
     fn configured_connector_precedes_scraped_one_and_nixl_is_the_default() {
         use KvConnector::{Mooncake, Nixl, Sglang, SharedStore};
-        assert_eq!(of(KvExchangeMode::Auto, None, None), KvConnector::None);
-        assert_eq!(of(KvExchangeMode::Auto, None, Some("nixl")), Nixl);
-        assert_eq!(of(KvExchangeMode::Auto, None, Some("sglang")), Sglang);
-        assert_eq!(of(KvExchangeMode::Auto, Some(SharedStore), Some("nixl")), SharedStore);
-        assert_eq!(of(KvExchangeMode::Auto, Some(KvConnector::None), Some("nixl")), KvConnector::None);
-        assert_eq!(of(KvExchangeMode::On, None, None), Nixl);
-        assert_eq!(of(KvExchangeMode::On, Some(Mooncake), None), Mooncake);
-        assert_eq!(of(KvExchangeMode::Off, Some(Mooncake), Some("nixl")), KvConnector::None);
+        assert_eq!(of(KvExchangeSetting::Auto, None, None), KvConnector::None);
+        assert_eq!(of(KvExchangeSetting::Auto, None, Some("nixl")), Nixl);
+        assert_eq!(of(KvExchangeSetting::Auto, None, Some("sglang")), Sglang);
+        assert_eq!(of(KvExchangeSetting::Auto, Some(SharedStore), Some("nixl")), SharedStore);
+        assert_eq!(of(KvExchangeSetting::Auto, Some(KvConnector::None), Some("nixl")), KvConnector::None);
+        assert_eq!(of(KvExchangeSetting::On, None, None), Nixl);
+        assert_eq!(of(KvExchangeSetting::On, Some(Mooncake), None), Mooncake);
+        assert_eq!(of(KvExchangeSetting::Off, Some(Mooncake), Some("nixl")), KvConnector::None);
     }
 
     #[test]

@@ -92,7 +92,7 @@ mod tests {
     use vocabulary::Tokens;
 
     use super::*;
-    use crate::fleet::KvExchangeMode;
+    use crate::fleet::KvExchangeSetting;
 
     fn taught(seen: impl IntoIterator<Item = (u64, u64)>) -> KvLink {
         let start = LinkProfile { latency: Micros(2_000), bandwidth: 1e9, ..LinkProfile::default() };
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    fn of(transfers: KvExchangeMode, scrape: &Scrape) -> Option<Arc<str>> {
+    fn of(transfers: KvExchangeSetting, scrape: &Scrape) -> Option<Arc<str>> {
         let profile = LinkProfile { transfers, ..LinkProfile::default() };
         fabric(&profile, scrape, &[ModelId::from("tiny")], "0.32.0")
     }
@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn auto_mode_needs_a_visible_connector() {
         let (with, without) = (page(32, Some("nixl")), page(32, None));
-        assert_eq!(of(KvExchangeMode::Auto, &with).as_deref(), Some("nixl 0.32.0 auto 32 tiny"));
-        assert_eq!(of(KvExchangeMode::Auto, &without), None);
-        assert_eq!(of(KvExchangeMode::On, &without), of(KvExchangeMode::Auto, &with));
-        assert_eq!(of(KvExchangeMode::On, &Scrape::default()).as_deref(), Some("nixl 0.32.0 ? ? tiny"));
-        assert_eq!(of(KvExchangeMode::Off, &with), None);
+        assert_eq!(of(KvExchangeSetting::Auto, &with).as_deref(), Some("nixl 0.32.0 auto 32 tiny"));
+        assert_eq!(of(KvExchangeSetting::Auto, &without), None);
+        assert_eq!(of(KvExchangeSetting::On, &without), of(KvExchangeSetting::Auto, &with));
+        assert_eq!(of(KvExchangeSetting::On, &Scrape::default()).as_deref(), Some("nixl 0.32.0 ? ? tiny"));
+        assert_eq!(of(KvExchangeSetting::Off, &with), None);
     }
 
     #[test]
@@ -157,14 +157,14 @@ mod tests {
     fn configured_fabric_is_used_verbatim_and_can_be_switched_off() {
         let mut profile = LinkProfile { fabric: Some("mine".into()), ..LinkProfile::default() };
         assert_eq!(fabric(&profile, &Scrape::default(), &[], "").as_deref(), Some("mine"));
-        profile.transfers = KvExchangeMode::Off;
+        profile.transfers = KvExchangeSetting::Off;
         assert_eq!(fabric(&profile, &Scrape::default(), &[], ""), None);
     }
 
     #[test]
     fn long_fabric_names_are_cut_at_a_character_boundary() {
         let name = "ü".repeat(500);
-        let profile = LinkProfile { transfers: KvExchangeMode::On, ..LinkProfile::default() };
+        let profile = LinkProfile { transfers: KvExchangeSetting::On, ..LinkProfile::default() };
         let long = fabric(&profile, &Scrape::default(), &[ModelId::from(&*name)], &name).unwrap();
         assert!(long.len() <= 5 * (MAX_NAME_BYTES + 1), "{}", long.len());
     }

@@ -20,7 +20,7 @@ use vocabulary::{
 };
 
 use super::*;
-use crate::events::ChainBasis;
+use crate::events::HashInputKind;
 use crate::sim::{AddSpecialTokens, CodecError, ConversationApi, SimOptions, SimWorker, TextCodec};
 
 /// A codec whose tokens are numbers written as text.
@@ -72,8 +72,8 @@ fn root() -> PrefixId {
     namespace().root(SEED, RootKeys::default())
 }
 
-fn served<'a>(prompts: &'a [&'a PrefixChain]) -> ServedPrompts<'a> {
-    ServedPrompts { prompts, basis: ChainBasis::Tokens }
+fn served<'a>(prompts: &'a [&'a PrefixChain]) -> StepPromptChains<'a> {
+    StepPromptChains { prompts, basis: HashInputKind::Tokens }
 }
 
 fn chain(tokens: &[u32]) -> PrefixChain {

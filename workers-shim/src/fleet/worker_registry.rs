@@ -55,7 +55,7 @@ impl WorkerTable {
 }
 
 /// A new worker, and its predecessor whose blocks have to be forgotten first.
-pub(super) struct JoinedWorker {
+pub(super) struct WorkerSuccession {
     pub(super) member: Arc<WorkerHandle>,
     pub(super) predecessor: Option<Arc<WorkerHandle>>,
 }
@@ -77,7 +77,7 @@ impl WorkerRegistry {
         &self,
         specs: Vec<WorkerDefinition>,
         member_of: impl Fn(WorkerDefinition) -> WorkerHandle,
-    ) -> Result<(FleetDiff, Vec<JoinedWorker>), FleetError> {
+    ) -> Result<(FleetDiff, Vec<WorkerSuccession>), FleetError> {
         let _changing = self.changing.lock();
         let table = self.table.load_full();
         let mut seen = HashSet::new();
@@ -97,7 +97,7 @@ impl WorkerRegistry {
             turnover.changed += usize::from(known.is_some());
             let member = Arc::new(member_of(spec));
             known.into_iter().for_each(|known| member.carry_over(known));
-            newcomers.push(JoinedWorker { member: member.clone(), predecessor: table.member(id).cloned() });
+            newcomers.push(WorkerSuccession { member: member.clone(), predecessor: table.member(id).cloned() });
             members.push(member);
         }
         turnover.left = table.members.len() + turnover.joined - members.len();

@@ -33,7 +33,7 @@ use serde_json::json;
 pub(crate) use adapters::AdapterNames;
 pub(crate) use state::{AdminState, SimState};
 pub(crate) use transfer_fields::SideChannelIdentity;
-pub(crate) use transfer_service::TransferService;
+pub(crate) use transfer_service::KvTransferResolver;
 
 pub(crate) fn routes(state: Arc<SimState>, body_limit: usize) -> Router {
     let served = Router::new()

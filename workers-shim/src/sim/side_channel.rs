@@ -24,7 +24,7 @@ const MAX_READERS: usize = 256;
 
 /// A consumer's request.
 #[derive(serde::Serialize, serde::Deserialize)]
-enum SideChannelRequest {
+enum KvPullRequest {
     /// Reads the blocks of a request.
     Read { engine: Arc<str>, request: Arc<str>, blocks: Vec<u32> },
     /// Allows the producer to free the blocks of a request.
@@ -54,18 +54,18 @@ pub(crate) enum PullError {
 /// Reads the blocks that `source` names.
 pub(crate) async fn fetch(source: &RemoteBlocks) -> Result<Vec<BlockImage>, PullError> {
     let RemoteBlocks { engine, request, blocks, .. } = source.clone();
-    exchange(source, &SideChannelRequest::Read { engine, request, blocks }).await?.ok_or(PullError::OtherEngine)
+    exchange(source, &KvPullRequest::Read { engine, request, blocks }).await?.ok_or(PullError::OtherEngine)
 }
 
 /// Tells the producer that its blocks may be freed. If that fails, its lease expires.
 pub(crate) async fn release(source: RemoteBlocks) {
-    let request = SideChannelRequest::Done { engine: source.engine.clone(), request: source.request.clone() };
+    let request = KvPullRequest::Done { engine: source.engine.clone(), request: source.request.clone() };
     if let Err(error) = exchange(&source, &request).await {
         tracing::debug!(%error, host = %source.host, port = source.port, "producer not told of the transfer's end");
     }
 }
 
-async fn exchange(source: &RemoteBlocks, request: &SideChannelRequest) -> Result<SideChannelReply, PullError> {
+async fn exchange(source: &RemoteBlocks, request: &KvPullRequest) -> Result<SideChannelReply, PullError> {
     let talk = async {
         let mut stream = TcpStream::connect((source.host.as_ref(), source.port)).await?;
         stream.set_nodelay(true)?;
@@ -113,10 +113,10 @@ pub(crate) async fn serve(listener: TcpListener, producer: KvProducer) {
 async fn serve_one(mut stream: TcpStream, producer: KvProducer) {
     let talk = async {
         let answer: SideChannelReply = match read_frame(&mut stream).await? {
-            SideChannelRequest::Read { engine, request, blocks } if engine == producer.engine => {
+            KvPullRequest::Read { engine, request, blocks } if engine == producer.engine => {
                 Some(producer.read(&request, &blocks))
             }
-            SideChannelRequest::Done { engine, request } if engine == producer.engine => {
+            KvPullRequest::Done { engine, request } if engine == producer.engine => {
                 producer.driver.with_engine(|engine, _| engine.release(&request));
                 Some(Vec::new())
             }

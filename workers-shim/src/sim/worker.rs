@@ -24,7 +24,7 @@ use super::codec::TextCodec;
 use super::detokenizer::token_generator_of;
 use super::driver::EngineDriver;
 use super::event_frames::default_topic;
-use super::http::{AdapterNames, AdminState, SideChannelIdentity, SimState, TransferService, routes};
+use super::http::{AdapterNames, AdminState, KvTransferResolver, SideChannelIdentity, SimState, routes};
 use super::options::{SimOptions, TransferOptions};
 use super::publisher::{EventEndpoints, EventPublisher};
 use super::side_channel::{self, KvProducer};
@@ -147,7 +147,7 @@ async fn start_transfer_service(
     role: WorkerRole,
     own: &SideChannelIdentity,
     tasks: &mut JoinSet<()>,
-) -> Result<TransferService, SimError> {
+) -> Result<KvTransferResolver, SimError> {
     let TransferOptions { dialect: spoken, patience, .. } = *options;
     let (listener, bootstrap) = listen(options.bootstrap).await?;
     let bootstrap_rooms = BootstrapRooms::new(own.engine.clone(), patience);
@@ -162,7 +162,7 @@ async fn start_transfer_service(
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
     let client =
         client.map_err(|_| SimError::Option { option: "kv_connector", must: "used where HTTP clients can be made" })?;
-    Ok(TransferService { connector: spoken, role, bootstrap, rooms: bootstrap_rooms, client, timeout: patience })
+    Ok(KvTransferResolver { connector: spoken, role, bootstrap, rooms: bootstrap_rooms, client, timeout: patience })
 }
 
 /// Adds the worker's address to every response, so that a client can tell where a proxy sent its request.

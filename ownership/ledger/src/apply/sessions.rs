@@ -6,7 +6,7 @@ use super::{CommandResult, UnresolvedPrefix};
 use crate::command::{AdvanceHead, ForkSession, OpenSession, PrefixRef, SetIntent};
 use crate::ledger::Ledger;
 use crate::outcome::{HeadMovement, Outcome, Refusal};
-use crate::record::{Head, Intent, Session};
+use crate::record::{Intent, Session, SessionHead};
 
 const MAX_INTENTS: usize = 8;
 
@@ -72,20 +72,25 @@ impl Ledger {
         self.advance(AdvanceHead { session: fork.child, head: fork.at, replaces: None, intent: None })
     }
 
-    fn head_at(&self, session: &Session, prefix: PrefixRef) -> Result<Head, UnresolvedPrefix> {
+    fn head_at(&self, session: &Session, prefix: PrefixRef) -> Result<SessionHead, UnresolvedPrefix> {
         let artifact = self.resolve_prefix(prefix)?;
         if artifact.origin.tenant != session.tenant || artifact.origin.model != session.model {
             return Err(UnresolvedPrefix::Refused(Refusal::SessionScopeMismatch));
         }
-        Ok(Head { point: prefix.point, artifact: artifact.id, scope: prefix.scope, touched: self.now() })
+        Ok(SessionHead { point: prefix.point, artifact: artifact.id, scope: prefix.scope, touched: self.now() })
     }
 
     /// Returns a session's heads after it reached `new`.
-    fn heads_after_move(&self, session: &Session, new: Head, replaces: Option<PrefixId>) -> (Vec<Head>, HeadMovement) {
+    fn heads_after_move(
+        &self,
+        session: &Session,
+        new: SessionHead,
+        replaces: Option<PrefixId>,
+    ) -> (Vec<SessionHead>, HeadMovement) {
         let mut heads = session.heads.clone();
         if let Some(known) = heads.iter().position(|head| self.descends_from(head, &new)) {
             let head = heads.remove(known);
-            heads.push(Head { touched: new.touched, ..head });
+            heads.push(SessionHead { touched: new.touched, ..head });
             return (heads, HeadMovement::Unchanged);
         }
         let before = heads.len();
@@ -107,7 +112,7 @@ impl Ledger {
     }
 
     /// Returns whether `head` is `ancestor` or a descendant of it on the same chain.
-    pub(crate) fn descends_from(&self, head: &Head, ancestor: &Head) -> bool {
+    pub(crate) fn descends_from(&self, head: &SessionHead, ancestor: &SessionHead) -> bool {
         let (mut id, mut upto) = (head.artifact, head.point.blocks);
         while upto >= ancestor.point.blocks {
             if id == ancestor.artifact {

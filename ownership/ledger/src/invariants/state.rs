@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vocabulary::{ArtifactId, Epoch};
 
-use super::{InvariantFailure, InvariantResult};
+use super::{InvariantCheckResult, InvariantFailure};
 use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
 use crate::artifact_table::ArtifactTable;
 use crate::ledger::{Ledger, LedgerIndexes};
@@ -12,18 +12,18 @@ use crate::point::WAYPOINT;
 use crate::record::{Lease, Session};
 use crate::session_table::SessionTable;
 
-pub(super) fn indexes_follow(ledger: &Ledger) -> InvariantResult {
+pub(super) fn indexes_follow(ledger: &Ledger) -> InvariantCheckResult {
     ensure!(ledger.index == LedgerIndexes::of(&ledger.records), "an index differs from what the records say")
 }
 
-pub(super) fn digest_follows(ledger: &Ledger) -> InvariantResult {
+pub(super) fn digest_follows(ledger: &Ledger) -> InvariantCheckResult {
     let artifacts: ArtifactTable = ledger.artifacts().collect();
     let sessions: SessionTable = ledger.sessions().collect();
     let stored_digests = (ledger.records.sessions.digest, ledger.records.artifacts.digest);
     ensure!(stored_digests == (sessions.digest, artifacts.digest), "a digest differs from what the records say")
 }
 
-pub(super) fn leases_are_inverses(ledger: &Ledger) -> InvariantResult {
+pub(super) fn leases_are_inverses(ledger: &Ledger) -> InvariantCheckResult {
     let live_workers = ledger.workers().filter(|worker| worker.is_live()).count();
     ensure!(live_workers == ledger.index.leases.len(), "{live_workers} held, {} indexed", ledger.index.leases.len())?;
     ledger.index.leases.iter().try_for_each(|(until, id)| {
@@ -32,7 +32,7 @@ pub(super) fn leases_are_inverses(ledger: &Ledger) -> InvariantResult {
     })
 }
 
-pub(super) fn references_are_exact(ledger: &Ledger) -> InvariantResult {
+pub(super) fn references_are_exact(ledger: &Ledger) -> InvariantCheckResult {
     let (mut sessions, mut children) = (BTreeMap::new(), BTreeMap::new());
     for (session, head) in ledger.sessions().flat_map(|s| s.heads.into_iter().map(move |head| (s.id, head))) {
         sessions.entry(head.artifact).or_insert_with(BTreeSet::new).insert(session);
@@ -51,7 +51,7 @@ pub(super) fn references_are_exact(ledger: &Ledger) -> InvariantResult {
 }
 
 /// Checks that a child starts after its parent's start, so that parent links form no cycle.
-pub(super) fn forks_are_acyclic(ledger: &Ledger) -> InvariantResult {
+pub(super) fn forks_are_acyclic(ledger: &Ledger) -> InvariantCheckResult {
     ledger.artifacts().try_for_each(|child| {
         let Some(attached) = child.parent else { return Ok(()) };
         let parent = ledger
@@ -63,13 +63,13 @@ pub(super) fn forks_are_acyclic(ledger: &Ledger) -> InvariantResult {
     })
 }
 
-pub(super) fn boundaries_are_unique(ledger: &Ledger) -> InvariantResult {
+pub(super) fn boundaries_are_unique(ledger: &Ledger) -> InvariantCheckResult {
     let boundary_count: usize = ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
     let indexed = ledger.index.boundaries.len();
     ensure!(boundary_count == indexed, "{boundary_count} boundaries are kept, {indexed} can be found")
 }
 
-pub(super) fn waypoints_are_kept(ledger: &Ledger) -> InvariantResult {
+pub(super) fn waypoints_are_kept(ledger: &Ledger) -> InvariantCheckResult {
     ledger.artifacts().try_for_each(|artifact| {
         let rises = artifact.boundaries.windows(2).all(|pair| pair[0].point.blocks < pair[1].point.blocks);
         let expected = artifact.end().blocks.0 / WAYPOINT - artifact.from().0 / WAYPOINT;
@@ -78,7 +78,7 @@ pub(super) fn waypoints_are_kept(ledger: &Ledger) -> InvariantResult {
     })
 }
 
-pub(super) fn copies_match(ledger: &Ledger) -> InvariantResult {
+pub(super) fn copies_match(ledger: &Ledger) -> InvariantCheckResult {
     ledger.artifacts().try_for_each(|artifact| {
         let sealed = |point| artifact.boundaries.iter().any(|boundary| boundary.point == point);
         let match_all = artifact.replicas.iter().all(|copy| sealed(copy.upto) && artifact.owner != Some(copy.holder));
@@ -87,7 +87,7 @@ pub(super) fn copies_match(ledger: &Ledger) -> InvariantResult {
     })
 }
 
-pub(super) fn heads_are_apart(ledger: &Ledger) -> InvariantResult {
+pub(super) fn heads_are_apart(ledger: &Ledger) -> InvariantCheckResult {
     ledger.sessions().try_for_each(|session| {
         let heads = &session.heads;
         let apart = |a: usize, b: usize| a == b || !ledger.descends_from(&heads[a], &heads[b]);
@@ -96,7 +96,7 @@ pub(super) fn heads_are_apart(ledger: &Ledger) -> InvariantResult {
     })
 }
 
-pub(super) fn tenants_are_apart(ledger: &Ledger) -> InvariantResult {
+pub(super) fn tenants_are_apart(ledger: &Ledger) -> InvariantCheckResult {
     let tenant = |id: ArtifactId| ledger.records.artifacts.origin(id);
     ledger.artifacts().try_for_each(|artifact| {
         let parent = artifact.parent.and_then(|parent| tenant(parent.artifact));
@@ -110,7 +110,7 @@ pub(super) fn tenants_are_apart(ledger: &Ledger) -> InvariantResult {
     })
 }
 
-pub(super) fn grants_are_past(ledger: &Ledger) -> InvariantResult {
+pub(super) fn grants_are_past(ledger: &Ledger) -> InvariantCheckResult {
     let now = (ledger.generation(), ledger.applied());
     let past = |epoch: Epoch| (epoch.generation, epoch.index) <= now;
     let workers = ledger.workers().map(|worker| worker.epoch);
@@ -120,7 +120,7 @@ pub(super) fn grants_are_past(ledger: &Ledger) -> InvariantResult {
     ensure!(all.all(past), "a grant lies in the future")
 }
 
-pub(super) fn tables_are_bounded(ledger: &Ledger) -> InvariantResult {
+pub(super) fn tables_are_bounded(ledger: &Ledger) -> InvariantCheckResult {
     let (limits, records) = (ledger.limits(), &ledger.records);
     let within = [
         (records.workers.len(), limits.workers),

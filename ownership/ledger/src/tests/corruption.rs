@@ -94,7 +94,7 @@ const STATE_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
     ("no head is an ancestor of another", |planted, ledger| {
         let head = planted.session.heads[0];
         let at = planted.shared.boundaries[0].point;
-        let ancestor = Head { point: at, artifact: planted.shared.id, ..head };
+        let ancestor = SessionHead { point: at, artifact: planted.shared.id, ..head };
         put_session(ledger, Session { heads: vec![ancestor, head], ..planted.session.clone() });
     }),
     ("nothing is shared across tenants", |planted, ledger| {

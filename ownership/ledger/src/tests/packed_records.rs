@@ -89,7 +89,7 @@ prop_compose! {
     ) -> Session {
         let head = |(point, artifact, format, touched)| {
             let scope = Scope::of(&tenant(), KvFormat(format));
-            Head { point, artifact: ArtifactId(artifact), scope, touched: LedgerTime(touched) }
+            SessionHead { point, artifact: ArtifactId(artifact), scope, touched: LedgerTime(touched) }
         };
         Session {
             id: SessionId(id),

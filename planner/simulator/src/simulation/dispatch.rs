@@ -1,7 +1,7 @@
 //! Asks a policy to place a step, and translates its answer into work for each worker.
 
 use engine_model::runs::{
-    DecodeLocation, OutboundTransfer, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths,
+    DecodeLocation, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths, TransferPin,
 };
 use planner::ReplicateSendTiming;
 use vocabulary::Tokens;
@@ -158,7 +158,7 @@ impl Simulation<'_> {
         }
         let tokens = fetched.iter().map(|run| runs.device_size(*run)).sum();
         let turn = self.source_wait_seconds(fetch.from);
-        let OutboundTransfer { pinned: kept, load_seconds: loads } =
+        let TransferPin { pinned: kept, load_seconds: loads } =
             self.engines[fetch.from].engine.pin_for_transfer(runs, &fetched);
         let loaded_at = self.now + Seconds(loads);
         // A request that queues at the source does not occupy the link.

@@ -1,6 +1,6 @@
 //! Replication of prefixes ahead of a step, and whether the step then uses them.
 
-use engine_model::runs::{OutboundTransfer, Seconds};
+use engine_model::runs::{Seconds, TransferPin};
 use vocabulary::Tokens;
 
 use super::replication_tracker::{ReplicatedPrefix, ReplicationState, ReplicationTransfer};
@@ -33,7 +33,7 @@ impl Simulation<'_> {
             return;
         }
         let tokens: Tokens = missing.iter().map(|run| runs.device_size(*run)).sum();
-        let OutboundTransfer { pinned: kept, load_seconds: loads } =
+        let TransferPin { pinned: kept, load_seconds: loads } =
             self.engines[from].engine.pin_for_transfer(runs, &missing);
         let arrives = self.links.send(self.now + Seconds(loads), (from, to), tokens);
         let for_whom = (after.session, self.trace.sessions[after.session].steps[after.step].agent);

@@ -11,13 +11,13 @@ use crate::trace::{Trace, TraceSession};
 pub(super) struct SessionScheduler {
     sessions: usize,
     next: usize,
-    open: HashMap<usize, ActiveSession>,
+    open: HashMap<usize, SessionStepGraph>,
     /// Steps held by the policy, with the time since when.
     waiting: HashMap<StepRef, Seconds>,
 }
 
 /// A running session.
-struct ActiveSession {
+struct SessionStepGraph {
     remaining: usize,
     /// Number of unfinished predecessors of each step.
     open_dependencies: Vec<usize>,
@@ -51,7 +51,7 @@ impl SessionScheduler {
         let before: Vec<usize> = session.steps.iter().map(|step| step.after.len()).collect();
         let first = (0..before.len()).filter(|step| before[*step] == 0).collect();
         self.open
-            .insert(number, ActiveSession { remaining: session.steps.len(), open_dependencies: before, followers });
+            .insert(number, SessionStepGraph { remaining: session.steps.len(), open_dependencies: before, followers });
         first
     }
 

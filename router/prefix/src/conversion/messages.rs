@@ -12,7 +12,7 @@ use super::{
 };
 use crate::PrefixError;
 use crate::chat::BILLING_LINE_PREFIX;
-use crate::template_traits::{SystemPlacement, TemplateTraits};
+use crate::template_traits::{AllowedSystemPosition, TemplateTraits};
 
 #[derive(Deserialize)]
 struct MessagesBody<'a> {
@@ -111,7 +111,7 @@ pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<Con
     let body: MessagesBody<'_> = serde_json::from_slice(body)?;
     let mut messages = Vec::with_capacity(body.messages.len() + 1);
     let mut system: Vec<&str> = body.system.as_ref().map_or(Ok(Vec::new()), |system| system.system_texts())?;
-    if habits.system_placement == SystemPlacement::Head {
+    if habits.system_placement == AllowedSystemPosition::Head {
         for turn in body.messages.iter().filter(|turn| turn.role == "system") {
             system.extend(turn.content.inline_system_texts()?);
         }
@@ -121,7 +121,7 @@ pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<Con
     }
     for turn in &body.messages {
         match &*turn.role {
-            "system" if habits.system_placement == SystemPlacement::Head => {}
+            "system" if habits.system_placement == AllowedSystemPosition::Head => {}
             "system" => {
                 let system_text = turn.content.inline_system_texts()?.concat();
                 let message = (!system_text.is_empty())

@@ -5,14 +5,14 @@ use proptest::prelude::*;
 use vocabulary::{ChainNamespace, HashSeed, Tokens};
 
 use super::*;
-use crate::template_traits::SystemPlacement;
+use crate::template_traits::AllowedSystemPosition;
 use crate::{
     ModelFiles, ModelText, ModelTextSource, Prompt, PromptIdentity, PromptInputs, PromptLimits, PromptResolver,
     PromptResolverOptions,
 };
 
 const PERMISSIVE_TRAITS: TemplateTraits =
-    TemplateTraits { system_placement: SystemPlacement::Anywhere, no_thinking_effort: "none" };
+    TemplateTraits { system_placement: AllowedSystemPosition::Anywhere, no_thinking_effort: "none" };
 
 fn of_messages(body: &str) -> Result<String, PrefixError> {
     messages::convert_request(body.as_bytes(), PERMISSIVE_TRAITS).map(text_of)
@@ -128,12 +128,17 @@ fn system_turns_move_to_the_head_only_for_strict_templates() {
     let merges = [plain, strict, dated, tagged].map(|template| template_traits(template).system_placement);
     assert_eq!(
         merges,
-        [SystemPlacement::Anywhere, SystemPlacement::Head, SystemPlacement::Head, SystemPlacement::Head]
+        [
+            AllowedSystemPosition::Anywhere,
+            AllowedSystemPosition::Head,
+            AllowedSystemPosition::Head,
+            AllowedSystemPosition::Head
+        ]
     );
     let body = br#"{"system":"a","messages":[{"role":"user","content":"b"},{"role":"system","content":"c"}]}"#;
     let merged = messages::convert_request(
         body,
-        TemplateTraits { system_placement: SystemPlacement::Head, ..PERMISSIVE_TRAITS },
+        TemplateTraits { system_placement: AllowedSystemPosition::Head, ..PERMISSIVE_TRAITS },
     )
     .unwrap();
     let expected = r#"{"messages":[{"role":"system","content":"ac"},{"role":"user","content":"b"}]}"#;

@@ -17,13 +17,13 @@ const PLACEHOLDER_CALL_ID: &str = "abcdef123";
 
 /// A message that replaces others.
 #[derive(Clone, Copy)]
-pub(super) enum Placeholder {
+pub(super) enum PlaceholderMessage {
     Plain(MessageRole),
     Call,
     Marked(MessageRole),
 }
 
-impl Placeholder {
+impl PlaceholderMessage {
     pub(super) fn json(self) -> String {
         let (role, content) = match self {
             Self::Plain(role) => (role, PLACEHOLDER_TEXT),
@@ -45,11 +45,12 @@ impl Placeholder {
 
 impl HistorySummary {
     /// Returns the placeholders for all messages after the leading ones; the message before the cut is last.
-    pub(super) fn placeholders(&self) -> impl Iterator<Item = Placeholder> + use<> {
-        let user = (self.question != QuestionState::Never).then_some(Placeholder::Plain(MessageRole::User));
-        let answer = (self.question == QuestionState::Answered).then_some(Placeholder::Plain(MessageRole::Assistant));
-        let call = (self.last_role == MessageRole::Tool).then_some(Placeholder::Call);
-        [user, answer, call, Some(Placeholder::Marked(self.last_role))].into_iter().flatten()
+    pub(super) fn placeholders(&self) -> impl Iterator<Item = PlaceholderMessage> + use<> {
+        let user = (self.question != QuestionState::Never).then_some(PlaceholderMessage::Plain(MessageRole::User));
+        let answer =
+            (self.question == QuestionState::Answered).then_some(PlaceholderMessage::Plain(MessageRole::Assistant));
+        let call = (self.last_role == MessageRole::Tool).then_some(PlaceholderMessage::Call);
+        [user, answer, call, Some(PlaceholderMessage::Marked(self.last_role))].into_iter().flatten()
     }
 }
 
@@ -65,12 +66,12 @@ pub(crate) struct PlaceholderMessages {
 impl PlaceholderMessages {
     /// Builds the placeholders in the content format of the template.
     pub(crate) fn of(format: ContentFormat) -> Result<Self, PrefixError> {
-        let shaped = |of: Placeholder, order| {
+        let shaped = |of: PlaceholderMessage, order| {
             let body = ChatBody::parse(messages_body(format!(",{}", of.json()).as_bytes()).as_slice())?;
             let mut messages = body.with_call_order(order).appended_messages(format)?;
             Ok::<_, PrefixError>(messages.pop().map(object).unwrap_or_default())
         };
-        let all = |of: fn(MessageRole) -> Placeholder| -> Result<_, PrefixError> {
+        let all = |of: fn(MessageRole) -> PlaceholderMessage| -> Result<_, PrefixError> {
             let mut values = <[Value; MessageRole::VARIANTS.len()]>::default();
             for role in MessageRole::VARIANTS.iter().copied() {
                 values[role as usize] = shaped(of(role), CallFieldOrder::Declared)?;
@@ -79,18 +80,18 @@ impl PlaceholderMessages {
         };
         let mut calls = <[Value; 2]>::default();
         for order in [CallFieldOrder::Declared, CallFieldOrder::NameFirst] {
-            calls[order as usize] = shaped(Placeholder::Call, order)?;
+            calls[order as usize] = shaped(PlaceholderMessage::Call, order)?;
         }
-        Ok(Self { plain: all(Placeholder::Plain)?, marked: all(Placeholder::Marked)?, calls })
+        Ok(Self { plain: all(PlaceholderMessage::Plain)?, marked: all(PlaceholderMessage::Marked)?, calls })
     }
 
     /// Returns the conversation up to a cut.
     pub(crate) fn messages(&self, before: &HistorySummary, order: CallFieldOrder) -> Vec<Value> {
-        let leads = before.leading_roles.iter().map(|lead| Placeholder::Plain(*lead));
-        let value = |of: Placeholder| match of {
-            Placeholder::Plain(role) => &self.plain[role as usize],
-            Placeholder::Call => &self.calls[order as usize],
-            Placeholder::Marked(role) => &self.marked[role as usize],
+        let leads = before.leading_roles.iter().map(|lead| PlaceholderMessage::Plain(*lead));
+        let value = |of: PlaceholderMessage| match of {
+            PlaceholderMessage::Plain(role) => &self.plain[role as usize],
+            PlaceholderMessage::Call => &self.calls[order as usize],
+            PlaceholderMessage::Marked(role) => &self.marked[role as usize],
         };
         leads.chain(before.placeholders()).map(|of| value(of).clone()).collect()
     }
@@ -121,8 +122,8 @@ mod tests {
                         question: asked,
                         last_role: last,
                     };
-                    let leads = before.leading_roles.iter().map(|lead| Placeholder::Plain(*lead));
-                    let text: Vec<String> = leads.chain(before.placeholders()).map(Placeholder::json).collect();
+                    let leads = before.leading_roles.iter().map(|lead| PlaceholderMessage::Plain(*lead));
+                    let text: Vec<String> = leads.chain(before.placeholders()).map(PlaceholderMessage::json).collect();
                     let body = format!(r#"{{"messages":[{}]}}"#, text.join(","));
                     let chat = ChatBody::parse(body.as_bytes()).unwrap().with_call_order(order);
                     let whole: Vec<Value> = chat.messages(format).unwrap().into_iter().map(object).collect();

@@ -146,9 +146,9 @@ fn overlong_text_is_rejected_before_it_is_built() {
         assert!(rendered.is_err(), "{expression}");
         assert_eq!(
             template.system_placement(),
-            SystemPlacement::Head,
+            AllowedSystemPosition::Head,
             "{expression}: it is not tried any further either"
         );
     }
-    assert_eq!(compile("{{ 'a' * 10000 }}").system_placement(), SystemPlacement::Anywhere);
+    assert_eq!(compile("{{ 'a' * 10000 }}").system_placement(), AllowedSystemPosition::Anywhere);
 }

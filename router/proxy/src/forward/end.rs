@@ -15,8 +15,8 @@ use crate::identified_request::ParsedRequest;
 use crate::ledger_access::LedgerAccess;
 use crate::quotas::{RequestCompletion, TokenReservation};
 use crate::receipt::{
-    Attempt, AttemptLeg, LedgerFreshness, LookupEvidence, PromptSummary, Receipt, RequestOutcome, StepObservation,
-    unix_ms,
+    Attempt, AttemptLeg, LedgerFreshness, LookupEvidence, PromptLookupSummary, Receipt, RequestOutcome,
+    StepObservation, unix_ms,
 };
 use crate::routing::LiveRouting;
 use crate::shared_cache::SharedCache;
@@ -154,11 +154,11 @@ impl ForwardReceiptSink {
         }
     }
 
-    fn prompt_summary(&self, step: &ForwardedStep) -> PromptSummary {
+    fn prompt_summary(&self, step: &ForwardedStep) -> PromptLookupSummary {
         let counted = step.usage.map(|usage| usage.prompt).filter(|prompt| *prompt > Tokens::ZERO);
         let estimate = Tokens((step.request.incoming.body.len() / BYTES_PER_TOKEN).max(1) as u64);
         let stale = self.ledger.directory().view().quorum().stale;
-        PromptSummary {
+        PromptLookupSummary {
             session_id: step.session,
             session_key_source: step.request.session_key.as_ref().map(|key| key.source),
             token_ids_unavailable: Some(FALLBACK_REASON),

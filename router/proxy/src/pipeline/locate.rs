@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ownership::LedgerView;
-use ownership::ledger::{Ledger, LocateQuery, LocateResult as Found, PromptLineage};
+use ownership::ledger::{Ledger, LocateQuery, LocateResult as Found, SessionMatch};
 use planner::{HeadRelation, LiveIntent, SessionView};
 use prefix::ConvertedRequest;
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, WorkerHealth, WorkerView};
@@ -42,7 +42,7 @@ pub async fn locate(
 ) -> Result<LocatedRequest, ApiError> {
     let view = stage.ledger.directory().view();
     let found = view.locate(query(&identified));
-    if !matches!(found.lineage, PromptLineage::ForksFrom { .. }) || identified.named_session.is_some() {
+    if !matches!(found.lineage, SessionMatch::ForksFrom { .. }) || identified.named_session.is_some() {
         return Ok(build_located(stage, &view, (identified, found, Blocks::ZERO)));
     }
     // Decide whether this is a fork, or another conversation with the same system prompt.

@@ -125,12 +125,12 @@ impl WorkerWindows {
 
 /// The windows of one model by signal.
 #[derive(Debug, Default)]
-struct ModelDrift {
+struct ModelDriftWindows {
     token_counts: WorkerWindows,
     cache_hits: WorkerWindows,
 }
 
-impl ModelDrift {
+impl ModelDriftWindows {
     fn of(&mut self, sign: DriftSignal) -> &mut WorkerWindows {
         match sign {
             DriftSignal::TokenCount => &mut self.token_counts,
@@ -153,7 +153,7 @@ enum DriftTransition {
 /// Observations of all workers. At most two windows per configured model and listed worker.
 #[derive(Debug)]
 pub struct TokenizerDrift {
-    models: Mutex<BTreeMap<ModelId, ModelDrift>>,
+    models: Mutex<BTreeMap<ModelId, ModelDriftWindows>>,
     /// Whether any mismatch is suspected: if not, steps need not take the lock.
     any_suspected: AtomicBool,
     /// Slots for answers that are checked a second time.
@@ -241,8 +241,8 @@ impl TokenizerDrift {
         news
     }
 
-    fn refresh_any(&self, models: &BTreeMap<ModelId, ModelDrift>) {
-        let mut all = models.values().flat_map(ModelDrift::all);
+    fn refresh_any(&self, models: &BTreeMap<ModelId, ModelDriftWindows>) {
+        let mut all = models.values().flat_map(ModelDriftWindows::all);
         self.any_suspected
             .store(all.any(|(_, answered)| answered.suspected_workers().next().is_some()), Ordering::Release);
     }
@@ -292,7 +292,7 @@ impl TokenizerDrift {
     /// Number of models that are suspected everywhere.
     pub fn suspected_model_count(&self) -> usize {
         let is_doubted =
-            |signs: &&ModelDrift| signs.all().iter().any(|(_, answered)| answered.is_suspected_everywhere());
+            |signs: &&ModelDriftWindows| signs.all().iter().any(|(_, answered)| answered.is_suspected_everywhere());
         self.models.lock().values().filter(is_doubted).count()
     }
 }

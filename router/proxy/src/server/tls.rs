@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
 
-/// Section `[operator.tls]`: PEM files.
+/// TLS of a listener, sections `[proxy.tls]` and `[operator.tls]`: PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenerTlsConfig {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use vocabulary::Tokens;
 
-pub use transfer::OutboundTransfer;
+pub use transfer::TransferPin;
 
 use super::FullRestore;
 use super::pool::RunPool;

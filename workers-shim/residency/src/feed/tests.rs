@@ -12,7 +12,7 @@ fn feed(block: u64) -> ResidencyFeed {
 }
 
 fn settle(feed: &mut ResidencyFeed, index: &mut ResidencyIndex, budget: usize) {
-    while feed.settle(index, budget).unwrap() == SettleProgress::More {}
+    while feed.settle(index, budget).unwrap() == ApplyStatus::More {}
 }
 
 fn depth(index: &ResidencyIndex, prompt: &[vocabulary::BlockHash]) -> u64 {
@@ -91,13 +91,13 @@ fn settle_respects_its_budget() {
     let hashes: Vec<u64> = (0..100).collect();
     feed.ingest(&KvCacheEvent::Stored(stored(&hashes, None, &(0..400).collect::<Vec<_>>())));
     let mut before = 0;
-    while feed.settle(&mut index, 10).unwrap() == SettleProgress::More {
+    while feed.settle(&mut index, 10).unwrap() == ApplyStatus::More {
         assert!(index.blocks() - before <= 10);
         before = index.blocks();
     }
     assert_eq!(index.blocks(), 100);
     feed.reset();
-    assert_eq!(feed.settle(&mut index, 10).unwrap(), SettleProgress::More);
+    assert_eq!(feed.settle(&mut index, 10).unwrap(), ApplyStatus::More);
     assert_eq!(depth(&index, &chain(4, &(0..400).collect::<Vec<_>>())), 0, "gone at once");
     assert!(index.blocks() >= 90, "swept later");
     settle(&mut feed, &mut index, 10);

@@ -5,7 +5,7 @@ use vocabulary::{BlockHash, DpRank, Incarnation, KvIndexState, Overlap, Tier, Wo
 
 use super::*;
 use crate::event::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind};
-use crate::feed::{ResidencyFeed, SettleProgress};
+use crate::feed::{ApplyStatus, ResidencyFeed};
 use crate::index::ResidencyIndex;
 use crate::sequence::{MessageAction, SequenceTracker};
 use crate::tests::{chain, removed, rules, stored};
@@ -42,7 +42,7 @@ impl SnapshotPeer {
 
     fn tell(&mut self) {
         self.feed.set_knowledge(self.stream.knowledge());
-        while self.feed.settle(&mut self.index, 5).unwrap() == SettleProgress::More {}
+        while self.feed.settle(&mut self.index, 5).unwrap() == ApplyStatus::More {}
     }
 
     fn chunks(&self) -> Vec<Vec<u8>> {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use vocabulary::{BlockHash, DpRank, Overlap, PrefixId, RootKeys, Tier, WorkerId};
 
 use super::{SEED, chain_from, removed, root, rules, stored};
-use crate::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind, ResidencyFeed, ResidencyIndex, SettleProgress};
+use crate::{ApplyStatus, BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind, ResidencyFeed, ResidencyIndex};
 
 const WORKER: WorkerId = WorkerId(5);
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
@@ -170,7 +170,7 @@ proptest! {
                 KvCacheEvent::Cleared => literal = ReferenceSource::default(),
                 KvCacheEvent::Other => {}
             }
-            while feed.settle(&mut index, 3).unwrap() == SettleProgress::More {}
+            while feed.settle(&mut index, 3).unwrap() == ApplyStatus::More {}
             let held: BTreeSet<BlockHash> = TIERS.into_iter().flat_map(|tier| literal.hold(tier)).collect();
             prop_assert_eq!((index.blocks(), feed.blocks()), (held.len(), literal.placed.len()));
             for prompt in prompts() {
@@ -185,7 +185,7 @@ proptest! {
                 feed.ingest(&KvCacheEvent::Removed(all));
             }
         }
-        while feed.settle(&mut index, 3).unwrap() == SettleProgress::More {}
+        while feed.settle(&mut index, 3).unwrap() == ApplyStatus::More {}
         prop_assert_eq!((index.blocks(), feed.blocks()), (0, 0));
         prop_assert!(feed.source().is_fully_cleared());
     }

@@ -10,11 +10,11 @@ fn chain(blocks: u32) -> PrefixChain {
 }
 
 fn note(index: &SharedIndex, at: (WorkerId, DpRank), chain: &PrefixChain, room: Option<Tokens>) -> KvIndexState {
-    index.note_routed(at, ServedPrompts { prompts: &[chain], basis: ChainBasis::Tokens }, room)
+    index.note_routed(at, StepPromptChains { prompts: &[chain], basis: HashInputKind::Tokens }, room)
 }
 
 fn note_bytes(index: &SharedIndex, chain: &PrefixChain) -> KvIndexState {
-    index.note_routed((WORKER, RANK), ServedPrompts { prompts: &[chain], basis: ChainBasis::Bytes }, None)
+    index.note_routed((WORKER, RANK), StepPromptChains { prompts: &[chain], basis: HashInputKind::Bytes }, None)
 }
 
 fn depth(index: &SharedIndex, chain: &PrefixChain) -> u64 {

@@ -11,7 +11,7 @@ use super::adapters::AdapterNames;
 use super::errors::ErrorResponse;
 use super::responses::ResponseStore;
 use super::transfer_fields::SideChannelIdentity;
-use super::transfer_service::TransferService;
+use super::transfer_service::KvTransferResolver;
 use crate::sim::clock::EngineClock;
 use crate::sim::codec::TextCodec;
 use crate::sim::driver::EngineDriver;
@@ -22,7 +22,7 @@ pub(crate) const VERSION: &str = "0.32.0";
 
 /// What all routes share.
 pub(crate) struct SimState {
-    pub(crate) transfers: Arc<TransferService>,
+    pub(crate) transfers: Arc<KvTransferResolver>,
     pub(crate) driver: EngineDriver,
     pub(crate) codec: Arc<dyn TextCodec>,
     pub(crate) identity: SideChannelIdentity,

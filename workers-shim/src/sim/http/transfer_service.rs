@@ -16,7 +16,7 @@ use crate::engine_api::KvConnector;
 use crate::sim::bootstrap_rooms::BootstrapRooms;
 
 /// How a simulated worker transfers KV.
-pub(crate) struct TransferService {
+pub(crate) struct KvTransferResolver {
     pub(crate) connector: KvConnector,
     pub(crate) role: WorkerRole,
     /// Address of its bootstrap server.
@@ -40,7 +40,7 @@ pub(crate) enum TransferSide {
     },
 }
 
-impl TransferService {
+impl KvTransferResolver {
     /// Returns the part that a request's fields define.
     pub(crate) fn side_of(&self, fields: &RequestFields) -> Result<TransferSide, ErrorResponse> {
         let params = fields.object("kv_transfer_params")?;

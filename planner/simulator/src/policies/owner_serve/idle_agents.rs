@@ -14,10 +14,10 @@ use crate::trace::TraceStep;
 
 /// Agents that are idle and whose next step is expected.
 #[derive(Default)]
-pub(super) struct IdleAgents(BTreeMap<(usize, u32), ExpectedStep>);
+pub(super) struct IdleAgents(BTreeMap<(usize, u32), IdleAgent>);
 
 #[derive(Clone)]
-pub(super) struct ExpectedStep {
+pub(super) struct IdleAgent {
     after: StepRef,
     /// Expected next step: the last prompt and its answer, of which only the length is known.
     expected: TraceStep,
@@ -27,7 +27,7 @@ pub(super) struct ExpectedStep {
 impl IdleAgents {
     pub(super) fn insert(&mut self, after: StepRef, step: &TraceStep) {
         let expected = TraceStep { prompt: step.prompt + step.answer, ..step.clone() };
-        self.0.insert((after.session, step.agent), ExpectedStep { after, expected, is_sent: false });
+        self.0.insert((after.session, step.agent), IdleAgent { after, expected, is_sent: false });
     }
 
     /// Removes an agent whose next step has arrived.
@@ -45,7 +45,7 @@ impl OwnerServe {
     pub(super) fn worthwhile_replications(
         &mut self,
         fleet: &FleetView<'_>,
-    ) -> Vec<((ExpectedStep, SessionId), PrefixReplication)> {
+    ) -> Vec<((IdleAgent, SessionId), PrefixReplication)> {
         let waiting: Vec<_> = self.idle_agents.0.values().filter(|waiting| !waiting.is_sent).cloned().collect();
         let bounds = ReplicationLimits::default();
         let mut moves = Vec::new();
@@ -69,9 +69,9 @@ impl OwnerServe {
     pub(super) fn record_replication(
         &mut self,
         fleet: &FleetView<'_>,
-        ((waiting, id), chosen): ((ExpectedStep, SessionId), PrefixReplication),
+        ((waiting, id), chosen): ((IdleAgent, SessionId), PrefixReplication),
     ) -> ReplicationOrder {
-        let ExpectedStep { after, expected, .. } = waiting;
+        let IdleAgent { after, expected, .. } = waiting;
         if let Some(noted) = self.idle_agents.0.get_mut(&(after.session, expected.agent)) {
             noted.is_sent = true;
         }

@@ -6,14 +6,14 @@ use vocabulary::{HashSeed, PrefixChain, PrefixId, Tokens};
 const SEED: HashSeed = HashSeed(0);
 
 /// Prefix ids of every run's blocks. A block belongs to the run in which it ends.
-pub(super) struct RunPrefixIds {
+pub(super) struct RunTreePrefixIds {
     block: Tokens,
     ids: Vec<PrefixId>,
     /// Index of each run's first id, plus the end of the last one's.
     run_starts: Vec<usize>,
 }
 
-impl RunPrefixIds {
+impl RunTreePrefixIds {
     pub(super) const ROOT: PrefixId = PrefixId(1);
 
     /// Computes the ids of all runs, in blocks of `block` tokens.
@@ -56,7 +56,7 @@ mod tests {
         let first = runs.add(None, 100);
         let [left, right] = [60, 60].map(|tokens| runs.add(Some(first), tokens));
         let other = runs.add(None, 100);
-        let chains = RunPrefixIds::new(&runs, Tokens(20));
+        let chains = RunTreePrefixIds::new(&runs, Tokens(20));
         let of = |path: &[RunId]| chains.of(path, runs.end_depth(path) + Tokens(7));
         let [one, two] = [left, right].map(|end| of(&[first, end]));
         assert_eq!((one.blocks(), one.tokens, one.ids[..5].to_vec()), (Blocks(8), Tokens(167), two.ids[..5].to_vec()));
@@ -71,7 +71,7 @@ mod tests {
         let first = runs.add(None, 30);
         let tiny = runs.add(Some(first), 5);
         let [left, right] = [25, 25].map(|tokens| runs.add(Some(tiny), tokens));
-        let chains = RunPrefixIds::new(&runs, Tokens(20));
+        let chains = RunTreePrefixIds::new(&runs, Tokens(20));
         let of = |path: &[RunId]| chains.of(path, runs.end_depth(path)).ids;
         let (one, two) = (of(&[first, tiny, left]), of(&[first, tiny, right]));
         assert_eq!((one.len(), of(&[first, tiny]).len(), of(&[first]).len()), (3, 1, 1));

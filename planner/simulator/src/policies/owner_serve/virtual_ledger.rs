@@ -16,7 +16,7 @@ use vocabulary::{
     SessionId, TenantId, Tokens,
 };
 
-use super::run_prefix_ids::RunPrefixIds;
+use super::run_prefix_ids::RunTreePrefixIds;
 use super::{FleetView, MODEL, owner, view};
 
 /// This router's node id and client id.
@@ -38,7 +38,7 @@ pub(super) struct VirtualLedger {
     last_serial: u64,
     /// Virtual time that has passed in the traffic but not in the ledger.
     clock_lag: Micros,
-    chains: RunPrefixIds,
+    chains: RunTreePrefixIds,
     origin: KvOrigin,
     scope: Scope,
 }
@@ -76,9 +76,9 @@ impl VirtualLedger {
     pub(super) fn new(fleet: &FleetView<'_>) -> Self {
         let block_bytes = Bytes(fleet.spec.kv_bytes * fleet.block.0);
         let shape = KvShape { format: KvFormat::default(), kinds: KvKinds::default(), block: fleet.block, block_bytes };
-        let chains = RunPrefixIds::new(fleet.runs, fleet.block);
+        let chains = RunTreePrefixIds::new(fleet.runs, fleet.block);
         let origin =
-            KvOrigin { tenant: TenantId::default(), model: ModelId::from(MODEL), root: RunPrefixIds::ROOT, shape };
+            KvOrigin { tenant: TenantId::default(), model: ModelId::from(MODEL), root: RunTreePrefixIds::ROOT, shape };
         let (scope, ledger) = (origin.scope(), Ledger::default());
         let mut quorum = Self { ledger, last_serial: 0, clock_lag: Micros::ZERO, chains, origin, scope };
         quorum.advance_clock(super::micros(fleet.now.0));

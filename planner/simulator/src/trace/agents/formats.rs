@@ -65,7 +65,7 @@ struct DocumentRequest {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct SubAgent<'a> {
+struct SubAgentRecord<'a> {
     t: f64,
     #[serde(borrow)]
     requests: Vec<&'a RawValue>,
@@ -112,7 +112,7 @@ fn read_agent(
         if depth == MAX_AGENT_DEPTH {
             return Err(place.out_of_range("requests", "a sub-agent 17 deep", "sub-agents within each other, 16 deep"));
         }
-        let sub: SubAgent<'_> = json(place, raw.get(), REQUEST)?;
+        let sub: SubAgentRecord<'_> = json(place, raw.get(), REQUEST)?;
         let lasted = place.check_seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
         let child = builder.add_agent(RecordedAgent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
         let begin = begin + place.check_seconds("t", sub.t)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prometheus::Histogram;
-use workers_shim::events::{ChainBasis, ServedPrompts};
+use workers_shim::events::{HashInputKind, StepPromptChains};
 use workers_shim::fleet::Fleet;
 
 use super::RequestEnd;
@@ -39,9 +39,9 @@ impl CommitSink {
         }
         if end.outcome == RequestOutcome::Complete {
             let leg = plan.answer_leg();
-            let by = located.identified.fallback_reason().map_or(ChainBasis::Tokens, |_| ChainBasis::Bytes);
+            let by = located.identified.fallback_reason().map_or(HashInputKind::Tokens, |_| HashInputKind::Bytes);
             let prompts: Vec<_> = located.identified.chains().collect();
-            self.fleet.note_routed(leg.worker, leg.rank, ServedPrompts { prompts: &prompts, basis: by });
+            self.fleet.note_routed(leg.worker, leg.rank, StepPromptChains { prompts: &prompts, basis: by });
         }
     }
 }

@@ -8,7 +8,7 @@ use vocabulary::Blocks;
 use super::RequestEnd;
 use crate::decisions::DecisionHistory;
 use crate::guardrail::ComparisonArm;
-use crate::receipt::{PromptSummary, Receipt, StepObservation, unix_ms};
+use crate::receipt::{PromptLookupSummary, Receipt, StepObservation, unix_ms};
 use crate::request_states::{PlannedStep, step_facts};
 use crate::shared_cache::SharedCache;
 
@@ -34,7 +34,7 @@ impl ReceiptSink {
         let facts = step_facts(&located);
         let chain = &located.identified.prompt.chain;
         let tokens = |blocks: Blocks| blocks.tokens(chain.block);
-        let lookup = PromptSummary {
+        let lookup = PromptLookupSummary {
             session_id: located.session.id,
             session_key_source: located.identified.request.session_key.as_ref().map(|key| key.source),
             token_ids_unavailable: located.identified.fallback_reason().map(Into::into),

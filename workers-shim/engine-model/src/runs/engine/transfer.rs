@@ -7,7 +7,7 @@ use crate::runs::{PrefilledRequest, RunId, RunRequest, RunTree};
 
 /// An outgoing transfer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct OutboundTransfer {
+pub struct TransferPin {
     /// Runs that are pinned in device memory until it is sent.
     pub pinned: Vec<RunId>,
     /// Seconds until the other runs are read from slower tiers.
@@ -16,10 +16,10 @@ pub struct OutboundTransfer {
 
 impl RunEngine {
     /// Pins runs until they are sent; runs in slower tiers are read first.
-    pub fn pin_for_transfer(&mut self, runs: &RunTree, path: &[RunId]) -> OutboundTransfer {
+    pub fn pin_for_transfer(&mut self, runs: &RunTree, path: &[RunId]) -> TransferPin {
         let (kept, below): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
         self.pool.pin(runs, &kept);
-        OutboundTransfer { pinned: kept, load_seconds: self.pool.read_for_transfer(runs, &below) }
+        TransferPin { pinned: kept, load_seconds: self.pool.read_for_transfer(runs, &below) }
     }
 
     /// Unpins runs that were sent.
