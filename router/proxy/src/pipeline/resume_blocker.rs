@@ -2,6 +2,7 @@
 //! ids, where the engine keeps no other state of the answer; or as the end of the same answer generated again, where it
 //! is deterministic.
 
+use memchr::memmem;
 use planner::TransferObstacle;
 use prefix::FallbackReason;
 use serde_json::Value;
@@ -33,7 +34,7 @@ const MEDIA_KEYS: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b
 pub fn resume_blocker(identified: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
     let request = &identified.request;
     let fields = request.body.json_fields();
-    let is_on = |name: &str| fields.read::<Value>(name).is_some_and(|value| !is_unset(&value));
+    let is_on = |name: &str| is_on(fields, name);
     match () {
         () if request.delivery == ResponseDelivery::Whole => Some(ResumeBlocker::NotStreamed),
         () if !config.enabled => Some(ResumeBlocker::Disabled),
@@ -65,7 +66,7 @@ pub fn resume_blocker(identified: &IdentifiedRequest, config: ResumeConfig) -> O
 /// Returns a transcript that records the answer from its first event on.
 pub fn token_transcript(request: &ParsedRequest) -> TokenTranscript {
     let fields = request.body.json_fields();
-    let stops = fields.read::<Value>("stop").is_some_and(|stops| !is_unset(&stops));
+    let stops = is_on(fields, "stop");
     // Engines that parse tool calls and reasoning hold back text that may begin one, whether requested or not.
     let is_chat = request.endpoint == GenerationEndpoint::ChatCompletions;
     let telling = if stops || is_chat { TextDelivery::AfterIds } else { TextDelivery::WithIds };
@@ -98,20 +99,22 @@ pub fn replay_verifier(
 
 /// Whether a response belongs to a conversation stored at its engine, or has tools that the engine runs.
 fn has_engine_state(request: &ParsedRequest) -> bool {
+    if request.endpoint != GenerationEndpoint::Responses {
+        return false;
+    }
     let fields = request.body.json_fields();
     let tools = fields.read::<Vec<Value>>("tools").unwrap_or_default();
-    let runs = tools.iter().any(|tool| !matches!(tool["type"].as_str(), Some("function" | "custom")));
-    request.endpoint == GenerationEndpoint::Responses && (runs || fields.has("conversation"))
+    tools.iter().any(|tool| !matches!(tool["type"].as_str(), Some("function" | "custom"))) || fields.has("conversation")
 }
 
-fn is_unset(value: &Value) -> bool {
+/// Whether a field has a value other than null, false, zero or an empty one. Reads no further than it must.
+fn is_on(fields: &JsonFields, name: &str) -> bool {
+    let Some(value) = fields.get(name) else { return false };
     match value {
-        Value::Null => true,
-        Value::Bool(on) => !on,
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
+        b"null" | b"false" | b"\"\"" => false,
+        [b'[' | b'{', rest @ ..] => !matches!(rest.trim_ascii_start(), [b']' | b'}', ..]),
+        [b'-' | b'0'..=b'9', ..] => fields.read::<f64>(name) != Some(0.0),
+        _ => true,
     }
 }
 
@@ -129,7 +132,7 @@ fn is_more_than_text(identified: &IdentifiedRequest) -> bool {
         Some(_) if fields.has("prompt_embeds") || fields.has("suffix") => true,
         Some(_) => {
             let messages = fields.get("messages").unwrap_or_default();
-            MEDIA_KEYS.iter().any(|name| messages.windows(name.len()).any(|part| part == *name))
+            MEDIA_KEYS.iter().any(|name| memmem::find(messages, name).is_some())
         }
     }
 }
