@@ -1,4 +1,4 @@
-//! Ends what the request occupies: its place in the target's load, and its KV reservation.
+//! Settles the target's speed sample and the KV reservation. The count in flight falls when the receipt consumes the end.
 
 use super::RequestEnd;
 use crate::receipt::RequestOutcome;
