@@ -98,7 +98,7 @@ pub struct ClassifiedStep {
     pub arm: Option<ComparisonArm>,
     /// Actions that are disabled at run time.
     pub disabled: ActionSet,
-    /// Why a broken answer cannot resume by token ids, `None` where it can; it may still be generated again and compared.
+    /// Why a broken answer cannot resume by token ids; `None` where it can. It may still be generated again.
     pub resume_blocker: Option<ResumeBlocker>,
     /// Links over which no KV may move.
     pub disabled_links: Vec<DisabledLink>,

@@ -1,4 +1,4 @@
-//! Settles the target's speed sample and the KV reservation. The count in flight falls when the receipt consumes the end.
+//! Settles the speed sample and the KV reservation. The count in flight falls when the receipt consumes the end.
 
 use super::RequestEnd;
 use crate::receipt::RequestOutcome;
