@@ -14,10 +14,20 @@ use crate::error::SubmitError;
 /// one would be in the log but could not be replicated.
 pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
+/// How soon a command is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Urgency {
+    /// At once: somebody waits for its outcome.
+    Immediate,
+    /// With the next batch, a few milliseconds later at most: nobody waits for it.
+    Background,
+}
+
 /// A queued command.
 #[derive(Debug)]
 pub(crate) struct QueuedCommand {
     pub(crate) command: Command,
+    pub(crate) urgency: Urgency,
     pub(crate) answer: OutcomeSender,
     /// Encoded size of the command.
     pub(crate) bytes: usize,
@@ -27,9 +37,9 @@ pub(crate) type OutcomeSender = oneshot::Sender<Result<Outcome, SubmitError>>;
 
 impl QueuedCommand {
     /// Creates a queued command; refuses one that is larger than a batch.
-    pub(crate) fn new(command: Command, answer: OutcomeSender) -> Result<Self, SubmitError> {
+    pub(crate) fn new(command: Command, urgency: Urgency, answer: OutcomeSender) -> Result<Self, SubmitError> {
         let bytes = encoded_len(&command);
-        if bytes > MAX_BATCH_BYTES { Err(SubmitError::TooLarge) } else { Ok(Self { command, answer, bytes }) }
+        if bytes > MAX_BATCH_BYTES { Err(SubmitError::TooLarge) } else { Ok(Self { command, urgency, answer, bytes }) }
     }
 }
 

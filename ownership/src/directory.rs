@@ -15,7 +15,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::command_queue::CommandTicket;
+use crate::command_queue::{CommandTicket, Urgency};
 use crate::counters::DirectoryStats;
 use crate::data_dir_guard::MAX_DETECTION_TIME;
 use crate::error::{OwnershipError, SubmitError};
@@ -108,6 +108,12 @@ impl Directory {
     /// leader's view.
     pub fn submit(&self, command: Command) -> Result<CommandTicket, SubmitError> {
         self.core.submit(command)
+    }
+
+    /// Submits a command for which nobody waits. It shares a batch with the commands of the next few milliseconds,
+    /// because each batch costs every node a flush and messages.
+    pub fn submit_in_background(&self, command: Command) -> Result<CommandTicket, SubmitError> {
+        self.core.submit_with_urgency(command, Urgency::Background)
     }
 
     /// Records that a router reached this incarnation of a worker; it is reported with the next tick. Returns false if

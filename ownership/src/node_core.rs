@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
 
-use crate::command_queue::{CommandTicket, QueuedCommand};
+use crate::command_queue::{CommandTicket, QueuedCommand, Urgency};
 use crate::counters::DirectoryCounters;
 use crate::error::SubmitError;
 use crate::liveness_reports::LivenessReports;
@@ -193,12 +193,17 @@ impl NodeCore {
     }
 
     pub(crate) fn submit(&self, command: Command) -> Result<CommandTicket, SubmitError> {
+        self.submit_with_urgency(command, Urgency::Immediate)
+    }
+
+    pub(crate) fn submit_with_urgency(&self, command: Command, urgency: Urgency) -> Result<CommandTicket, SubmitError> {
         let (answer, ticket) = oneshot::channel();
         if let Err(refusal) = check_command_level(&self.view(), &command) {
             drop(answer.send(Ok(Outcome::Refused(refusal))));
             return Ok(CommandTicket(ticket));
         }
-        let queued = QueuedCommand::new(command, answer).inspect_err(|error| self.counters().record_failure(*error))?;
+        let queued =
+            QueuedCommand::new(command, urgency, answer).inspect_err(|error| self.counters().record_failure(*error))?;
         let sent = match &*self.queue.lock() {
             None => Err(SubmitError::Closed),
             Some(queue) => queue.try_send(queued).map_err(|error| match error {

@@ -8,7 +8,7 @@ use ledger::{Command, LedgerLimits, OpenSession, Outcome, Submission};
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{ClientId, ClientSerial, ModelId, NodeId, SessionId, TenantId};
 
-use crate::command_queue::{CommandTicket, QueuedCommand};
+use crate::command_queue::{CommandTicket, QueuedCommand, Urgency};
 use crate::error::SubmitError;
 use crate::node_core::{NodeCore, NodeCoreParts};
 use crate::proposal::{ProposalRequest, ReturnedSubmissions, SubmissionFate};
@@ -85,7 +85,7 @@ async fn check_retry_of_forgotten_client(before: &[Command]) {
     let writer = tokio::spawn(async move { writer.run(&mut queued).await });
     let submit = |command| {
         let (answer, ticket) = oneshot::channel();
-        queue.try_send(QueuedCommand::new(command, answer).unwrap()).unwrap();
+        queue.try_send(QueuedCommand::new(command, Urgency::Immediate, answer).unwrap()).unwrap();
         CommandTicket(ticket)
     };
     for command in before {

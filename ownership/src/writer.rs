@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use vocabulary::{ClientId, ClientSerial};
 
-use crate::command_queue::{MAX_BATCH_BYTES, OutcomeSender, QueuedCommand};
+use crate::command_queue::{MAX_BATCH_BYTES, OutcomeSender, QueuedCommand, Urgency};
 use crate::delivery::{BatchDelivery, open_client};
 use crate::error::SubmitError;
 use crate::node_core::NodeCore;
@@ -31,6 +31,9 @@ const MAX_IN_FLIGHT: usize = 2;
 /// How long to wait for answers before an extra batch is sent, so that without a quorum commands time out
 /// independently.
 const EXTRA_BATCH_DELAY: Duration = Duration::from_millis(50);
+
+/// Minimum time between two batches of commands for which nobody waits.
+const BACKGROUND_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Yields to other tasks without a new command after which a batch is sent.
 const IDLE_TURNS: u32 = 2;
@@ -62,6 +65,8 @@ enum WriterStep {
     Send,
     /// Takes commands from the queue.
     TakeFromQueue,
+    /// Takes further commands from the queue until the next batch of background commands is due.
+    Collect,
     /// Waits until another batch is due.
     WaitUntilDue,
     /// Waits until a batch is answered.
@@ -80,18 +85,31 @@ enum BatchReadiness {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum QueueState {
     HasPending,
+    /// Nobody waits for the pending commands, and they do not fill a batch.
+    HasBackground,
     /// Nothing is pending, but the queue may still deliver commands.
     QueueOpen,
     /// The queue is closed and empty.
     Drained,
 }
 
+fn queue_state(waiting: &VecDeque<QueuedCommand>, is_closed: bool) -> QueueState {
+    let is_background = |queued: &QueuedCommand| queued.urgency == Urgency::Background;
+    match (waiting.is_empty(), is_closed) {
+        (true, true) => QueueState::Drained,
+        (true, false) => QueueState::QueueOpen,
+        (false, false) if waiting.len() < MAX_BATCH && waiting.iter().all(is_background) => QueueState::HasBackground,
+        (false, _) => QueueState::HasPending,
+    }
+}
+
 /// Decides the next action from one reading of the clock. If a batch is not due yet, the writer waits for it.
-fn next_step(pace: BatchReadiness, left: QueueState) -> WriterStep {
+fn next_step(pace: BatchReadiness, left: QueueState, last_sent: Duration) -> WriterStep {
     match (pace, left) {
         (_, QueueState::Drained) | (BatchReadiness::Full, _) => WriterStep::WaitForAnswer,
         (BatchReadiness::Early, _) => WriterStep::WaitUntilDue,
-        (BatchReadiness::Due, QueueState::HasPending) => WriterStep::Send,
+        (BatchReadiness::Due, QueueState::HasBackground) if last_sent < BACKGROUND_INTERVAL => WriterStep::Collect,
+        (BatchReadiness::Due, QueueState::HasPending | QueueState::HasBackground) => WriterStep::Send,
         (BatchReadiness::Due, QueueState::QueueOpen) => WriterStep::TakeFromQueue,
     }
 }
@@ -162,24 +180,21 @@ impl CommandWriter {
         let (mut taken, mut waiting) = (Vec::new(), VecDeque::new());
         let mut is_closed = false;
         loop {
-            let left = match is_closed {
-                _ if !waiting.is_empty() => QueueState::HasPending,
-                false => QueueState::QueueOpen,
-                true => QueueState::Drained,
-            };
-            let next = next_step(self.batch_readiness(), left);
+            let left = queue_state(&waiting, is_closed);
+            let next = next_step(self.batch_readiness(), left, self.last_sent.elapsed());
             if next == WriterStep::Send {
                 in_flight.push(self.send(next_batch(&mut waiting)).await);
                 continue;
             }
             tokio::select! {
-                count = queue.recv_many(&mut taken, MAX_BATCH), if next == WriterStep::TakeFromQueue => {
+                count = queue.recv_many(&mut taken, MAX_BATCH), if matches!(next, WriterStep::TakeFromQueue | WriterStep::Collect) => {
                     is_closed = count == 0;
                     gather(queue, &mut taken).await;
                     waiting.extend(taken.drain(..));
                 }
                 Some(answered) = in_flight.next() => self.deliver_outcomes(answered),
                 () = tokio::time::sleep_until(self.last_sent + EXTRA_BATCH_DELAY), if next == WriterStep::WaitUntilDue => {}
+                () = tokio::time::sleep_until(self.last_sent + BACKGROUND_INTERVAL), if next == WriterStep::Collect => {}
                 else => return,
             }
         }
@@ -309,7 +324,11 @@ mod tests {
     fn queued(bytes: usize) -> Result<QueuedCommand, SubmitError> {
         let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(bytes).as_str()));
         let command = Command::OpenSession(OpenSession { session: SessionId(1), tenant, model, parent: None });
-        QueuedCommand::new(command, oneshot::channel().0)
+        QueuedCommand::new(command, Urgency::Immediate, oneshot::channel().0)
+    }
+
+    fn background() -> QueuedCommand {
+        QueuedCommand { urgency: Urgency::Background, ..queued(1).unwrap() }
     }
 
     #[test]
@@ -357,7 +376,8 @@ mod tests {
 
     #[test]
     fn a_pending_batch_is_sent_or_its_deadline_is_awaited() {
-        for left in [QueueState::HasPending, QueueState::QueueOpen] {
+        let next_step = |pace, left| next_step(pace, left, Duration::ZERO);
+        for left in [QueueState::HasPending, QueueState::HasBackground, QueueState::QueueOpen] {
             assert_eq!(
                 (next_step(BatchReadiness::Early, left), next_step(BatchReadiness::Full, left)),
                 (WriterStep::WaitUntilDue, WriterStep::WaitForAnswer)
@@ -373,5 +393,20 @@ mod tests {
         for pace in [BatchReadiness::Full, BatchReadiness::Early, BatchReadiness::Due] {
             assert_eq!(next_step(pace, QueueState::Drained), WriterStep::WaitForAnswer);
         }
+    }
+
+    #[test]
+    fn background_commands_wait_for_others_but_never_long() {
+        let next_step = |last_sent| next_step(BatchReadiness::Due, QueueState::HasBackground, last_sent);
+        assert_eq!(next_step(BACKGROUND_INTERVAL / 2), WriterStep::Collect);
+        assert_eq!(next_step(BACKGROUND_INTERVAL), WriterStep::Send);
+        let mut waiting: VecDeque<_> = (0..MAX_BATCH - 1).map(|_| background()).collect();
+        assert_eq!(queue_state(&waiting, false), QueueState::HasBackground);
+        assert_eq!(queue_state(&waiting, true), QueueState::HasPending, "nothing more can come");
+        waiting.push_back(background());
+        assert_eq!(queue_state(&waiting, false), QueueState::HasPending, "the batch is full");
+        waiting.truncate(1);
+        waiting.push_back(queued(1).unwrap());
+        assert_eq!(queue_state(&waiting, false), QueueState::HasPending, "somebody waits for it");
     }
 }

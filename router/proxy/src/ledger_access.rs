@@ -62,15 +62,15 @@ impl LedgerAccess {
     /// useless, and would only delay commands that must not be lost.
     pub fn submit_advice(&self, command: Command) {
         if self.ledger_reach() == QuorumReachability::Quorum {
-            drop(self.directory.submit(command));
+            drop(self.directory.submit_in_background(command));
         }
     }
 
-    /// Submits a command at once, so that commands stay in order. The future returns its outcome; `None` when it was
+    /// Queues a command before it returns, so that commands stay in order. The future returns its outcome; `None` when it was
     /// not accepted, or the outcome is unknown.
     pub fn commit(&self, command: Command) -> impl Future<Output = Option<Outcome>> + Send + 'static {
         let begun = Instant::now();
-        let ticket = self.directory.submit(command);
+        let ticket = self.directory.submit_in_background(command);
         let seconds = self.commit_seconds.clone();
         async move {
             let outcome = ticket.ok()?.await.ok()?;
