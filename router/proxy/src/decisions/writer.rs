@@ -26,6 +26,9 @@ const MAX_QUEUED_RECORDS: usize = 4_096;
 /// queued. About 40 MB.
 const MAX_QUEUED_ENTRIES: usize = 40 * MAX_QUEUED_RECORDS;
 
+/// How long records collect before they are written.
+const COLLECT_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Minimum interval between log lines about a failing disk.
 const ERROR_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -118,13 +121,16 @@ fn write_all(
     }
 }
 
-/// Receives the next record; flushes before it blocks.
+/// Receives the next record; flushes before it blocks. After a wait it lets further records collect, because waking
+/// this thread and writing to the file for each record would cost every request more than its record does.
 fn next_record(records: &Receiver<DecisionRecord>, log: &mut SegmentedLog) -> Option<DecisionRecord> {
     match records.try_recv() {
         Ok(record) => Some(record),
         Err(TryRecvError::Empty) => {
             log.flush();
-            records.recv().ok()
+            let record = records.recv().ok()?;
+            thread::sleep(COLLECT_INTERVAL);
+            Some(record)
         }
         Err(TryRecvError::Disconnected) => {
             log.flush();
