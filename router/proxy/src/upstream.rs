@@ -2,6 +2,8 @@
 //!
 //! It changes no body and decompresses nothing. It makes no decisions: the caller chooses the worker.
 
+mod connections;
+
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -11,11 +13,8 @@ use http::header::{self, HeaderMap, HeaderName};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
-use hyper::body::Incoming as HyperBody;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
+use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 use smart_default::SmartDefault;
@@ -25,6 +24,7 @@ use vocabulary::{ByteCount, TimeSpan};
 use workers_shim::engine_api::EventBudget;
 
 use crate::error::ApiError;
+use connections::{ConnectionBody, ConnectionPool};
 
 /// Section `[upstream]`: how workers are reached.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -112,7 +112,7 @@ impl UpstreamError {
 /// HTTP client for all workers. Clones share one pool.
 #[derive(Clone)]
 pub struct Upstream {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    connections: ConnectionPool,
     config: UpstreamConfig,
     events: EventBudget,
 }
@@ -147,14 +147,10 @@ impl Upstream {
         http.set_connect_timeout(Some(config.connect_timeout.0));
         let connector =
             HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
-        let client = Client::builder(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(config.connection_idle_timeout.0)
-            .pool_max_idle_per_host(config.max_idle_connections_per_worker)
-            .build(connector);
+        let (idle_timeout, max_idle) = (config.connection_idle_timeout.0, config.max_idle_connections_per_worker);
+        let connections = ConnectionPool::new(connector, idle_timeout, max_idle);
         let events = EventBudget::of(config.stream_buffer_limit.0);
-        Self { client, config, events }
+        Self { connections, config, events }
     }
 
     /// Returns the memory budget for unfinished events of all workers' streams.
@@ -174,11 +170,8 @@ impl Upstream {
         *outgoing.uri_mut() = uri;
         *outgoing.headers_mut() = request.headers;
         let limit = self.config.first_byte_timeout.0;
-        let answer = tokio::time::timeout(limit, self.client.request(outgoing)).await;
-        let answer = answer.map_err(|_| UpstreamError::Timeout(limit))?.map_err(|error| {
-            let detail = error_chain(&error);
-            if error.is_connect() { UpstreamError::Connect(detail) } else { UpstreamError::Broken(detail) }
-        })?;
+        let answer = tokio::time::timeout(limit, self.connections.send(outgoing)).await;
+        let answer = answer.map_err(|_| UpstreamError::Timeout(limit))??;
         Ok(answer.map(|body| WorkerBody::new(body, self.config.stream_idle_timeout.0)))
     }
 }
@@ -235,14 +228,14 @@ pub enum WorkerBodyError {
 /// A worker's answer as it arrives, with a limit on its pauses.
 #[derive(Debug)]
 pub struct WorkerBody {
-    inner: HyperBody,
+    inner: ConnectionBody,
     idle_timeout: Duration,
     idle_timer: Pin<Box<Sleep>>,
     waiting: bool,
 }
 
 impl WorkerBody {
-    fn new(inner: HyperBody, idle_timeout: Duration) -> Self {
+    fn new(inner: ConnectionBody, idle_timeout: Duration) -> Self {
         Self { inner, idle_timeout, idle_timer: Box::pin(tokio::time::sleep(idle_timeout)), waiting: false }
     }
 }
