@@ -81,65 +81,59 @@ impl Subsystems {
         let file = config.discovery.workers_file.as_deref().map(WorkerFile::open).transpose()?;
         let directory = Arc::new(open_directory(config).await?);
         let index = SharedIndex::new();
-        let neighbours: Arc<dyn RouterPeers> = Arc::new(directory.peers().clone());
-        let (alive, reports) = mpsc::channel(MAX_QUEUED_REPORTS);
-        let supervision = directory.supervision().clone();
-        let keep: SuperviseTask = Arc::new(move |name, begin| supervision.kept(name, begin).boxed());
+        let router_peers: Arc<dyn RouterPeers> = Arc::new(directory.peers().clone());
+        let (liveness, liveness_reports) = mpsc::channel(MAX_QUEUED_REPORTS);
+        let supervision = directory.supervision();
+        let fleet_supervision = supervision.clone();
+        let supervise_task: SuperviseTask = Arc::new(move |name, begin| fleet_supervision.kept(name, begin).boxed());
         let options = FleetOptions {
             workers: Vec::new(),
             pace: ProbeSettings::default(),
             index: index.clone(),
             rules: event_rules(catalog.clone()),
-            liveness: Some(alive),
+            liveness: Some(liveness),
             routed_limits: RoutedBlockLimits::default(),
-            snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
+            snapshots: Some(Arc::new(SnapshotClient::new(router_peers.clone(), metrics.exchange.clone()))),
         };
-        let fleet = Arc::new(Fleet::start_supervised(options, keep)?);
-        let (listed_workers, untaken) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
-        let discovery = (&config.discovery, metrics.process.discovery.clone());
-        let membership = WorkerDiscovery::new((fleet.clone(), listed_workers.clone()), directory.clone(), discovery);
-        let membership = Arc::new(membership);
-        membership.update_list((WorkerSource::Static, 0), config.workers.clone());
-        let exchange = PeerExchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
+        let fleet = Arc::new(Fleet::start_supervised(options, supervise_task)?);
+        let (pool, stale_files) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
+        let discovery_options = (&config.discovery, metrics.process.discovery.clone());
+        let discovery =
+            Arc::new(WorkerDiscovery::new((fleet.clone(), pool.clone()), directory.clone(), discovery_options));
+        discovery.update_list((WorkerSource::Static, 0), config.workers.clone());
+        let exchange = PeerExchange::new(fleet.clone(), router_peers, metrics.exchange.clone());
         exchange.serve(&directory);
-        let tasks = directory.supervision();
-        let leases = (directory.clone(), listed_workers.clone(), Arc::new(AsyncMutex::new(reports)));
-        let drained = (directory.clone(), Arc::downgrade(&fleet));
-        let mut running = vec![
-            tasks.supervise("leases", move || {
-                let (directory, listed_workers, reports) = leases.clone();
-                async move { keep_leases(directory, listed_workers, &mut *reports.lock().await).await }
+        let leases = (directory.clone(), pool.clone(), Arc::new(AsyncMutex::new(liveness_reports)));
+        let drains = (directory.clone(), Arc::downgrade(&fleet));
+        let mut tasks = vec![
+            supervision.supervise("leases", move || {
+                let (directory, pool, reports) = leases.clone();
+                async move { register_or_report_alive(directory, pool, &mut *reports.lock().await).await }
             }),
-            tasks.supervise("drains", move || drains::follow(drained.0.clone(), drained.1.clone())),
-            tasks.supervise("exchange", move || exchange.clone().run()),
+            supervision.supervise("drains", move || drains::follow(drains.0.clone(), drains.1.clone())),
+            supervision.supervise("exchange", move || exchange.clone().run()),
         ];
         if let Some((file, workers)) = file {
-            membership.update_list((WorkerSource::File, 0), workers);
-            let (followed, told) = (WatchedFiles { name: "workers", stale: untaken.clone() }, membership.clone());
-            running.push(tasks.supervise("workers_file", move || file.clone().follow(told.clone(), followed.clone())));
+            discovery.update_list((WorkerSource::File, 0), workers);
+            let watched = WatchedFiles { name: "workers", stale: stale_files.clone() };
+            let discovery = discovery.clone();
+            let follow = move || file.clone().follow(discovery.clone(), watched.clone());
+            tasks.push(supervision.supervise("workers_file", follow));
         }
-        membership.reconcile()?;
-        let (kept, expired) = (membership.clone(), membership.clone());
-        running.push(tasks.supervise_forever("membership", move || kept.clone().run()));
-        running.push(tasks.supervise_forever("registrations", move || expired.clone().expire()));
+        discovery.reconcile()?;
+        let (reconciled, expired) = (discovery.clone(), discovery.clone());
+        tasks.push(supervision.supervise_forever("discovery", move || reconciled.clone().run()));
+        tasks.push(supervision.supervise_forever("registrations", move || expired.clone().expire()));
         for name in config.discovery.dns.iter().cloned().enumerate() {
-            let told = membership.clone();
-            running.push(tasks.supervise_forever("dns", move || dns::follow(told.clone(), name.clone())));
+            let discovery = discovery.clone();
+            tasks.push(supervision.supervise_forever("dns", move || dns::follow(discovery.clone(), name.clone())));
         }
         for service in config.discovery.kubernetes.iter().cloned().enumerate() {
-            let told = membership.clone();
-            running.push(tasks.supervise("kubernetes", move || kubernetes::follow(told.clone(), service.clone())));
+            let discovery = discovery.clone();
+            let follow = move || kubernetes::follow(discovery.clone(), service.clone());
+            tasks.push(supervision.supervise("kubernetes", follow));
         }
-        Ok(Self {
-            directory,
-            fleet,
-            pool: listed_workers,
-            discovery: membership,
-            index,
-            catalog,
-            stale_files: untaken,
-            tasks: running,
-        })
+        Ok(Self { directory, fleet, pool, discovery, index, catalog, stale_files, tasks })
     }
 
     /// Flushes the ledger and closes it.
@@ -179,48 +173,49 @@ fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
     })
 }
 
-/// Registers each incarnation of a worker when it is first reached, and renews its lease while it is reachable.
-async fn keep_leases(
+/// Registers each incarnation of a worker when it is first reached, and reports it alive, which renews its lease, while
+/// it is reachable.
+async fn register_or_report_alive(
     directory: Arc<Directory>,
-    listed_workers: Arc<WorkerPool>,
+    pool: Arc<WorkerPool>,
     reports: &mut mpsc::Receiver<LivenessReport>,
 ) {
-    while let Some(alive) = reports.recv().await {
+    while let Some(report) = reports.recv().await {
         let view = directory.view();
-        let registered = view.worker(alive.worker).is_some_and(|worker| {
-            worker.incarnation == alive.incarnation && worker.is_live() && worker.spec.ranks == alive.ranks
+        let is_registered = view.worker(report.worker).is_some_and(|worker| {
+            worker.incarnation == report.incarnation && worker.is_live() && worker.spec.ranks == report.ranks
         });
-        if registered {
-            directory.report_alive(alive.worker, alive.incarnation);
-        } else if let Some(command) = registration_command(&listed_workers, alive, directory.lease_duration()) {
-            register(&directory, alive, command).await;
+        if is_registered {
+            directory.report_alive(report.worker, report.incarnation);
+        } else if let Some(command) = registration_command(&pool, report, directory.lease_duration()) {
+            register(&directory, report, command).await;
         }
     }
 }
 
-async fn register(directory: &Directory, alive: LivenessReport, command: Command) {
+async fn register(directory: &Directory, report: LivenessReport, command: Command) {
     let Ok(ticket) = directory.submit(command) else { return };
     match ticket.await {
         Ok(Outcome::Refused(refusal)) => {
-            tracing::warn!(worker = %alive.worker, %refusal, "a worker was not registered")
+            tracing::warn!(worker = %report.worker, %refusal, "a worker was not registered")
         }
-        Ok(_) => tracing::info!(worker = %alive.worker, incarnation = alive.incarnation.0, "a worker is registered"),
-        Err(error) => tracing::warn!(worker = %alive.worker, %error, "a worker could not be registered"),
+        Ok(_) => tracing::info!(worker = %report.worker, incarnation = report.incarnation.0, "a worker is registered"),
+        Err(error) => tracing::warn!(worker = %report.worker, %error, "a worker could not be registered"),
     }
 }
 
-fn registration_command(listed_workers: &WorkerPool, alive: LivenessReport, lease: Duration) -> Option<Command> {
-    let member = listed_workers.member(alive.worker)?;
+fn registration_command(pool: &WorkerPool, report: LivenessReport, lease: Duration) -> Option<Command> {
+    let member = pool.member(report.worker)?;
     let config = &member.config;
     Some(Command::RegisterWorker(RegisterWorker {
-        worker: alive.worker,
-        incarnation: alive.incarnation,
+        worker: report.worker,
+        incarnation: report.incarnation,
         spec: LedgerSpec {
             endpoint: config.endpoint().clone(),
             role: config.role(),
             kind: WorkerKind::Engine,
             models: config.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
-            ranks: alive.ranks,
+            ranks: report.ranks,
         },
         ttl: Micros::of(lease),
     }))
@@ -242,7 +237,7 @@ mod tests {
         let directory = Arc::new(Directory::open(Options::new(data.path())).await.unwrap());
         let config = WorkerConfig::from_url(worker.url().parse().unwrap());
         let id = WorkerId::of_endpoint(config.endpoint());
-        let (alive, mut reports) = mpsc::channel(MAX_QUEUED_REPORTS);
+        let (liveness, mut reports) = mpsc::channel(MAX_QUEUED_REPORTS);
         // Probed when it starts, but not again during this test.
         let pace = ProbeSettings { every: Duration::from_secs(3600), ..ProbeSettings::default() };
         let fleet = Fleet::start(FleetOptions {
@@ -250,25 +245,25 @@ mod tests {
             pace,
             index: SharedIndex::new(),
             rules: Arc::new(|_| None),
-            liveness: Some(alive),
+            liveness: Some(liveness),
             routed_limits: RoutedBlockLimits::default(),
             snapshots: None,
         });
         let fleet = Arc::new(fleet.unwrap());
-        let listed_workers = Arc::new(WorkerPool::default());
-        listed_workers.add(vec![(WorkerSource::Static, config)]);
+        let pool = Arc::new(WorkerPool::default());
+        pool.add(vec![(WorkerSource::Static, config)]);
         let tasks = [
             tokio::spawn({
                 let directory = directory.clone();
-                async move { keep_leases(directory, listed_workers, &mut reports).await }
+                async move { register_or_report_alive(directory, pool, &mut reports).await }
             }),
             tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
         ];
         wait_until("the worker is registered", || directory.view().worker(id).is_some()).await;
         let health = || fleet.snapshot().iter().find(|worker| worker.id == id).map(|worker| worker.health);
         for (draining, wanted) in [(DrainFlag::Yes, WorkerHealth::Draining), (DrainFlag::No, WorkerHealth::Ready)] {
-            let said = directory.submit(Command::DrainWorker(DrainWorker { worker: id, draining })).unwrap().await;
-            assert_eq!(said, Ok(Outcome::Done));
+            let outcome = directory.submit(Command::DrainWorker(DrainWorker { worker: id, draining })).unwrap().await;
+            assert_eq!(outcome, Ok(Outcome::Done));
             wait_until("it is obeyed", || health() == Some(wanted)).await;
         }
         tasks.iter().for_each(JoinHandle::abort);

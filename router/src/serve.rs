@@ -286,7 +286,7 @@ mod tests {
         let tasks = router.gateway.directory().supervision().clone();
         let names = tasks.tasks();
         let wanted =
-            "api_keys workers_file dns leases membership probes events proxy_listener sessions writer proposer";
+            "api_keys workers_file dns leases discovery probes events proxy_listener sessions writer proposer";
         for wanted in wanted.split(' ') {
             assert!(names.contains(&wanted), "{wanted} is not among {names:?}");
         }

@@ -117,7 +117,7 @@ mod tests {
     #[tokio::test]
     async fn workers_follow_dns_and_a_failing_resolver_is_reported_without_changes() {
         let router = start_router_at(&[], &[]).await;
-        let (app_state, membership) = (router.gateway.clone(), router.gateway.discovery().clone());
+        let (app_state, discovery) = (router.gateway.clone(), router.gateway.discovery().clone());
         let answer = Arc::new(Mutex::new(Ok(addresses(&["127.0.0.1:1", "[::1]:2"]))));
         let told = answer.clone();
         let resolve = async move |name: String| {
@@ -131,23 +131,23 @@ mod tests {
             models: Vec::new(),
             api_key: None,
         };
-        let following = follow_with(membership.clone(), (0, config), resolve);
+        let following = follow_with(discovery.clone(), (0, config), resolve);
         let endpoints =
             || app_state.fleet().snapshot().iter().map(|view| view.endpoint.to_string()).collect::<Vec<_>>();
         let watching = async {
             wait_until("both came", || endpoints() == ["http://127.0.0.1:1", "http://[::1]:2"]).await;
             assert_eq!(app_state.fleet().snapshot()[0].role, vocabulary::WorkerRole::Decode);
             *answer.lock() = Err(io::ErrorKind::ConnectionRefused);
-            wait_until("it is told", || !membership.failures().is_empty()).await;
-            let (source, why) = membership.failures().remove(0);
+            wait_until("it is told", || !discovery.failures().is_empty()).await;
+            let (source, why) = discovery.failures().remove(0);
             assert!(source == WorkerSource::Dns && why.contains("engines.test:8000 cannot be resolved"), "{why}");
             assert_eq!(endpoints().len(), 2);
             *answer.lock() = Ok(Vec::new());
-            wait_until("it has none", || membership.failures()[0].1.contains("has no address")).await;
+            wait_until("it has none", || discovery.failures()[0].1.contains("has no address")).await;
             assert_eq!(endpoints().len(), 2);
             *answer.lock() = Ok(addresses(&["[::1]:2"]));
             wait_until("one left", || endpoints() == ["http://[::1]:2"]).await;
-            assert_eq!(membership.failures(), []);
+            assert_eq!(discovery.failures(), []);
         };
         tokio::select! {
             () = following => {}

@@ -92,7 +92,7 @@ enum WatchRestart {
 /// Publishes the service's endpoints whenever they change. Never returns.
 pub async fn follow(discovery: Arc<WorkerDiscovery>, (at, config): (usize, KubernetesConfig)) {
     let mut pause = RETRY_BACKOFF.0;
-    let mut service = ServiceWatch { membership: discovery, index: at, config, published: None, is_working: false };
+    let mut service = ServiceWatch { discovery, index: at, config, published: None, is_working: false };
     loop {
         match service.list_and_watch().await {
             Ok(()) => pause = RETRY_BACKOFF.0,
@@ -101,7 +101,7 @@ pub async fn follow(discovery: Arc<WorkerDiscovery>, (at, config): (usize, Kuber
                 if std::mem::take(&mut service.is_working) {
                     pause = RETRY_BACKOFF.0;
                 }
-                service.membership.mark_failing((WorkerSource::Kubernetes, at), error.to_string());
+                service.discovery.mark_failing((WorkerSource::Kubernetes, at), error.to_string());
                 pause = (pause * 2).min(RETRY_BACKOFF.1);
             }
         }
@@ -111,7 +111,7 @@ pub async fn follow(discovery: Arc<WorkerDiscovery>, (at, config): (usize, Kuber
 
 /// One service, and what was published of it.
 struct ServiceWatch {
-    membership: Arc<WorkerDiscovery>,
+    discovery: Arc<WorkerDiscovery>,
     index: usize,
     config: KubernetesConfig,
     published: Option<BTreeSet<WorkerUrl>>,
@@ -187,10 +187,10 @@ impl ServiceWatch {
                 api_key: config.api_key.clone(),
                 ..WorkerConfig::from_url(url.clone())
             };
-            self.membership.update_list(list, ready.iter().map(worker).collect());
+            self.discovery.update_list(list, ready.iter().map(worker).collect());
             self.published = Some(ready);
         }
-        self.membership.mark_working(list);
+        self.discovery.mark_working(list);
         self.is_working = true;
         Ok(())
     }
