@@ -23,6 +23,7 @@ pub mod request_end;
 pub mod resume;
 pub mod resume_blocker;
 mod resume_config;
+mod resume_recording;
 pub mod reverse_pull;
 pub mod session_resolution;
 mod stage_span;

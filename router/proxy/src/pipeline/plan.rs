@@ -133,7 +133,7 @@ pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedSte
     let routing = stage.routing.get();
     let (mode, arm) = (routing.mode_of(located.affinity_key), routing.arm_of(located.affinity_key));
     let barred = stage.transfer_checks.disabled_links();
-    let unresumable = resume_blocker(&located.identified, stage.resume);
+    let resume_blocker = resume_blocker(&located.identified, stage.resume);
     ClassifiedStep {
         mode,
         arm,
@@ -142,7 +142,7 @@ pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedSte
         kind: step,
         request: ask,
         located,
-        resume_blocker: unresumable,
+        resume_blocker,
     }
 }
 

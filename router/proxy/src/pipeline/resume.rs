@@ -21,8 +21,29 @@ use crate::legs::Legs;
 use crate::request_states::ClassifiedStep;
 use crate::upstream::WorkerBody;
 
-/// Token ids of the prompt, and of the answer part that is kept. Without them the whole answer is requested again.
-pub type ResumePrefix = Option<(Vec<u32>, Vec<u32>)>;
+/// Where another worker resumes an answer.
+#[derive(Debug)]
+pub enum ResumeFrom {
+    /// After these token ids of the prompt, and of the part of the answer that is kept.
+    TokenIds {
+        /// The prompt.
+        prompt: Vec<u32>,
+        /// The kept part of the answer.
+        answer: Vec<u32>,
+    },
+    /// From the beginning: the whole answer is generated again.
+    Beginning,
+}
+
+impl ResumeFrom {
+    /// Returns the number of answer tokens that are kept.
+    pub(super) fn kept_tokens(&self) -> Tokens {
+        match self {
+            Self::TokenIds { answer, .. } => Tokens(answer.len() as u64),
+            Self::Beginning => Tokens::ZERO,
+        }
+    }
+}
 
 /// The rest of an answer.
 pub struct ResumedAnswer {
@@ -38,10 +59,10 @@ pub struct ResumedAnswer {
 pub(super) async fn resume(
     stage: Arc<StreamStage>,
     planning: EndGuard<Planning>,
-    (error, so_far): (ApiError, ResumePrefix),
+    (error, from): (ApiError, ResumeFrom),
 ) -> Result<ResumedAnswer, ApiError> {
     let requests = &stage.requests;
-    match try_resume(&stage, planning, so_far).await {
+    match try_resume(&stage, planning, &from).await {
         Ok(resumed) => {
             requests.broken_streams.with_label_values(&["resumed"]).inc();
             if let Some(resumed) = resumed.streaming.attempt().and_then(|attempt| attempt.resume) {
@@ -60,7 +81,7 @@ pub(super) async fn resume(
 async fn try_resume(
     stage: &StreamStage,
     mut planning: EndGuard<Planning>,
-    so_far: ResumePrefix,
+    from: &ResumeFrom,
 ) -> Result<ResumedAnswer, ApiError> {
     let (ends, reporter) = (&stage.ends, &stage.reporter);
     loop {
@@ -75,11 +96,11 @@ async fn try_resume(
         };
         let (step, chosen) = (&dispatched.step, &dispatched.planned.plan);
         commit::announce(&stage.execute.ledger, step, chosen);
-        let sent = match legs(stage, (step, chosen), so_far.as_ref()) {
+        let sent = match legs(stage, (step, chosen), from) {
             Ok(legs) => execute(&stage.execute, (step, chosen), legs).await,
             Err(error) => {
-                let (asked, exclude) = (Instant::now(), chosen.target());
-                Err(FailedAttempt { sent_at: asked, events: Vec::new(), exclude, error })
+                let (sent_at, exclude) = (Instant::now(), chosen.target());
+                Err(FailedAttempt { sent_at, events: Vec::new(), exclude, error })
             }
         };
         match sent {
@@ -110,13 +131,13 @@ async fn try_resume(
 fn legs(
     stage: &StreamStage,
     (step, plan): (&ClassifiedStep, &Plan),
-    so_far: Option<&(Vec<u32>, Vec<u32>)>,
+    from: &ResumeFrom,
 ) -> Result<Legs, LegError> {
     let legs = Legs::of(&stage.client, step);
-    let Some((prompt, said)) = so_far else { return Ok(legs) };
+    let ResumeFrom::TokenIds { prompt, answer } = from else { return Ok(legs) };
     let target = step.located.workers.iter().find(|worker| worker.id == plan.target());
     let context = target.ok_or(LegError::UnknownWorker)?.capacity.context;
     let context = Some(context).filter(|context| *context > Tokens::ZERO);
-    let body = legs.body.continuation(legs.options.api, AnswerContinuation { prompt, answer: said, context });
+    let body = legs.body.continuation(legs.options.api, AnswerContinuation { prompt, answer, context });
     legs.for_resume(body.ok_or(LegError::UnknownWorker)?)
 }

@@ -1,16 +1,14 @@
-//! Decides whether another worker can produce the rest of a partly delivered answer: as a plain continuation of token
-//! ids, where the engine keeps no other state of the answer; or as the end of the same answer generated again, where it
-//! is deterministic.
+//! Decides whether another worker can produce the rest of a partly delivered answer as a plain continuation of token ids:
+//! only where the engine keeps no other state of the answer.
 
 use memchr::memmem;
 use planner::TransferObstacle;
 use prefix::FallbackReason;
 use serde_json::Value;
-use workers_shim::engine_api::{AnswerDeterminism, JsonFields, ReplayVerifier, TextDelivery, TokenTranscript};
-use workers_shim::scrape::EngineKind;
+use workers_shim::engine_api::JsonFields;
 
 use crate::client_request::GenerationEndpoint;
-use crate::identified_request::{IdentifiedRequest, ParsedRequest, ResponseDelivery, leg_options, shown_ids};
+use crate::identified_request::{IdentifiedRequest, ParsedRequest, ResponseDelivery};
 use crate::pipeline::ResumeConfig;
 use crate::request_states::ResumeBlocker;
 
@@ -63,40 +61,6 @@ pub fn resume_blocker(identified: &IdentifiedRequest, config: ResumeConfig) -> O
     }
 }
 
-/// Returns a transcript that records the answer from its first event on.
-pub fn token_transcript(request: &ParsedRequest) -> TokenTranscript {
-    let fields = request.body.json_fields();
-    let stops = is_on(fields, "stop");
-    // Engines that parse tool calls and reasoning hold back text that may begin one, whether requested or not.
-    let is_chat = request.endpoint == GenerationEndpoint::ChatCompletions;
-    let telling = if stops || is_chat { TextDelivery::AfterIds } else { TextDelivery::WithIds };
-    TokenTranscript::new(leg_options(request).api, shown_ids(request), telling)
-}
-
-/// Returns a verifier that records the answer from its first event on, to recognise it when it is generated again;
-/// `None` where that is not allowed, or not needed with this engine.
-pub fn replay_verifier(
-    request: &ParsedRequest,
-    unresumable: Option<ResumeBlocker>,
-    engine: EngineKind,
-) -> Option<ReplayVerifier> {
-    let has_ids =
-        unresumable.is_none() && engine == EngineKind::Vllm && request.endpoint == GenerationEndpoint::Completions;
-    if has_ids
-        || matches!(
-            unresumable,
-            Some(ResumeBlocker::NotStreamed | ResumeBlocker::Disabled | ResumeBlocker::EngineState)
-        )
-    {
-        return None;
-    }
-    let fields = request.body.json_fields();
-    let is_greedy = fields.read::<f64>("temperature") == Some(0.0) || fields.read::<i64>("top_k") == Some(1);
-    let is_seeded = fields.read::<i64>("seed").is_some();
-    let repeats = if is_greedy || is_seeded { AnswerDeterminism::Always } else { AnswerDeterminism::UntilFirstOutput };
-    Some(ReplayVerifier::new(leg_options(request).api, shown_ids(request), repeats))
-}
-
 /// Whether a response belongs to a conversation stored at its engine, or has tools that the engine runs.
 fn has_engine_state(request: &ParsedRequest) -> bool {
     if request.endpoint != GenerationEndpoint::Responses {
@@ -108,7 +72,7 @@ fn has_engine_state(request: &ParsedRequest) -> bool {
 }
 
 /// Whether a field has a value other than null, false, zero or an empty one. Reads no further than it must.
-fn is_on(fields: &JsonFields, name: &str) -> bool {
+pub(super) fn is_on(fields: &JsonFields, name: &str) -> bool {
     let Some(value) = fields.get(name) else { return false };
     match value {
         b"null" | b"false" | b"\"\"" => false,

@@ -28,15 +28,14 @@ use vocabulary::Tokens;
 use workers_shim::engine_api::{SseScanner, TokenTranscript, TokenUsage, TranscriptDefect};
 
 use super::blame::OutlierReporter;
-use super::end_guard::RecordEnd;
-use super::end_guard::{EndGuard, RequestState};
+use super::end_guard::{EndGuard, RecordEnd, RequestState};
 use super::execute::ExecuteStage;
 use super::locate::{self, LocateStage};
 use super::plan::PlanStage;
 use super::planning::BrokenAnswer;
 use super::request_end::RequestEnd;
-use super::resume::{ResumePrefix, ResumedAnswer, resume};
-use super::resume_blocker::{replay_verifier, token_transcript};
+use super::resume::{ResumeFrom, ResumedAnswer, resume};
+use super::resume_recording::with_resume_recording;
 use super::stage_span::stage_span;
 use super::streaming::{AnswerEnd, AnswerState, Streaming};
 use crate::client_request::GenerationEndpoint;
@@ -74,13 +73,13 @@ pub struct StreamStage {
 /// Builds the client's response.
 pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streaming) -> Response {
     match opened {
-        LegResponse::Whole(answer, told) => {
+        LegResponse::Whole(answer, report) => {
             if let Some(mut listener) = response_listener(stage, &streaming, answer.status(), BodyFormat::Whole) {
                 listener.on_chunk(answer.body());
             }
             let delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
             let state = AnswerState::Whole(answer.status());
-            stage.ends.record(streaming.ended(AnswerEnd { state, delivered, usage: told.usage }));
+            stage.ends.record(streaming.ended(AnswerEnd { state, delivered, usage: report.usage }));
             answer.map(Body::from)
         }
         LegResponse::Stream(answer, first) => {
@@ -95,16 +94,6 @@ pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streamin
             response.headers_mut().remove(CONTENT_LENGTH);
             response
         }
-    }
-}
-
-/// Records what is needed to resume the answer at another worker.
-fn with_transcript(stage: &StreamStage, scanner: SseScanner, streaming: &Streaming) -> SseScanner {
-    let (request, unresumable) = (&streaming.step.located.identified.request, streaming.step.resume_blocker);
-    let scanner = if unresumable.is_none() { scanner.with_transcript(token_transcript(request)) } else { scanner };
-    match replay_verifier(request, unresumable, stage.client.fleet().engine(streaming.target())) {
-        Some(retold) => scanner.with_replay_verifier(retold),
-        None => scanner,
     }
 }
 
@@ -207,21 +196,24 @@ impl AnsweringWorker {
         }
     }
 
-    /// Returns the ids after which another worker resumes, or why none can.
-    fn resume_prefix(&self) -> Result<ResumePrefix, Cow<'static, str>> {
+    /// Returns where another worker resumes, or why none can.
+    fn resume_from(&self) -> Result<ResumeFrom, Cow<'static, str>> {
         if self.streaming.resume_count() >= MAX_RESUMES {
             return Err("it broke off too often".into());
         }
         let scanner = &self.scanner;
-        let lost_ids = scanner.transcript().and_then(|said| said.resume_ids().err()).map(TranscriptDefect::reason);
+        let lost_ids = scanner.transcript().and_then(|transcript| transcript.resume_ids().err()).map(TranscriptDefect::reason);
         let without_ids = self.streaming.step.resume_blocker.map(ResumeBlocker::reason).or(lost_ids);
         match (scanner.resume_ids(), without_ids) {
-            (Ok(kept), _) => Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec()))),
+            (Ok(None), _) => Ok(ResumeFrom::Beginning),
+            (Ok(Some((prompt, answer))), _) => {
+                Ok(ResumeFrom::TokenIds { prompt: prompt.to_vec(), answer: answer.to_vec() })
+            }
             (Err(TranscriptDefect::Sampled), Some(why)) => {
                 Err(format!("{why}, and {}", TranscriptDefect::Sampled.reason()).into())
             }
             (Err(TranscriptDefect::NoIds), Some(why)) => Err(why.into()),
-            (Err(lost), _) => Err(lost.reason().into()),
+            (Err(defect), _) => Err(defect.reason().into()),
         }
     }
 
@@ -264,7 +256,8 @@ impl WorkerEventStream {
             ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
         };
         let scanner = scanner.with_budget(stage.client.event_budget());
-        let scanner = Box::new(with_transcript(stage, scanner, &streaming));
+        let engine = stage.client.fleet().engine(streaming.target());
+        let scanner = Box::new(with_resume_recording(scanner, &streaming.step, engine));
         let listener = response_listener(stage, &streaming, status, BodyFormat::Events);
         streaming.record_first_token();
         Self {
@@ -305,10 +298,10 @@ impl WorkerEventStream {
             return answering.end_with(|worker| worker.ended(AnswerState::Complete, usage));
         }
         answering.settle_text();
-        let so_far = answering.resume_prefix();
+        let resume_from = answering.resume_from();
         let facts = answering.scanner.facts();
         // The finish of one choice says nothing about the others.
-        let finished = facts.finish.is_some() && !self.has_several_choices && so_far.is_err();
+        let finished = facts.finish.is_some() && !self.has_several_choices && resume_from.is_err();
         if (facts.ended() || finished) && !answering.is_abandoned() {
             let (usage, is_broken) = (facts.usage, facts.error.is_some());
             let state = if is_broken { AnswerState::Interrupted } else { AnswerState::Complete };
@@ -326,22 +319,21 @@ impl WorkerEventStream {
         if !answering.scanner.has_diverged() {
             answering.streaming.record_failure();
         }
-        match so_far {
-            Ok(so_far) => self.start_resume(*answering, remark, so_far),
+        match resume_from {
+            Ok(from) => self.start_resume(*answering, remark, from),
             Err(why) => self.end_with_error(*answering, (remark, &why)),
         }
     }
 
     /// Requests the rest of the answer from another worker.
-    fn start_resume(&mut self, answering: EndGuard<AnsweringWorker>, remark: AttemptEvent, so_far: ResumePrefix) {
-        let kept_tokens = so_far.as_ref().map_or(Tokens::ZERO, |(_, said)| Tokens(said.len() as u64));
+    fn start_resume(&mut self, answering: EndGuard<AnsweringWorker>, remark: AttemptEvent, from: ResumeFrom) {
         let error = ApiError::WorkerFailed {
             detail: "it broke off inside its answer, and no other one could go on with it".into(),
         };
         let broken = BrokenAnswer {
             event: remark,
             error: error.clone(),
-            kept_tokens,
+            kept_tokens: from.kept_tokens(),
             usage: answering.usage(),
             delivered: answering.delivered_tokens(),
         };
@@ -349,7 +341,7 @@ impl WorkerEventStream {
         scanner.switch_engine();
         let planning = streaming.broke_off(broken, |located| locate::refresh_broken(&self.stage.locate, located));
         let planning = EndGuard::new(planning, &self.stage.ends);
-        let resuming = resume(self.stage.clone(), planning, (error, so_far)).boxed();
+        let resuming = resume(self.stage.clone(), planning, (error, from)).boxed();
         self.state = StreamState::Resuming(resuming, scanner);
     }
 
@@ -369,14 +361,14 @@ impl WorkerEventStream {
     fn end_with_error(&mut self, mut answering: EndGuard<AnsweringWorker>, (remark, why): (AttemptEvent, &str)) {
         let number = self.sequence_number();
         self.ready.push_back(match answering.scanner.failure() {
-            Some(told) => told.clone(),
+            Some(error_event) => error_event.clone(),
             None => {
                 let detail = format!("it broke off inside its answer, which cannot go on elsewhere because {why}");
                 ApiError::WorkerFailed { detail }.stream_event(self.client, number)
             }
         });
         self.count("not_resumable");
-        answering.streaming.record_unresumable(remark, why);
+        answering.streaming.record_not_resumable(remark, why);
         self.count_interrupted();
         answering.end(RequestOutcome::Interrupted);
     }

@@ -111,7 +111,7 @@ impl Streaming {
     }
 
     /// Records how the running attempt broke off, and why its answer cannot resume.
-    pub fn record_unresumable(&mut self, event: AttemptEvent, why: &str) {
+    pub fn record_not_resumable(&mut self, event: AttemptEvent, why: &str) {
         if let Some(attempt) = self.history.attempts.last_mut() {
             attempt.events.push(event);
             attempt.not_resumable_reason = Some(why.into());
