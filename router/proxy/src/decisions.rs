@@ -113,12 +113,12 @@ impl DecisionHistory {
         let open = |bound| DecisionLogWriter::open(folder, bound, (&head, metrics));
         let log = LogSizeLimit::of(config.max_size.0 as u64).map(open).transpose();
         let log = log.map_err(|source| OpenDecisionLogError { folder: folder.to_owned(), source })?;
-        let (foretelling, guardrail, correctness) = Default::default();
+        let (calibration, guardrail, transfer_checks) = Default::default();
         Ok(Self {
             receipts,
-            calibration: foretelling,
+            calibration,
             guardrail,
-            transfer_checks: correctness,
+            transfer_checks,
             log,
             folder: folder.to_owned(),
         })

@@ -24,7 +24,7 @@ use crate::stored_responses::receipt_recorder::{ReceiptRecorder, RecordedAnswer}
 use crate::telemetry::metrics::Metrics;
 use crate::tenant_isolation::TenantIsolation;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
-use crate::usage_bounds::{UNBOUNDED_ANSWER, most_believed};
+use crate::usage_bounds::{UNBOUNDED_ANSWER, max_plausible};
 use crate::worker_client::WorkerClient;
 use crate::worker_pool::{DispatchGuard, WorkerPool};
 pub use end::{ForwardEnd, ForwardEnds, ForwardedStep};
@@ -218,12 +218,12 @@ impl UsageBounds {
     /// step that follows a response is stored at its worker, so its prompt may be larger than the body.
     fn most(request: &ClientRequest, learn: ResponseCapture, asked: Option<Tokens>) -> Self {
         let history = if learn == ResponseCapture::Nothing { Tokens::ZERO } else { UNBOUNDED_ANSWER };
-        let prompt = most_believed(Tokens(request.body.len() as u64 / BYTES_PER_TOKEN)).max(history);
-        Self { prompt, answer: asked.map_or(history, most_believed).max(most_believed(Tokens::ZERO)) }
+        let prompt = max_plausible(Tokens(request.body.len() as u64 / BYTES_PER_TOKEN)).max(history);
+        Self { prompt, answer: asked.map_or(history, max_plausible).max(max_plausible(Tokens::ZERO)) }
     }
 
     fn covers(self, usage: &TokenUsage, delivered: Tokens) -> bool {
-        usage.prompt <= self.prompt && usage.completion <= self.answer.max(most_believed(delivered))
+        usage.prompt <= self.prompt && usage.completion <= self.answer.max(max_plausible(delivered))
     }
 }
 

@@ -65,8 +65,8 @@ use parse::ParseStage;
 use plan::{ClassifyStage, PlanStage, RoutingPolicies};
 use planning::{PlanVerdict, Planning};
 use request_end::{
-    CalibrationSink, CommitSink, GuardrailSink, MetricsSink, OccupancySink, QuotaSink, ReceiptSink, RequestEnd,
-    UsageFilter, VerificationSink,
+    CommitSink, GuardrailSink, MetricsSink, ObservationSink, OccupancySink, PromptSink, QuotaSink, ReceiptSink,
+    RequestEnd, UsageFilter,
 };
 pub use resume_config::ResumeConfig;
 use reverse_pull::ReversePullStore;
@@ -243,16 +243,25 @@ impl Pipeline {
     }
 }
 
-/// Every sink that takes the end of a request.
+/// Every sink that takes the end of a request, in the order in which they run:
+///
+/// 1. `usage` drops implausible usage, which every other sink reads.
+/// 2. `commit` runs before the client can send its session's next step, which has to find the commit.
+/// 3. `occupancy` and `quota` give back what the request had reserved. They read only the end.
+/// 4. `observation` judges the workers that failed, and makes the observation that all later sinks read.
+/// 5. `guardrail` compares that observation.
+/// 6. `prompt` moves token ids and block hashes out of the step, so it runs after all that read them.
+/// 7. `metrics` counts.
+/// 8. `receipt` comes last: it consumes the end, and with it the guards of load and trials.
 #[derive(Debug)]
 pub struct RequestEndSinks {
     usage: UsageFilter,
     commit: CommitSink,
     occupancy: OccupancySink,
     quota: QuotaSink,
-    calibration: CalibrationSink,
+    observation: ObservationSink,
     guardrail: GuardrailSink,
-    verification: VerificationSink,
+    prompt: PromptSink,
     metrics: MetricsSink,
     receipt: ReceiptSink,
 }
@@ -267,11 +276,11 @@ impl RequestEndSinks {
             commit: CommitSink {
                 ledger: ledger.clone(),
                 fleet: fleet.clone(),
-                seconds: plans.step.with_label_values(&["commit"]),
+                hand_in_seconds: plans.step.with_label_values(&["commit"]),
             },
             occupancy: OccupancySink,
             quota: QuotaSink,
-            calibration: CalibrationSink {
+            observation: ObservationSink {
                 reporter: OutlierReporter { outliers: policies.outliers.clone(), isolation: isolation.clone() },
                 drift: caches.prefix_cache.tokenizer_drift.clone(),
                 fleet: fleet.clone(),
@@ -280,7 +289,7 @@ impl RequestEndSinks {
                 metrics: metrics.decisions.clone(),
             },
             guardrail: GuardrailSink { guardrail: decisions.guardrail.clone(), routing: parts.routing.clone() },
-            verification: VerificationSink {
+            prompt: PromptSink {
                 checker: parts.checker.clone(),
                 replicator: policies.prefix_replication.clone(),
                 prompts: caches.prompts.clone(),
@@ -296,15 +305,15 @@ impl RecordEnd for RequestEndSinks {
     /// Runs on the caller's thread, so that a session's next step finds the commit handed in.
     fn record(&self, end: RequestEnd) {
         let _entered = stage_span(end.step.located.identified.request.incoming.id, "commit").entered();
-        let mut end = self.usage.believed(end);
+        let mut end = self.usage.without_implausible(end);
         self.commit.record(&end);
         self.occupancy.record(&mut end);
         self.quota.record(&end);
-        let seen = self.calibration.record(&mut end);
-        self.guardrail.record(&end, &seen);
-        self.verification.record(&mut end, &seen);
-        self.metrics.record(&end, &seen);
-        self.receipt.record(end, seen);
+        let observation = self.observation.record(&mut end);
+        self.guardrail.record(&end, &observation);
+        self.prompt.record(&mut end, &observation);
+        self.metrics.record(&end, &observation);
+        self.receipt.record(end, observation);
     }
 }
 

@@ -8,7 +8,7 @@ const MAX_PLAUSIBLE_RATIO: u64 = 16;
 const ALWAYS_PLAUSIBLE_TOKENS: Tokens = Tokens(65_536);
 
 /// Returns the largest count that an engine is believed to report where `expected` tokens were expected.
-pub(crate) fn most_believed(expected: Tokens) -> Tokens {
+pub(crate) fn max_plausible(expected: Tokens) -> Tokens {
     Tokens(expected.0.saturating_mul(MAX_PLAUSIBLE_RATIO)).max(ALWAYS_PLAUSIBLE_TOKENS)
 }
 

@@ -1,15 +1,15 @@
-//! The end of a request: one value with what was asked, planned, sent, told and used, however the request ended. The
+//! The end of a request: one value with its step, plan, attempts, answer and usage, however the request ended. The
 //! sinks of `RequestEndSinks` take it, each in a file of its own.
 
-mod calibration;
-mod commit;
-mod guardrail;
-mod metrics;
-mod occupancy;
-mod quota;
-mod receipt;
-mod usage;
-mod verification;
+mod commit_sink;
+mod guardrail_sink;
+mod metrics_sink;
+mod observation_sink;
+mod occupancy_sink;
+mod prompt_sink;
+mod quota_sink;
+mod receipt_sink;
+mod usage_filter;
 
 use std::time::Instant;
 
@@ -23,15 +23,15 @@ use super::knowledge::is_converted_by_guess;
 use super::plan::PlanGuards;
 use crate::receipt::{AdmissionWait, Attempt, RequestOutcome};
 use crate::request_states::{ClassifiedStep, PlannedStep};
-pub(super) use calibration::CalibrationSink;
-pub(super) use commit::CommitSink;
-pub(super) use guardrail::GuardrailSink;
-pub(super) use metrics::MetricsSink;
-pub(super) use occupancy::OccupancySink;
-pub(super) use quota::QuotaSink;
-pub(super) use receipt::ReceiptSink;
-pub(super) use usage::UsageFilter;
-pub(super) use verification::VerificationSink;
+pub(super) use commit_sink::CommitSink;
+pub(super) use guardrail_sink::GuardrailSink;
+pub(super) use metrics_sink::MetricsSink;
+pub(super) use observation_sink::ObservationSink;
+pub(super) use occupancy_sink::OccupancySink;
+pub(super) use prompt_sink::PromptSink;
+pub(super) use quota_sink::QuotaSink;
+pub(super) use receipt_sink::ReceiptSink;
+pub(super) use usage_filter::UsageFilter;
 
 /// A request that has ended.
 #[must_use]
@@ -91,7 +91,7 @@ impl RequestEnd {
 
     /// Returns how long the step waited before it started.
     fn admission_time(&self) -> Micros {
-        self.admission_wait.map_or(Micros::ZERO, |waited| waited.duration)
+        self.admission_wait.map_or(Micros::ZERO, |wait| wait.duration)
     }
 
     /// Whether the engine that served the request may have converted it differently than this router did.
@@ -101,8 +101,8 @@ impl RequestEnd {
 
     /// Bytes that the executed plan was to move between workers; zero if the transfer failed.
     fn planned_transfer_bytes(&self) -> Bytes {
-        let served = self.attempts.last().map_or(&[][..], |attempt| &attempt.events);
-        match served.iter().any(|remark| remark.prevented_transfer()) {
+        let events = self.attempts.last().map_or(&[][..], |attempt| &attempt.events);
+        match events.iter().any(|event| event.prevented_transfer()) {
             false => self.planned.plan.moved_bytes(),
             true => Bytes::ZERO,
         }

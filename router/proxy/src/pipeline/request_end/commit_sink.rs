@@ -1,4 +1,4 @@
-//! Tells the ledger what the step did, and the fleet which prompt was routed where.
+//! Reports to the ledger what the step did, and to the fleet which prompt was routed where.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,30 +18,30 @@ use vocabulary::RoutingMode;
 pub(in crate::pipeline) struct CommitSink {
     pub(in crate::pipeline) ledger: LedgerAccess,
     pub(in crate::pipeline) fleet: Arc<Fleet>,
-    /// Duration of stage `commit`.
-    pub(in crate::pipeline) seconds: Histogram,
+    /// Time to hand a commit in, which is stage `commit`; the quorum is not waited for.
+    pub(in crate::pipeline) hand_in_seconds: Histogram,
 }
 
 impl CommitSink {
     pub(in crate::pipeline) fn record(&self, end: &RequestEnd) {
         let (located, plan) = (&end.step.located, &end.planned.plan);
         match (end.step.mode, end.outcome) {
-            // In this mode the ledger is not asked, and so not told either.
+            // This mode neither reads nor writes the ledger.
             (RoutingMode::Bypass, _) => {}
             // The step was not announced.
             _ if end.attempts.is_empty() => {}
             (_, RequestOutcome::Complete) => {
-                let since = Instant::now();
+                let start = Instant::now();
                 commit(&self.ledger, located, plan);
-                self.seconds.observe(since.elapsed().as_secs_f64());
+                self.hand_in_seconds.observe(start.elapsed().as_secs_f64());
             }
             _ => withdraw(&self.ledger, located),
         }
         if end.outcome == RequestOutcome::Complete {
             let leg = plan.answer_leg();
-            let by = located.identified.fallback_reason().map_or(HashInputKind::Tokens, |_| HashInputKind::Bytes);
+            let basis = located.identified.fallback_reason().map_or(HashInputKind::Tokens, |_| HashInputKind::Bytes);
             let prompts: Vec<_> = located.identified.chains().collect();
-            self.fleet.note_routed(leg.worker, leg.rank, StepPromptChains { prompts: &prompts, basis: by });
+            self.fleet.note_routed(leg.worker, leg.rank, StepPromptChains { prompts: &prompts, basis });
         }
     }
 }

@@ -5,7 +5,7 @@ use vocabulary::Tokens;
 use workers_shim::engine_api::TokenUsage;
 
 use super::RequestEnd;
-use crate::usage_bounds::{UNBOUNDED_ANSWER, most_believed};
+use crate::usage_bounds::{UNBOUNDED_ANSWER, max_plausible};
 
 /// Counts and logs implausible usage.
 #[derive(Debug)]
@@ -14,17 +14,17 @@ pub(in crate::pipeline) struct UsageFilter {
 }
 
 impl UsageFilter {
-    /// Returns the end without usage that is not believed: the request is treated as if the engine reported none.
-    pub(in crate::pipeline) fn believed(&self, mut end: RequestEnd) -> RequestEnd {
+    /// Returns the end without implausible usage: the request is treated as if the engine reported none.
+    pub(in crate::pipeline) fn without_implausible(&self, mut end: RequestEnd) -> RequestEnd {
         end.answer.usage = end.answer.usage.filter(|usage| self.is_plausible(&end, usage));
         end
     }
 
     fn is_plausible(&self, end: &RequestEnd, usage: &TokenUsage) -> bool {
         let max_answer = end.step.located.identified.request.max_answer.unwrap_or_default();
-        let most_answered = most_believed(Tokens::max(max_answer, end.answer.delivered)).max(UNBOUNDED_ANSWER);
+        let max_completion = max_plausible(Tokens::max(max_answer, end.answer.delivered)).max(UNBOUNDED_ANSWER);
         let is_possible =
-            usage.prompt <= most_believed(end.step.request.prompt_tokens) && usage.completion <= most_answered;
+            usage.prompt <= max_plausible(end.step.request.prompt_tokens) && usage.completion <= max_completion;
         if !is_possible {
             self.implausible.inc();
             let (prompt, completion) = (usage.prompt.0, usage.completion.0);

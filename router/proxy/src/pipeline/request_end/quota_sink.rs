@@ -13,14 +13,14 @@ pub(in crate::pipeline) struct QuotaSink;
 
 impl QuotaSink {
     pub(in crate::pipeline) fn record(&self, end: &RequestEnd) {
-        let Some(reserved) = &end.step.located.identified.request.incoming.token_reservation else { return };
+        let Some(reservation) = &end.step.located.identified.request.incoming.token_reservation else { return };
         // The client may have been disconnected by something in between, or by our own shutdown.
-        let came = if end.outcome == RequestOutcome::Complete {
+        let completion = if end.outcome == RequestOutcome::Complete {
             RequestCompletion::Complete
         } else {
             RequestCompletion::Interrupted
         };
-        reserved.settle(charged_tokens(end), came);
+        reservation.settle(charged_tokens(end), completion);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Holds what was believed of the workers against what the step has shown: whether they fail, tokenize as this router
-//! does, report what they hold, and answer when prices say.
+//! Compares what was assumed of the workers with what the step has shown: whether they fail, tokenize as this router
+//! does, report the blocks that they hold, and answer after the predicted time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use crate::telemetry::decisions::DecisionMetrics;
 
 /// Judges workers by the step, and returns what was seen of it.
 #[derive(Debug)]
-pub(in crate::pipeline) struct CalibrationSink {
+pub(in crate::pipeline) struct ObservationSink {
     pub(in crate::pipeline) reporter: OutlierReporter,
     pub(in crate::pipeline) drift: Arc<TokenizerDrift>,
     pub(in crate::pipeline) fleet: Arc<Fleet>,
@@ -29,7 +29,7 @@ pub(in crate::pipeline) struct CalibrationSink {
     pub(in crate::pipeline) metrics: DecisionMetrics,
 }
 
-impl CalibrationSink {
+impl ObservationSink {
     /// Takes the workers that failed out of the end.
     pub(in crate::pipeline) fn record(&self, end: &mut RequestEnd) -> StepObservation {
         let failures = std::mem::take(&mut end.failures);
@@ -46,9 +46,9 @@ impl CalibrationSink {
                 self.reporter.settle_failures(&end.step, failures, AnswerStatus::Unanswered);
             }
         }
-        let seen = self.observation(end);
-        self.record_prediction(end, &seen);
-        seen
+        let observation = self.observation(end);
+        self.record_prediction(end, &observation);
+        observation
     }
 
     fn observation(&self, end: &RequestEnd) -> StepObservation {
@@ -87,24 +87,24 @@ impl CalibrationSink {
         let is_served = |candidate: &&PlanCandidate| {
             !candidate.sequence.has_handoff() && candidate.sequence.workers().eq(plan.workers())
         };
-        let served = decision.candidates.iter().find(is_served);
-        let (Some(served), Some(first_token)) = (served, observation.ttft) else { return };
+        let candidate = decision.candidates.iter().find(is_served);
+        let (Some(candidate), Some(ttft)) = (candidate, observation.ttft) else { return };
         // Time in the admission queue is due to other sessions, not to this worker.
-        let first_token = first_token - end.admission_time();
+        let ttft = ttft - end.admission_time();
         let is_alone = !plan.sequence.has_handoff() && end.attempts.len() == 1;
         let worker = end.step.located.workers.iter().find(|view| view.id == plan.target());
         let Some(worker) = worker.filter(|_| is_alone) else { return };
-        let foretold = served.cost_terms.time_to_first_token();
+        let predicted = candidate.cost_terms.time_to_first_token();
         let metrics = &self.metrics;
-        let ratio = first_token.0 as f64 / foretold.0.max(1) as f64;
+        let ratio = ttft.0 as f64 / predicted.0.max(1) as f64;
         metrics.ttft_prediction_ratio.with_label_values(&[plan.action.as_str()]).observe(ratio);
-        let life = (worker.id, worker.incarnation);
-        let Some(now) = self.calibration.add(life, foretold, first_token) else { return };
-        let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
-        match now.drift {
+        let incarnation = (worker.id, worker.incarnation);
+        let Some(prediction) = self.calibration.add(incarnation, predicted, ttft) else { return };
+        let (worker, ratio) = (&worker.endpoint, format!("{:.2}", prediction.ratio));
+        match prediction.drift {
             Some(drift) => tracing::warn!(%worker, drift = drift.as_ref(), %ratio,
                 "the worker's TTFT deviates from its predicted cost (drift, ratio): check for other users of its GPU and for reduced clocks"),
-            None => tracing::info!(%worker, %ratio, "its first tokens come when prices say again"),
+            None => tracing::info!(%worker, %ratio, "the worker's TTFT matches its predicted cost again"),
         }
     }
 
@@ -115,35 +115,35 @@ impl CalibrationSink {
         let computed = identified.comparable_tokens().filter(|_| !end.is_converted_by_guess(&self.fleet));
         let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
         let counts = computed.zip(counted).map(|(router, engine)| PromptTokenCount { router, engine });
-        let at = (&identified.request.model, end.target());
-        self.drift.record_token_count(at, counts, Instant::now())
+        let model_at_worker = (&identified.request.model, end.target());
+        self.drift.record_token_count(model_at_worker, counts, Instant::now())
     }
 
     /// Compares the engine's cache hit with what its events reported. Returns both where they disagree by now.
     fn cache_hit_mismatch(&self, end: &RequestEnd) -> Option<CacheHitCheck> {
         let usage = end.complete_usage()?;
-        let (model, server) = (&end.step.located.identified.request.model, end.target());
-        let agreement = &self.drift;
-        let finds = self.cache_hit_check(end, usage);
-        match (finds.filter(|finds| !finds.agree()), agreement.reserve_deferred_check()) {
-            (Some(disagreeing), Some(place)) => self.recheck_later(end, disagreeing, place),
-            (Some(_), None) => _ = agreement.record_cache_hit((model, server), None, Instant::now()),
-            (None, _) => _ = agreement.record_cache_hit((model, server), finds, Instant::now()),
+        let model_at_worker = (&end.step.located.identified.request.model, end.target());
+        let check = self.cache_hit_check(end, usage);
+        let mismatch = check.filter(|check| !check.agree());
+        match (mismatch, self.drift.reserve_deferred_check()) {
+            (Some(mismatch), Some(permit)) => self.recheck_later(end, mismatch, permit),
+            (Some(_), None) => _ = self.drift.record_cache_hit(model_at_worker, None, Instant::now()),
+            (None, _) => _ = self.drift.record_cache_hit(model_at_worker, check, Instant::now()),
         }
-        finds.filter(|finds| !finds.agree())
+        mismatch
     }
 
     /// Waits for late events before the difference counts as a sign of another prompt.
-    fn recheck_later(&self, end: &RequestEnd, finds: CacheHitCheck, place: OwnedSemaphorePermit) {
+    fn recheck_later(&self, end: &RequestEnd, mismatch: CacheHitCheck, permit: OwnedSemaphorePermit) {
         let identified = &end.step.located.identified;
-        let (drift, index, server) = (self.drift.clone(), self.index.clone(), end.target());
+        let (drift, index, worker) = (self.drift.clone(), self.index.clone(), end.target());
         let (model, chain) = (identified.request.model.clone(), identified.prompt.chain.clone());
         tokio::spawn(async move {
             tokio::time::sleep(EVENT_GRACE_PERIOD).await;
-            let reported = reported_overlap(server, chain.block, &index.read().overlaps_of_chain(&chain));
-            let finds = CacheHitCheck { reported: finds.reported.max(reported), ..finds };
-            drift.record_cache_hit((&model, server), Some(finds), Instant::now());
-            drop(place);
+            let reported = reported_overlap(worker, chain.block, &index.read().overlaps_of_chain(&chain));
+            let check = CacheHitCheck { reported: mismatch.reported.max(reported), ..mismatch };
+            drift.record_cache_hit((&model, worker), Some(check), Instant::now());
+            drop(permit);
         });
     }
 
@@ -157,8 +157,8 @@ impl CalibrationSink {
             end.attempts.len() == 1 && !end.planned.plan.sequence.has_handoff() && identified.other_chains.is_empty();
         identified.comparable_tokens().filter(|_| is_plain && !end.is_converted_by_guess(&self.fleet))?;
         let fleet = self.fleet.snapshot();
-        let is_it = |worker: &&WorkerView| worker.id == end.target() && worker.knowledge == KvIndexState::Exact;
-        let capacity = fleet.iter().find(is_it)?.capacity;
+        let is_exact_target = |worker: &&WorkerView| worker.id == end.target() && worker.knowledge == KvIndexState::Exact;
+        let capacity = fleet.iter().find(is_exact_target)?.capacity;
         let chain = &identified.prompt.chain;
         let reported = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);
         let before = CacheHitCheck {
@@ -167,15 +167,17 @@ impl CalibrationSink {
             block_size: capacity.block.max(chain.block),
         };
         // Blocks that other requests had computed there meanwhile have been reported by now.
-        let now = || reported(&self.index.read().overlaps_of_chain(chain));
-        let finds =
-            if before.agree() { before } else { CacheHitCheck { reported: before.reported.max(now()), ..before } };
-        finds.conclusive()
+        let reported_now = || reported(&self.index.read().overlaps_of_chain(chain));
+        let check = match before.agree() {
+            true => before,
+            false => CacheHitCheck { reported: before.reported.max(reported_now()), ..before },
+        };
+        check.conclusive()
     }
 }
 
 /// Returns how much of a prompt the worker has reported to hold.
 fn reported_overlap(worker: WorkerId, block: Tokens, overlaps: &[Overlap]) -> Tokens {
-    let there = overlaps.iter().filter(|overlap| overlap.worker == worker);
-    there.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(block)
+    let at_worker = overlaps.iter().filter(|overlap| overlap.worker == worker);
+    at_worker.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(block)
 }

@@ -1,4 +1,4 @@
-//! Counts the request and what came of its plan.
+//! Counts the request and the result of its plan.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub(in crate::pipeline) struct MetricsSink {
 impl MetricsSink {
     pub(in crate::pipeline) fn record(&self, end: &RequestEnd, observation: &StepObservation) {
         if let Some(at) = end.answer.first_byte {
-            let took = end.ended_at.saturating_duration_since(at);
-            self.plans.step.with_label_values(&["stream"]).observe(took.as_secs_f64());
+            let duration = end.ended_at.saturating_duration_since(at);
+            self.plans.step.with_label_values(&["stream"]).observe(duration.as_secs_f64());
         }
         // The client left while the step was queued, so nothing was executed.
         if end.attempts.is_empty() {
@@ -29,8 +29,8 @@ impl MetricsSink {
         }
         let (plan, located) = (&end.planned.plan, &end.step.located);
         let kind = end.step.kind.as_str();
-        if let Some(took) = observation.ttft {
-            self.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
+        if let Some(ttft) = observation.ttft {
+            self.requests.first_token.with_label_values(&[kind]).observe(ttft.duration().as_secs_f64());
             // Observed only beside a measured value, so that the two can be compared.
             if let Some(predicted) = observation.predicted_ttft {
                 self.plans.predicted.observe(predicted.duration().as_secs_f64());
@@ -42,8 +42,8 @@ impl MetricsSink {
             self.plans.owner_lookups.inc();
             self.plans.owner_hits.inc_by(u64::from(owner.worker == plan.target()));
         }
-        for remark in end.attempts.iter().flat_map(|attempt| &attempt.events) {
-            self.plans.fallback.with_label_values(&[remark.as_ref()]).inc();
+        for event in end.attempts.iter().flat_map(|attempt| &attempt.events) {
+            self.plans.fallback.with_label_values(&[event.as_ref()]).inc();
         }
         if end.is_converted_by_guess(&self.fleet) {
             self.plans.fallback.with_label_values(&["unverified_conversion"]).inc();

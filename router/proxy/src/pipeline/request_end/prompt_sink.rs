@@ -1,5 +1,5 @@
-//! Keeps the prompt for later moves, checks the transfer of the step, and tells the prefix replication that its session
-//! waits for its next step.
+//! Hands the prompt of a complete step to those that need it: the check of its transfer, the prefix replication, which
+//! acts while the session waits for its next step, and the store for later moves.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::receipt::{RequestOutcome, StepObservation};
 use crate::telemetry::metrics::KvMovementMetrics;
 use crate::transfer_checker::{CompletedTransfer, TransferChecker};
 
-/// Stores prompts and checks transfers of complete steps.
+/// Stores the prompts of complete steps, and checks their transfers.
 #[derive(Debug)]
-pub(in crate::pipeline) struct VerificationSink {
+pub(in crate::pipeline) struct PromptSink {
     pub(in crate::pipeline) checker: TransferChecker,
     pub(in crate::pipeline) replicator: Arc<PrefixReplicator>,
     pub(in crate::pipeline) prompts: Arc<PromptStore>,
     pub(in crate::pipeline) metrics: KvMovementMetrics,
 }
 
-impl VerificationSink {
+impl PromptSink {
     /// Takes the prompt's token ids and block hashes out of the step.
     pub(in crate::pipeline) fn record(&self, end: &mut RequestEnd, observation: &StepObservation) {
         if end.outcome != RequestOutcome::Complete || end.step.request.transfers != TransferPermission::Allowed {
