@@ -120,7 +120,7 @@ fn worker(n: u64, ranks: u16) -> WorkerView {
         models: [ModelId::from("m")].into(),
         ranks,
         health: WorkerHealth::Ready,
-        knowledge: KvIndexState::Exact,
+        kv_index_state: KvIndexState::Exact,
         load: WorkerLoad { running: n as u32 % 17, waiting: 0, backlog: Tokens(n % 5 * 1_000), kv_usage: 0.4 },
         capacity: WorkerCapacity { kv: Tokens(1_000_000), block: Tokens(16), context: Tokens(262_144) },
         speeds: EngineSpeed {

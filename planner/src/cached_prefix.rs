@@ -120,7 +120,7 @@ fn add_believed_blocks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions,
     for Owner { worker, incarnation, rank } in inputs.session.owner.iter().chain(&inputs.session.replicas) {
         let Some(place) = positions.find(*worker) else { continue };
         let view = &inputs.workers[place];
-        if view.knowledge != KvIndexState::Exact && view.incarnation == *incarnation {
+        if view.kv_index_state != KvIndexState::Exact && view.incarnation == *incarnation {
             note(place, *rank, inputs.session.sealed);
         }
     }
@@ -137,7 +137,7 @@ fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) 
     let [hbm, host, disk] = raw.depth_by_tier.map(|blocks| blocks.tokens(block).min(inputs.request.prompt_tokens));
     let seen = hbm.max(host).max(disk);
     let trust = &inputs.policy.kv_index_confidence;
-    let expected = share(seen, trust.share(view.knowledge));
+    let expected = share(seen, trust.share(view.kv_index_state));
     let belief = raw.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
         let cached_tokens = blocks.tokens(block).min(inputs.request.prompt_tokens);
         (rank, cached_tokens, share(cached_tokens, trust.share(KvIndexState::Approximate)))

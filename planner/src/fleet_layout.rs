@@ -95,7 +95,7 @@ impl<'a> FleetLayout<'a> {
         let Some(owner) = self.owner.map(|at| &self.candidates[at]) else { return Some(MoveReason::OwnerGone) };
         let sealed =
             self.inputs.session.sealed.tokens(self.inputs.request.block_size).min(self.inputs.request.prompt_tokens);
-        let evicted = owner.view.knowledge == KvIndexState::Exact && owner.prefix.believed * 2 < sealed;
+        let evicted = owner.view.kv_index_state == KvIndexState::Exact && owner.prefix.believed * 2 < sealed;
         match owner.refusal {
             Some(CandidateRefusal::FailedEarlierAttempt) => Some(MoveReason::OwnerFailedAttempt),
             Some(CandidateRefusal::NotReady | CandidateRefusal::ModelNotServed) => Some(MoveReason::OwnerGone),

@@ -279,7 +279,7 @@ fn believed_blocks(inputs: &PlanningInputs<'_>, worker: &WorkerView, WorkerRank 
     let owners = inputs.session.owner.iter().chain(&inputs.session.replicas);
     let owned = owners
         .filter(|o| (o.worker, o.incarnation, o.rank) == (worker.id, worker.incarnation, rank))
-        .filter(|_| worker.knowledge != KvIndexState::Exact)
+        .filter(|_| worker.kv_index_state != KvIndexState::Exact)
         .map(|_| inputs.session.sealed);
     seen.chain(promised).chain(owned).max().unwrap_or_default()
 }

@@ -137,7 +137,7 @@ pub struct ResidencyConfidence {
 }
 
 impl ResidencyConfidence {
-    /// Returns the share for a worker in that state of knowledge; a value outside 0 to 1 counts as 0.
+    /// Returns the share for a worker whose KV index is in that state; a value outside 0 to 1 counts as 0.
     pub fn share(&self, index_state: KvIndexState) -> f64 {
         let share = match index_state {
             KvIndexState::Exact => return 1.0,

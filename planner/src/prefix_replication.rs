@@ -176,7 +176,7 @@ fn cheapest_replicate<'a>(
         };
         let find = |id| inputs.workers.iter().find(|view| view.id == id);
         let (Some(source), Some(target)) = (find(from.worker), find(to.worker)) else { continue };
-        if target.health != WorkerHealth::Ready || target.knowledge != KvIndexState::Exact {
+        if target.health != WorkerHealth::Ready || target.kv_index_state != KvIndexState::Exact {
             continue;
         }
         let sends_in_turn = inputs.policy.replicate_dispatch == ReplicateSendTiming::Queued;

@@ -215,7 +215,7 @@ impl PlanningScene {
             "backlog" => view.load.backlog = Tokens(number(value)),
             "usage" => view.load.kv_usage = number(value),
             "rate" => view.speeds.prefill_tokens_per_second = number(value),
-            "knows" => view.knowledge = serde_json::from_value(value.into()).unwrap(),
+            "knows" => view.kv_index_state = serde_json::from_value(value.into()).unwrap(),
             "health" => view.health = serde_json::from_value(value.into()).unwrap(),
             "models" => view.models = value.split(',').map(ModelId::from).collect(),
             "block" => view.capacity.block = Tokens(number(value)),
@@ -256,7 +256,7 @@ fn worker(name: &str, role: &str) -> WorkerView {
         models: [ModelId::from("m")].into(),
         ranks: 1,
         health: WorkerHealth::Ready,
-        knowledge: KvIndexState::Exact,
+        kv_index_state: KvIndexState::Exact,
         load: WorkerLoad::default(),
         capacity: WorkerCapacity { kv: Tokens(0), block: Tokens(16), context: Tokens(0) },
         speeds: EngineSpeed {

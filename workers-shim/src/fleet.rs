@@ -217,10 +217,10 @@ impl Fleet {
             return cached.views.clone();
         }
         let index = self.index.read();
-        let knowledge = |id: WorkerId| index.knowledge(id);
+        let kv_index_state = |id: WorkerId| index.knowledge(id);
         let views: Arc<[WorkerView]> = {
             let table = self.registry.load();
-            table.members.iter().map(|member| member.view(knowledge(member.id))).collect()
+            table.members.iter().map(|member| member.view(kv_index_state(member.id))).collect()
         };
         drop(index);
         self.cached.store(Arc::new(CachedViews { revision, views: views.clone() }));

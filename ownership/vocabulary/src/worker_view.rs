@@ -195,7 +195,8 @@ pub struct WorkerView {
     /// Whether it accepts work.
     pub health: WorkerHealth,
     /// How reliable the index of its blocks is.
-    pub knowledge: KvIndexState,
+    #[serde(rename = "knowledge")]
+    pub kv_index_state: KvIndexState,
     /// Current load.
     pub load: WorkerLoad,
     /// Capacity limits.

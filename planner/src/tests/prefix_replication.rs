@@ -212,7 +212,7 @@ proptest! {
         let link = DisabledLink { from: chosen.from, to: chosen.to };
         prop_assert!(!scene.barred.contains(&link));
         let target = scene.workers.iter().find(|view| view.id == chosen.to).unwrap();
-        prop_assert_eq!((target.health, target.knowledge), (WorkerHealth::Ready, KvIndexState::Exact));
+        prop_assert_eq!((target.health, target.kv_index_state), (WorkerHealth::Ready, KvIndexState::Exact));
         let decision = plan(&inputs).unwrap();
         let same = decision.candidates.iter().find(|candidate| {
             let sequence = &candidate.sequence;

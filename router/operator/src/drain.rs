@@ -397,7 +397,7 @@ mod tests {
             models: Arc::from([ModelId::from("tiny")]),
             ranks: 1,
             health: WorkerHealth::Ready,
-            knowledge: KvIndexState::Exact,
+            kv_index_state: KvIndexState::Exact,
             load: WorkerLoad { kv_usage, ..WorkerLoad::default() },
             capacity: WorkerCapacity { kv: Tokens(1000), ..WorkerCapacity::default() },
             speeds: EngineSpeed { prefill_tokens_per_second: 1.0, decode_step: Micros(1), decode_slowdown: Micros(1) },

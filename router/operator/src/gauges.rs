@@ -62,7 +62,7 @@ fn worker(parts: &OperatorParts, view: &WorkerView) {
     metrics.backlog.with_label_values(&[name]).set(to_i64(view.load.backlog.0));
     metrics.kv_usage.with_label_values(&[name]).set(view.load.kv_usage);
     for state in [KvIndexState::Exact, KvIndexState::Degraded, KvIndexState::Approximate] {
-        metrics.knowledge.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.knowledge));
+        metrics.kv_index_state.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.kv_index_state));
     }
     let EventSourceCount { configured, connected } =
         parts.fleet.workers.fleet().event_sources(view.id).unwrap_or_default();

@@ -345,7 +345,7 @@ fn kv_index_state_and_reason(sources: &FleetSources, worker: &WorkerView) -> (Kv
     {
         return (KvIndexState::Degraded, Some(doubt.to_owned()));
     }
-    match (worker.knowledge, doubted) {
+    match (worker.kv_index_state, doubted) {
         (KvIndexState::Exact, None) => {
             (KvIndexState::Exact, sources.isolation.salt_proofs().untold(worker.id).map(str::to_owned))
         }
@@ -356,9 +356,9 @@ fn kv_index_state_and_reason(sources: &FleetSources, worker: &WorkerView) -> (Kv
             );
             (KvIndexState::Approximate, Some(why))
         }
-        (knowledge, _) => {
+        (index_state, _) => {
             let all = [sources.isolation.salt_proofs().untold(worker.id).map(str::to_owned), doubt()];
-            (knowledge, all.into_iter().flatten().reduce(|all, next| format!("{all} {next}")))
+            (index_state, all.into_iter().flatten().reduce(|all, next| format!("{all} {next}")))
         }
     }
 }

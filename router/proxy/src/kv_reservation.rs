@@ -86,7 +86,7 @@ impl OccupancyTracker {
             return;
         }
         at.state.reconciled_at = Instant::now();
-        let knows = |view: &&WorkerView| view.knowledge == KvIndexState::Exact && view.capacity.block > Tokens::ZERO;
+        let knows = |view: &&WorkerView| view.kv_index_state == KvIndexState::Exact && view.capacity.block > Tokens::ZERO;
         for view in fleet.snapshot().iter().filter(knows) {
             let Some(seen) = fleet.events(view.id) else { continue };
             // Sum over all ranks of the worker, so an upper bound for each of them.

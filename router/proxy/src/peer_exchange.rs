@@ -96,7 +96,7 @@ impl PeerExchange {
         let started = Instant::now();
         loop {
             let workers = self.fleet.snapshot();
-            let exact = workers.iter().filter(|worker| worker.knowledge == KvIndexState::Exact);
+            let exact = workers.iter().filter(|worker| worker.kv_index_state == KvIndexState::Exact);
             let ready = workers.iter().filter(|worker| worker.health == WorkerHealth::Ready);
             if !workers.is_empty() && exact.count() == workers.len() && ready.count() == workers.len() {
                 let took = started.elapsed();

@@ -202,7 +202,7 @@ impl FleetHarness {
     }
 
     async fn until_exact(&self) {
-        self.until("exact", |watch| watch.view(0).knowledge == KvIndexState::Exact).await;
+        self.until("exact", |watch| watch.view(0).kv_index_state == KvIndexState::Exact).await;
     }
 }
 

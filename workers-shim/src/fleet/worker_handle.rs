@@ -376,7 +376,7 @@ impl WorkerHandle {
             models: seen.models.clone(),
             ranks: seen.ranks(),
             health,
-            knowledge: index_state,
+            kv_index_state: index_state,
             load: self.in_flight.counters.load(&seen.scrape, seen.counters, self.usual_prompt),
             capacity: seen.capacity(),
             speeds: self.in_flight.speeds(),

@@ -318,7 +318,7 @@ fn view(worker: usize, fleet: &FleetView<'_>) -> WorkerView {
         models: [ModelId::from(MODEL)].into(),
         ranks: 1,
         health: WorkerHealth::Ready,
-        knowledge: KvIndexState::Exact,
+        kv_index_state: KvIndexState::Exact,
         load: WorkerLoad::default(),
         capacity: WorkerCapacity { kv: spec.sizes.device, block: fleet.block, context: Tokens::ZERO },
         speeds: EngineSpeed {

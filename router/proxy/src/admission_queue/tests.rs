@@ -112,7 +112,7 @@ async fn full_worker(settings: &[&str]) -> (SimWorker, TestRouter, tempfile::Tem
     let router = start_router_at(&[url(&worker)], &[&fixed, settings].concat()).await;
     wait_until("its memory and its blocks are known", || {
         let view = &router.gateway.fleet().snapshot()[0];
-        (view.capacity.kv, view.knowledge) == (Tokens(2_048), KvIndexState::Exact)
+        (view.capacity.kv, view.kv_index_state) == (Tokens(2_048), KvIndexState::Exact)
     })
     .await;
     (worker, router, folder)
@@ -230,9 +230,9 @@ async fn retried_bypassed_and_inexact_steps_do_not_queue() {
     assert!(!shadow.must_wait() && shadow.decision.is_some());
     step.mode = RoutingMode::Active;
     let exact = step.located.workers.clone();
-    for knowledge in [KvIndexState::Degraded, KvIndexState::Approximate] {
-        step.located.workers = exact.iter().map(|view| vocabulary::WorkerView { knowledge, ..view.clone() }).collect();
-        assert!(!plan(&step, &[]).must_wait(), "{knowledge:?}");
+    for kv_index_state in [KvIndexState::Degraded, KvIndexState::Approximate] {
+        step.located.workers = exact.iter().map(|view| vocabulary::WorkerView { kv_index_state, ..view.clone() }).collect();
+        assert!(!plan(&step, &[]).must_wait(), "{kv_index_state:?}");
     }
     step.located.workers = exact;
     assert!(plan(&step, &[]).must_wait());

@@ -22,7 +22,7 @@ async fn a_receipt_names_the_sessions_a_step_evicts_but_never_its_own() {
     let front = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
     let seen = |router: &TestRouter| {
         let view = &router.gateway.fleet().snapshot()[0];
-        (view.capacity.kv, view.knowledge)
+        (view.capacity.kv, view.kv_index_state)
     };
     wait_until("its memory and its blocks are known", || seen(&front) == (Tokens(2_048), KvIndexState::Exact)).await;
     let mut cost_model = Vec::new();

@@ -18,7 +18,7 @@ fn worker(id: u64) -> WorkerView {
         models: [ModelId::from("m")].into(),
         ranks: 1,
         health: WorkerHealth::Ready,
-        knowledge: KvIndexState::Exact,
+        kv_index_state: KvIndexState::Exact,
         load: WorkerLoad::default(),
         capacity: WorkerCapacity::default(),
         speeds: EngineSpeed { prefill_tokens_per_second: 1e4, decode_step: Micros(1), decode_slowdown: Micros(1) },

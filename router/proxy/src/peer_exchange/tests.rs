@@ -71,7 +71,7 @@ impl TestPeer {
     }
 
     fn is_exact(&self) -> bool {
-        self.fleet.snapshot().iter().all(|worker| worker.knowledge == KvIndexState::Exact)
+        self.fleet.snapshot().iter().all(|worker| worker.kv_index_state == KvIndexState::Exact)
     }
 
     /// Returns how many blocks of a prompt a worker holds.

@@ -13,7 +13,7 @@ use workers_shim::fleet::Fleet;
 
 use super::batch;
 use super::conversation_fingerprint::shared_prefix_blocks;
-use super::knowledge;
+use super::step_workers;
 use super::session_resolution::SessionResolution;
 use crate::error::ApiError;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest};
@@ -75,7 +75,7 @@ pub fn refresh_broken(stage: &LocateStage, located: LocatedRequest) -> LocatedRe
 
 fn workers_for_step(stage: &LocateStage, identified: &IdentifiedRequest) -> Arc<[WorkerView]> {
     let (drift, fleet) = (&stage.drift, &stage.fleet);
-    knowledge::workers_for_step((drift, fleet), identified, fleet.snapshot())
+    step_workers::workers_for_step((drift, fleet), identified, fleet.snapshot())
 }
 
 fn build_located(

@@ -209,7 +209,7 @@ fn plan_and_reserve(
 /// Whether a step may be queued: not where the fallback policy serves it, after a failed attempt, or where the target's
 /// KV index is not exact, so that the cached part of its prompt is only a guess.
 fn may_queue(step: &ClassifiedStep, (failed, planned): (&[WorkerId], &PlannedStep)) -> bool {
-    let is_exact = |view: &WorkerView| view.id == planned.plan.target() && view.knowledge == KvIndexState::Exact;
+    let is_exact = |view: &WorkerView| view.id == planned.plan.target() && view.kv_index_state == KvIndexState::Exact;
     step.mode == RoutingMode::Active && failed.is_empty() && step.located.workers.iter().any(is_exact)
 }
 

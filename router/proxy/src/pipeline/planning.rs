@@ -333,13 +333,13 @@ impl AttemptLog {
         let PlannedStep { plan, ejected, .. } = planned;
         let legs: Vec<_> = plan.legs().map(AttemptLeg::from).collect();
         let serves = |view: &&WorkerView| legs.iter().any(|leg| leg.worker == view.id);
-        let knowledge = step.located.workers.iter().filter(serves).map(|view| view.knowledge).min().unwrap_or_default();
+        let kv_index_state = step.located.workers.iter().filter(serves).map(|view| view.kv_index_state).min().unwrap_or_default();
         let ejected = ejected.clone();
         self.attempts.push(Attempt {
             asked,
             action: plan.action,
             legs,
-            kv_index_state: knowledge,
+            kv_index_state,
             ejected_workers: ejected,
             resume: None,
             not_resumable_reason: None,

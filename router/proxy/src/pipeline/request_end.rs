@@ -19,7 +19,7 @@ use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::{Fleet, InFlightRequest};
 
 use super::blame::FailedWorkers;
-use super::knowledge::is_converted_by_guess;
+use super::step_workers::is_converted_by_guess;
 use super::plan::PlanGuards;
 use crate::receipt::{AdmissionWait, Attempt, RequestOutcome};
 use crate::request_states::{ClassifiedStep, PlannedStep};

@@ -17,7 +17,7 @@ use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, Work
 use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
 
 use super::execute::ExecuteStage;
-use super::knowledge::is_converted_by_guess;
+use super::step_workers::is_converted_by_guess;
 use super::remote_prefill::LegPair;
 use crate::identified_request::{IdentifiedRequest, shown_ids};
 use crate::leg_outcome::LegResponse;

@@ -162,7 +162,7 @@ families! {
         backlog: IntGaugeVec = "worker_pending_prefill_tokens" {worker},
             "Prompt tokens still to be computed at the worker.";
         kv_usage: GaugeVec = "worker_kv_cache_usage_ratio" {worker}, "Share of the worker's KV blocks in use.";
-        knowledge: IntGaugeVec = "kv_index_state" {worker, state},
+        kv_index_state: IntGaugeVec = "kv_index_state" {worker, state},
             "1 for the state of the index of the worker's blocks: exact, degraded or approximate.";
         event_sources: IntGaugeVec = "kv_event_sources" {worker, state},
             "KV event sources of the worker, by state: connected, or disconnected (or never connected).";
@@ -256,8 +256,8 @@ impl RequestMetrics {
 impl WorkerMetrics {
     /// Removes every worker's series, before the present workers are written again.
     pub fn reset(&self) {
-        let Self { up, running, waiting, backlog, knowledge, blocks, event_sources, .. } = self;
-        [up, running, waiting, backlog, knowledge, blocks, event_sources].iter().for_each(|family| family.reset());
+        let Self { up, running, waiting, backlog, kv_index_state, blocks, event_sources, .. } = self;
+        [up, running, waiting, backlog, kv_index_state, blocks, event_sources].iter().for_each(|family| family.reset());
         // Counters, too: they copy their source's count, and a counter can only be set after a reset.
         self.events.reset();
         self.event_gaps.reset();

@@ -25,7 +25,7 @@ async fn computed_blocks_are_known_exactly() {
         answer["choices"][0]["text"].as_str().unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();
     let whole = [&prompt[..], &said].concat();
     watch.until("answer stored", |watch| watch.depth(&whole) >= 14).await;
-    assert_eq!(watch.view(0).knowledge, KvIndexState::Exact);
+    assert_eq!(watch.view(0).kv_index_state, KvIndexState::Exact);
     let counts = watch.fleet.events(watch.id(0)).unwrap();
     assert_eq!((counts.undecodable, counts.unknown_blocks, counts.gaps), (0, 0, 0));
     assert!(counts.batches > 0 && counts.blocks >= 7 && counts.lag < vocabulary::Micros(5_000_000), "{counts:?}");
@@ -69,7 +69,7 @@ async fn index_stays_correct_under_duplicates_gaps_and_evictions() {
     assert!(late.depth(&prompt(1, 80)) > 0 && late.depth(&prompt(2, 80)) == 0, "both outcomes occur");
     let counts = faulty.fleet.events(faulty.id(0)).unwrap();
     assert!(counts.gaps > 3 && counts.replays > counts.gaps, "{counts:?}");
-    assert_eq!(faulty.view(0).knowledge, KvIndexState::Exact);
+    assert_eq!(faulty.view(0).kv_index_state, KvIndexState::Exact);
     assert!(faulty.index.read().blocks() <= 2 * 64, "no more than the cache holds");
 }
 
@@ -109,7 +109,7 @@ async fn cleared_engine_cache_clears_the_index() {
     // The engine publishes it with its next step.
     ask(worker.address(), &prompt(2, 40), 1).await;
     watch.until("cleared", |watch| watch.depth(&prompt(1, 40)) == 0 && watch.depth(&prompt(2, 40)) == 10).await;
-    assert_eq!(watch.view(0).knowledge, KvIndexState::Exact);
+    assert_eq!(watch.view(0).kv_index_state, KvIndexState::Exact);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -125,7 +125,7 @@ async fn indivisible_block_size_falls_back_to_approximation() {
         })
         .await;
     // The fleet's view of a worker follows its sources with a delay.
-    watch.until("guesses", |watch| watch.view(0).knowledge == KvIndexState::Approximate).await;
+    watch.until("guesses", |watch| watch.view(0).kv_index_state == KvIndexState::Approximate).await;
     watch.fleet.note_routed(watch.id(0), DpRank(0), served(&[&chain(&prompt(1, 40))]));
     assert_eq!(watch.depth(&prompt(1, 40)), 10);
 }
@@ -138,11 +138,11 @@ async fn unrecoverable_loss_stays_degraded_until_the_cache_is_cleared() {
     let watch = FleetHarness::at(engine.address);
     watch.until("replayed", |watch| watch.depth(&prompt(2, 8)) == 2).await;
     assert_eq!(watch.depth(&prompt(1, 8)), 0);
-    watch.until("degraded", |watch| watch.view(0).knowledge == KvIndexState::Degraded).await;
+    watch.until("degraded", |watch| watch.view(0).kv_index_state == KvIndexState::Degraded).await;
     engine.publish(Bytes::from_static(b"\xc1"), true).await;
     engine.publish(stored(3, &prompt(3, 8)), true).await;
     watch.until("going on", |watch| watch.depth(&prompt(3, 8)) == 2).await;
-    assert_eq!(watch.view(0).knowledge, KvIndexState::Degraded);
+    assert_eq!(watch.view(0).kv_index_state, KvIndexState::Degraded);
     engine.publish(cleared(), true).await;
     watch.until_exact().await;
     assert_eq!((watch.depth(&prompt(3, 8)), watch.fleet.events(watch.id(0)).unwrap().undecodable), (0, 1));

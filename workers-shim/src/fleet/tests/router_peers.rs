@@ -50,7 +50,7 @@ async fn late_fleet_takes_a_snapshot_for_events_beyond_the_replay_buffer() {
     }
     let alone = FleetHarness::at(worker.address());
     alone.until("heard of the last prompt", |watch| knows_prompt(watch, 5)).await;
-    alone.until("degraded", |watch| watch.view(0).knowledge == KvIndexState::Degraded).await;
+    alone.until("degraded", |watch| watch.view(0).kv_index_state == KvIndexState::Degraded).await;
     assert!(!knows_prompt(&alone, 0));
     let second = FleetHarness::with_peer(&first, worker.address());
     second.until_exact().await;
@@ -67,7 +67,7 @@ async fn late_fleet_takes_a_snapshot_for_events_beyond_the_replay_buffer() {
         let depth = first.depth(&prompt(number, 40));
         second.until("alike", |watch| watch.depth(&prompt(number, 40)) == depth).await;
     }
-    assert_eq!(second.view(0).knowledge, KvIndexState::Exact);
+    assert_eq!(second.view(0).kv_index_state, KvIndexState::Exact);
     assert!(!knows_prompt(&second, 0), "evicted");
 }
 
@@ -81,7 +81,7 @@ async fn incomplete_fleet_provides_no_snapshot() {
     first.until("heard of the last prompt", |watch| knows_prompt(watch, 5)).await;
     let second = FleetHarness::with_peer(&first, worker.address());
     second.until("heard of the last prompt", |watch| knows_prompt(watch, 5)).await;
-    second.until("degraded", |watch| watch.view(0).knowledge == KvIndexState::Degraded).await;
+    second.until("degraded", |watch| watch.view(0).kv_index_state == KvIndexState::Degraded).await;
     assert!(
         first.fleet.residency_snapshot(first.id(0), DpRank(0)).await.is_none(),
         "nothing is given away that is not whole"

@@ -18,7 +18,7 @@ fn fleet_over_proxy(wire: &FlakyProxy, worker: SocketAddr, replay: Option<&str>)
 fn connected_and_knowledge(harness: &FleetHarness) -> (usize, KvIndexState) {
     let EventSourceCount { configured, connected } = harness.fleet.event_sources(harness.id(0)).unwrap();
     assert_eq!(configured, 1);
-    (connected, harness.view(0).knowledge)
+    (connected, harness.view(0).kv_index_state)
 }
 
 async fn check_lost_connection_degrades_worker(loss: ProxyMode) {

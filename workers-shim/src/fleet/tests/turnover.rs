@@ -25,7 +25,7 @@ async fn joining_worker_is_followed_and_others_are_undisturbed() {
     watch.until("heard", |watch| watch.depth(&prompt(1, 40)) == 10).await;
     assert_eq!(watch.fleet.set_workers(vec![spec(&a), spec(&b)]).unwrap(), turnover(1, 0, 0));
     assert_eq!(watch.depth(&prompt(1, 40)), 10, "what is known of who stays is not forgotten");
-    watch.until("the new one is known", |watch| watch.view(1).knowledge == KvIndexState::Exact).await;
+    watch.until("the new one is known", |watch| watch.view(1).kv_index_state == KvIndexState::Exact).await;
     assert_eq!(watch.fleet.set_workers(vec![spec(&a), spec(&b)]).unwrap(), FleetDiff::default());
     assert_eq!(watch.fleet.leaving(), []);
 }

@@ -136,11 +136,11 @@ async fn server_without_metrics_or_events_is_approximated_from_routing() {
     let view = watch.view(0);
     assert_eq!((view.models.len(), view.incarnation, &view.link), (2, Incarnation(0), &None));
     let prompt = prompt(1, 20);
-    assert_eq!((watch.depth(&prompt), view.knowledge), (0, KvIndexState::Approximate));
+    assert_eq!((watch.depth(&prompt), view.kv_index_state), (0, KvIndexState::Approximate));
     // The follower first looks for events; what is recorded before that may be dropped.
     tokio::time::sleep(Duration::from_millis(100)).await;
     watch.fleet.note_routed(view.id, DpRank(0), served(&[&chain(&prompt)]));
-    assert_eq!((watch.depth(&prompt), watch.view(0).knowledge), (5, KvIndexState::Approximate));
+    assert_eq!((watch.depth(&prompt), watch.view(0).kv_index_state), (5, KvIndexState::Approximate));
     let longer = [&prompt[..], &[9; 8]].concat();
     assert_eq!(watch.overlaps(&longer)[0].blocks, Blocks(5));
 }

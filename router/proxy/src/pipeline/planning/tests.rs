@@ -145,7 +145,7 @@ async fn steps_of_other_endpoints_are_exact_at_vllm_and_fallback_elsewhere() {
     let (other, _server) = non_vllm_worker(&worker).await;
     for (at, is_vllm) in [(url(&worker), true), (other, false)] {
         let front = start_router_at(&[at], &["models.tiny.tokenizer_dir=builtin"]).await;
-        let known = |router: &TestRouter| router.gateway.fleet().snapshot()[0].knowledge;
+        let known = |router: &TestRouter| router.gateway.fleet().snapshot()[0].kv_index_state;
         let user = json!([{"role": "user", "content": "Where is my bag?"}]);
         for (path, body, is_guessed) in [
             ("/v1/chat/completions", json!({"model": "tiny", "max_tokens": 2, "messages": user}), false),

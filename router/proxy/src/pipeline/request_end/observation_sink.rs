@@ -157,7 +157,7 @@ impl ObservationSink {
             end.attempts.len() == 1 && !end.planned.plan.sequence.has_handoff() && identified.other_chains.is_empty();
         identified.comparable_tokens().filter(|_| is_plain && !end.is_converted_by_guess(&self.fleet))?;
         let fleet = self.fleet.snapshot();
-        let is_exact_target = |worker: &&WorkerView| worker.id == end.target() && worker.knowledge == KvIndexState::Exact;
+        let is_exact_target = |worker: &&WorkerView| worker.id == end.target() && worker.kv_index_state == KvIndexState::Exact;
         let capacity = fleet.iter().find(is_exact_target)?.capacity;
         let chain = &identified.prompt.chain;
         let reported = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);

@@ -249,7 +249,7 @@ async fn only_exact_token_counts_are_compared() {
 async fn steps_fall_back_while_their_worker_is_a_suspected_mismatch() {
     let sim = sim(&["--speed-up=50"]).await;
     let router = start_router_at(&[url(&sim)], &SETTINGS).await;
-    let known = || router.gateway.fleet().snapshot()[0].knowledge;
+    let known = || router.gateway.fleet().snapshot()[0].kv_index_state;
     wait_until("its events are followed", || known() == KvIndexState::Exact).await;
     let ask = async |stream: bool| {
         let body = json!({"model": "tiny", "max_tokens": 2, "stream": stream, "messages": conversation()["messages"]});
@@ -282,7 +282,7 @@ fn template_with_first_word(word: &str) -> tempfile::TempDir {
 async fn followed_worker(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, TestRouter) {
     let sim = sim(flags).await;
     let router = start_router_at(&[url(&sim)], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
-    wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].knowledge == KvIndexState::Exact)
+    wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].kv_index_state == KvIndexState::Exact)
         .await;
     (sim, router)
 }

@@ -1,4 +1,4 @@
-//! How reliably the blocks of a step's prompt are known at each worker: never better than the worker's own index state,
+//! The workers as a step sees them: the blocks of its prompt are never known better than the worker's own index state,
 //! and never better than the identity of the prompt.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) fn workers_for_step(
     workers: Arc<[WorkerView]>,
 ) -> Arc<[WorkerView]> {
     let is_guess = |worker: &WorkerView| {
-        worker.knowledge != KvIndexState::Approximate
+        worker.kv_index_state != KvIndexState::Approximate
             && (identified.fallback_reason().is_some()
                 || is_converted_by_guess(fleet, identified, worker.id)
                 || drift.is_suspected_mismatch(&identified.request.model, worker.id))
@@ -26,11 +26,11 @@ pub(super) fn workers_for_step(
     if !workers.iter().any(is_guess) {
         return workers;
     }
-    let known = |worker: &WorkerView| match is_guess(worker) {
-        true => WorkerView { knowledge: KvIndexState::Approximate, ..worker.clone() },
+    let as_seen = |worker: &WorkerView| match is_guess(worker) {
+        true => WorkerView { kv_index_state: KvIndexState::Approximate, ..worker.clone() },
         false => worker.clone(),
     };
-    workers.iter().map(known).collect()
+    workers.iter().map(as_seen).collect()
 }
 
 /// Whether the worker's engine may convert the request differently than this router did. The conversion of these

@@ -40,7 +40,7 @@ async fn a_conversation_known_by_bytes_stays_at_its_worker_as_fallback() {
     let folder = without_template();
     let text = format!("models.tiny.tokenizer_dir={:?}", folder.path());
     let router = start_router_at(&[url(&one), url(&two)], &[&text]).await;
-    let known = || router.gateway.fleet().snapshot().iter().map(|worker| worker.knowledge).collect::<Vec<_>>();
+    let known = || router.gateway.fleet().snapshot().iter().map(|worker| worker.kv_index_state).collect::<Vec<_>>();
     wait_until("their events are followed", || known() == [KvIndexState::Exact; 2]).await;
     let first = ask(&router, PATH, conversation_of(1)).await;
     assert_eq!(
