@@ -62,12 +62,12 @@ fn owner(n: u64) -> Owner {
     Owner { worker: WorkerId(mix(n % WORKERS)), incarnation: Incarnation(1_700_000_000_000_000), rank: DpRank(0) }
 }
 
-/// Returns a step of a session from block `base` to block `end`, served by `server`.
-fn step(session: u64, base: u64, end: u64, server: u64) -> Command {
+/// Returns a step of a session from block `base` to block `end`, served by `worker`.
+fn step(session: u64, base: u64, end: u64, worker: u64) -> Command {
     let origin = origin();
     let points = (base + 1..=end).filter(|n| n % WAYPOINT == 0 || *n == end).map(|n| point(session, n)).collect();
     let run = ChainSegment { base: point(session, base), points };
-    let (id, owner) = (session_id(session), owner(server));
+    let (id, owner) = (session_id(session), owner(worker));
     let head = PrefixRef { scope: origin.scope(), point: run.end(), extent: None };
     let (tenant, model) = (origin.tenant.clone(), origin.model.clone());
     let claim = Command::ClaimOwner(ClaimOwner { subject: OwnershipSubject::Session(id), owner });

@@ -98,7 +98,7 @@ pub struct SealedPrefixMatch {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LocateResult {
     /// How the prompt relates to known sessions.
-    pub lineage: SessionMatch,
+    pub session_match: SessionMatch,
     /// Deepest sealed prefix of the prompt.
     pub sealed: Option<SealedPrefixMatch>,
 }
@@ -131,7 +131,7 @@ impl LocateResult {
     /// Decides which session the prompt belongs to. `named` is the client's session, if it sent one; `fresh` is the id
     /// to use for a new session.
     pub fn resolve_session(&self, named: Option<SessionId>, fresh: SessionId) -> ResolvedSession {
-        let (session, parent, head) = match (self.lineage, named) {
+        let (session, parent, head) = match (self.session_match, named) {
             (SessionMatch::ExtendsHead { session, head }, _) => (session, None, Some((head, head.blocks))),
             (SessionMatch::ForksFrom { session, head, fork_point: at }, Some(_)) => {
                 (session, None, Some((head, at.blocks)))
@@ -151,7 +151,7 @@ impl LocateResult {
 
     /// Returns the known session that the prompt extends or forks from.
     pub fn session(&self) -> Option<SessionId> {
-        match self.lineage {
+        match self.session_match {
             SessionMatch::ExtendsHead { session, .. } | SessionMatch::ForksFrom { session, .. } => Some(session),
             SessionMatch::SharesPrefix { .. } | SessionMatch::New => None,
         }
@@ -160,7 +160,7 @@ impl LocateResult {
     /// Returns the head to replace, for a session that the client named, if the prompt keeps at least half of the
     /// head's history. With less in common the prompt is another branch of the conversation and adds a head.
     pub fn replaced_head(&self) -> Option<PrefixId> {
-        match self.lineage {
+        match self.session_match {
             SessionMatch::ForksFrom { head, fork_point: at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
             _ => None,
         }
@@ -174,14 +174,14 @@ impl Ledger {
         let deepest = session.as_ref().and_then(|session| self.deepest_of_session(session, query));
         let deepest = deepest
             .or_else(|| self.deepest_boundary(query.scope, query.chain).map(|kept| (kept.point, kept.artifact())));
-        let lineage = match (query.session, &deepest) {
-            (Some(_), _) => session.as_ref().and_then(|session| self.lineage_in_session(session, query)),
-            (None, Some((at, artifact))) => self.lineage_by_chain(query, *at, artifact),
+        let session_match = match (query.session, &deepest) {
+            (Some(_), _) => session.as_ref().and_then(|session| self.match_in_session(session, query)),
+            (None, Some((at, artifact))) => self.match_by_chain(query, *at, artifact),
             (None, None) => None,
         };
-        let shared = || deepest.as_ref().map_or(SessionMatch::New, |(at, _)| SessionMatch::SharesPrefix { at: *at });
+        let match_by_prefix = || deepest.as_ref().map_or(SessionMatch::New, |(at, _)| SessionMatch::SharesPrefix { at: *at });
         LocateResult {
-            lineage: lineage.unwrap_or_else(shared),
+            session_match: session_match.unwrap_or_else(match_by_prefix),
             sealed: deepest.as_ref().map(|(at, artifact)| self.sealed_prefix(*at, artifact)),
         }
     }
@@ -275,7 +275,7 @@ impl Ledger {
     }
 
     /// Returns how the prompt relates to a given session; `None` if the session has no head in this scope.
-    fn lineage_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<SessionMatch> {
+    fn match_in_session(&self, session: &Session, query: LocateQuery<'_>) -> Option<SessionMatch> {
         let heads = || session.heads.iter().filter(|head| head.scope == query.scope);
         let on_chain = heads().filter(|head| head.point.is_on_chain(query.chain)).max_by_key(|head| head.point.blocks);
         if let Some(head) = on_chain {
@@ -288,7 +288,7 @@ impl Ledger {
 
     /// Returns how a prompt without a named session relates to known ones; `None` if it shares only a prefix of
     /// sessions that were not forked from one another.
-    fn lineage_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<SessionMatch> {
+    fn match_by_chain(&self, query: LocateQuery<'_>, at: PrefixPoint, artifact: &Artifact) -> Option<SessionMatch> {
         if let Some(session) = self.session_with_head(artifact, at.id) {
             return Some(SessionMatch::ExtendsHead { session: session.id, head: at });
         }
@@ -296,7 +296,7 @@ impl Ledger {
             return None;
         }
         let session = self.session_through(artifact)?;
-        self.lineage_in_session(&session, query)
+        self.match_in_session(&session, query)
     }
 
     /// Returns the deepest boundary that a head's path and the chain share; the root if there is none.

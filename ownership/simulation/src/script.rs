@@ -111,7 +111,7 @@ fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
         .and_then(|s| s.owner)
         .filter(|_| rng.chance(700))
         .unwrap_or_else(|| random_owner(rng, Some(view), workers));
-    let custody = [
+    let transition = [
         OwnershipTransition::Unchanged,
         OwnershipTransition::Claim,
         OwnershipTransition::Claim,
@@ -127,7 +127,7 @@ fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
         base: located.known_blocks(),
         replaced_head: located.replaced_head(),
         owner,
-        ownership: custody,
+        ownership: transition,
         shape: KvShape { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(64) },
         router: NodeId(1),
     };

@@ -65,18 +65,18 @@ impl PrefixReplicator {
         Self(config.enabled.then(Mutex::default))
     }
 
-    /// Records that a step has ended, which `server` answered.
+    /// Records that a step has ended, which `worker` answered.
     pub(crate) fn record_step_end(
         &self,
         metrics: &KvMovementMetrics,
         (step, kept): (&ClassifiedStep, &Arc<StoredPrompt>),
-        (server, usage): (WorkerId, Option<TokenUsage>),
+        (worker, usage): (WorkerId, Option<TokenUsage>),
     ) {
         let Some(gaps) = self.0.as_ref().filter(|_| step.mode == RoutingMode::Active) else { return };
         let mut ask = step.request.clone();
         ask.prompt_tokens += usage.map_or(Tokens::ZERO, |usage| usage.completion);
         let expected = PredictedStep { step: step.kind, request: ask, prompt: kept.clone() };
-        let used = gaps.lock().record_step_end(step.located.session.id, (expected, server), Instant::now());
+        let used = gaps.lock().record_step_end(step.located.session.id, (expected, worker), Instant::now());
         let outcome = used.map(|used| if used { "used" } else { "unused" });
         outcome.into_iter().for_each(|outcome| metrics.prefix_replications.with_label_values(&[outcome]).inc());
     }

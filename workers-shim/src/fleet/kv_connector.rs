@@ -119,20 +119,20 @@ mod tests {
 
     #[test]
     fn only_workers_with_the_same_reachable_connector_exchange_kv() {
-        let speech = |spoken, place: Option<TransferEndpoint>| KvConnectorCapability {
-            protocol: spoken,
-            endpoint: place.map(Arc::new),
+        let capability = |protocol, endpoint: Option<TransferEndpoint>| KvConnectorCapability {
+            protocol,
+            endpoint: endpoint.map(Arc::new),
             ..KvConnectorCapability::default()
         };
-        let met = Some(TransferEndpoint { port: 7, ..TransferEndpoint::default() });
-        let to = |source: KvConnectorCapability, target| source.transfer(&speech(target, None), (DpRank(1), 2), 9);
-        let transfer = to(speech(KvConnector::Sglang, met.clone()), KvConnector::Sglang).unwrap();
+        let endpoint = Some(TransferEndpoint { port: 7, ..TransferEndpoint::default() });
+        let to = |source: KvConnectorCapability, target| source.transfer(&capability(target, None), (DpRank(1), 2), 9);
+        let transfer = to(capability(KvConnector::Sglang, endpoint.clone()), KvConnector::Sglang).unwrap();
         assert_eq!(
             (transfer.connector, transfer.handshake.room, transfer.handshake.endpoint.port),
             (KvConnector::Sglang, 9, 7)
         );
-        assert_eq!(to(speech(KvConnector::Sglang, met.clone()), KvConnector::Nixl), None);
-        assert_eq!(to(speech(KvConnector::Sglang, None), KvConnector::Sglang), None);
-        assert_eq!(to(speech(KvConnector::None, met), KvConnector::None), None);
+        assert_eq!(to(capability(KvConnector::Sglang, endpoint.clone()), KvConnector::Nixl), None);
+        assert_eq!(to(capability(KvConnector::Sglang, None), KvConnector::Sglang), None);
+        assert_eq!(to(capability(KvConnector::None, endpoint), KvConnector::None), None);
     }
 }

@@ -124,7 +124,7 @@ impl Prober {
             }
             _ => None,
         };
-        let speech = match &metrics {
+        let connector = match &metrics {
             Ok(scrape) if self.member.needs_endpoint(scrape) => {
                 Some(discover_endpoint(&self.client, &self.member, scrape).await)
             }
@@ -139,7 +139,7 @@ impl Prober {
             models,
             metrics,
             version,
-            connector: speech,
+            connector,
         }
     }
 }

@@ -251,8 +251,8 @@ impl WorkerHandle {
             seen.version = (seen.incarnation, version.clone());
         }
         let version = if seen.version.0 == seen.incarnation { &*seen.version.1 } else { "" };
-        if let Some(speech) = &answers.connector {
-            seen.connector = speech.clone();
+        if let Some(capability) = &answers.connector {
+            seen.connector = capability.clone();
         }
         seen.fabric = fabric(&self.spec.profile.link, &seen.scrape, &seen.models, version)
             .and_then(|fabric| seen.connector.reachable_fabric(fabric, &self.spec.endpoint));

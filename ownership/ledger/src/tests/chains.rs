@@ -122,7 +122,7 @@ fn tenants_with_equal_text_share_no_artifacts() {
     bench.step(step(1, &text, 0, 1));
     let theirs = Scope::of(&other, KvFormat(0));
     let query = LocateQuery { scope: theirs, session: None, chain: &text, shared_prefix: Blocks(0) };
-    assert_eq!(bench.ledger.locate(query), LocateResult { lineage: SessionMatch::New, sealed: None });
+    assert_eq!(bench.ledger.locate(query), LocateResult { session_match: SessionMatch::New, sealed: None });
     bench.step(StepCommit { tenant: &other, session: session(2), ..step(2, &text, 0, 2) });
     assert_eq!(bench.ledger.artifact_count(), 2);
     assert_ne!(bench.head_artifact(session(1)).id, bench.head_artifact(session(2)).id);
@@ -189,7 +189,7 @@ fn a_head_stays_findable_while_others_seal_beyond_it() {
     }
     let located = bench.locate(None, &chain(&[('a', 35)]));
     assert!(
-        matches!(located.lineage, SessionMatch::ExtendsHead { head, .. } if head.blocks == Blocks(30)),
+        matches!(located.session_match, SessionMatch::ExtendsHead { head, .. } if head.blocks == Blocks(30)),
         "{located:?}"
     );
 }

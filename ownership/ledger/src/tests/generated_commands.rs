@@ -83,7 +83,7 @@ fn owners() -> impl Strategy<Value = Owner> {
 /// Kind of command, to be completed from what a writer would have seen.
 #[derive(Clone, Debug)]
 enum CommandDraft {
-    Step { session: u128, turn: NextPrompt, owner: Option<Owner>, custody: u8, whim: u8 },
+    Step { session: u128, turn: NextPrompt, owner: Option<Owner>, transition: u8, whim: u8 },
     Lifecycle { session: u128, other: u128, text: PrefixChain, kind: u8 },
     Copy { session: u128, at: u64, holder: Owner, ttl: u64, drop: bool },
     Worker { worker: u64, incarnation: u64, kind: u8 },
@@ -95,7 +95,7 @@ fn command_draft() -> impl Strategy<Value = CommandDraft> {
     let elsewhere = prop::option::weighted(0.3, owners());
     prop_oneof![
         16 => (0..8u128, next_prompt(), elsewhere, 0..3u8, 0..8u8).prop_map(
-            |(session, turn, owner, custody, whim)| CommandDraft::Step { session, turn, owner, custody, whim }),
+            |(session, turn, owner, transition, whim)| CommandDraft::Step { session, turn, owner, transition, whim }),
         2 => (0..8u128, 0..8u128, text(), 0..5u8)
             .prop_map(|(session, other, text, kind)| CommandDraft::Lifecycle { session, other, text, kind }),
         2 => (0..8u128, 0..200u64, owners(), 1..20_000_000u64, any::<bool>())
@@ -109,7 +109,7 @@ fn command_draft() -> impl Strategy<Value = CommandDraft> {
 /// Builds the command that a writer who sees `ledger` would send.
 fn command(ledger: &Ledger, wish: &CommandDraft) -> Command {
     match wish {
-        CommandDraft::Step { session: id, turn, owner: elsewhere, custody, whim } => {
+        CommandDraft::Step { session: id, turn, owner: elsewhere, transition, whim } => {
             let text = prompt(ledger, *id, turn);
             let session = ledger.session(session(*id));
             let usual = session.as_ref().and_then(|session| session.owner).unwrap_or(owner(1 + *id as u64 % 3));
@@ -117,9 +117,9 @@ fn command(ledger: &Ledger, wish: &CommandDraft) -> Command {
             let query =
                 LocateQuery { scope: scope(), session: Some(SessionId(*id)), chain: &text, shared_prefix: Blocks(0) };
             let located = ledger.locate(query);
-            let custody =
+            let transition =
                 [OwnershipTransition::Unchanged, OwnershipTransition::Claim, OwnershipTransition::Migrate { seen }]
-                    [*custody as usize % 3];
+                    [*transition as usize % 3];
             // Sometimes the writer's view was stale.
             let base = match whim {
                 2 => Blocks(0),
@@ -129,7 +129,7 @@ fn command(ledger: &Ledger, wish: &CommandDraft) -> Command {
             let replaces = located.replaced_head().filter(|_| *whim != 4);
             let owner = elsewhere.unwrap_or(usual);
             let commit =
-                StepCommit { owner, ownership: custody, base, replaced_head: replaces, ..step(*id, &text, 0, 1) };
+                StepCommit { owner, ownership: transition, base, replaced_head: replaces, ..step(*id, &text, 0, 1) };
             Command::commit_step(commit).expect("texts have blocks")
         }
         CommandDraft::Lifecycle { session: id, other, text, kind } => {

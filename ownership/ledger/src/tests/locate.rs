@@ -6,7 +6,7 @@ use super::*;
 fn locate_on_an_empty_ledger_finds_nothing() {
     let bench = LedgerFixture::new();
     let located = bench.locate(Some(session(1)), &chain(&[('a', 10)]));
-    assert_eq!(located, LocateResult { lineage: SessionMatch::New, sealed: None });
+    assert_eq!(located, LocateResult { session_match: SessionMatch::New, sealed: None });
     assert_eq!((located.known_blocks(), located.session()), (Blocks(0), None));
 }
 
@@ -17,7 +17,7 @@ fn a_prompt_without_a_session_finds_the_session_whose_head_it_extends() {
     bench.step(step(1, &one, 0, 1));
     let located = bench.locate(None, &chain(&[('a', 137), ('b', 30)]));
     let head = PrefixPoint::on_chain(&one, Blocks(137)).unwrap();
-    assert_eq!(located.lineage, SessionMatch::ExtendsHead { session: session(1), head });
+    assert_eq!(located.session_match, SessionMatch::ExtendsHead { session: session(1), head });
     let sealed = located.sealed.unwrap();
     assert_eq!((sealed.point, sealed.status), (head, OwnershipStatus::Owned(owner(1))));
     assert_eq!(sealed.artifact, bench.head_artifact(session(1)).id);
@@ -32,7 +32,7 @@ fn the_deepest_head_that_prefixes_the_prompt_is_chosen() {
         let located = bench.locate(Some(session(1)), &chain(&[('a', 70), (letter, 10), ('d', 3)]));
         let head = chain(&[('a', 70), (letter, 10)]);
         let head = PrefixPoint::on_chain(&head, Blocks(80)).unwrap();
-        assert_eq!(located.lineage, SessionMatch::ExtendsHead { session: session(1), head });
+        assert_eq!(located.session_match, SessionMatch::ExtendsHead { session: session(1), head });
     }
 }
 
@@ -45,11 +45,11 @@ fn a_prompt_that_leaves_a_session_path_midway_is_a_fork() {
     let (head, at) =
         (PrefixPoint::on_chain(&one, Blocks(200)).unwrap(), PrefixPoint::on_chain(&one, Blocks(128)).unwrap());
     let leaves = SessionMatch::ForksFrom { session: session(1), head, fork_point: at };
-    assert_eq!(bench.locate(None, &prompt).lineage, leaves);
-    assert_eq!(bench.locate(Some(session(1)), &prompt).lineage, leaves);
+    assert_eq!(bench.locate(None, &prompt).session_match, leaves);
+    assert_eq!(bench.locate(Some(session(1)), &prompt).session_match, leaves);
     let query = LocateQuery { scope: scope(), session: None, chain: &prompt, shared_prefix: Blocks(150) };
-    assert_eq!(bench.ledger.locate(query).lineage, SessionMatch::SharesPrefix { at }, "a preamble alone is no fork");
-    assert_eq!(bench.locate(Some(session(7)), &prompt).lineage, SessionMatch::SharesPrefix { at });
+    assert_eq!(bench.ledger.locate(query).session_match, SessionMatch::SharesPrefix { at }, "a preamble alone is no fork");
+    assert_eq!(bench.locate(Some(session(7)), &prompt).session_match, SessionMatch::SharesPrefix { at });
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_prompt_that_shares_a_multi_session_prefix_is_a_new_session() {
     bench.step(step(1, &chain(&[('p', 64), ('a', 10)]), 0, 1));
     bench.step(step(2, &chain(&[('p', 64), ('b', 10)]), 0, 1));
     let located = bench.locate(None, &chain(&[('p', 64), ('c', 10)]));
-    assert!(matches!(located.lineage, SessionMatch::SharesPrefix { at } if at.blocks == Blocks(64)));
+    assert!(matches!(located.session_match, SessionMatch::SharesPrefix { at } if at.blocks == Blocks(64)));
     assert_eq!(located.session(), None);
 }
 
@@ -68,7 +68,7 @@ fn fork_step(id: u128, parent: u128, chain: &PrefixChain) -> StepCommit<'_> {
 }
 
 fn fork_point(located: &LocateResult) -> Option<(SessionId, u64)> {
-    match located.lineage {
+    match located.session_match {
         SessionMatch::ForksFrom { session, fork_point: at, .. } => Some((session, at.blocks.0)),
         _ => None,
     }
@@ -130,7 +130,7 @@ fn a_prefix_of_more_than_max_sessions_counts_as_shared() {
     assert_eq!(fork_point(&bench.locate(None, &text(500))), Some((session(999), 64)));
     bench.step(StepCommit { base: Blocks(64), ..fork_step(63, 999, &text(63)) });
     assert!(
-        matches!(bench.locate(None, &text(500)).lineage, SessionMatch::SharesPrefix { at } if at.blocks == Blocks(64))
+        matches!(bench.locate(None, &text(500)).session_match, SessionMatch::SharesPrefix { at } if at.blocks == Blocks(64))
     );
 }
 
@@ -139,7 +139,7 @@ fn another_branch_of_a_named_session_does_not_replace_its_head() {
     let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('p', 64), ('a', 200)]), 0, 1));
     let located = bench.locate(Some(session(1)), &chain(&[('p', 64), ('b', 200)]));
-    assert!(matches!(located.lineage, SessionMatch::ForksFrom { fork_point, .. } if fork_point.blocks == Blocks(64)));
+    assert!(matches!(located.session_match, SessionMatch::ForksFrom { fork_point, .. } if fork_point.blocks == Blocks(64)));
     assert_eq!(located.replaced_head(), None);
 }
 
@@ -149,7 +149,7 @@ fn a_named_session_without_a_common_prefix_forks_at_the_root() {
     bench.step(step(1, &chain(&[('a', 100)]), 0, 1));
     let located = bench.locate(Some(session(1)), &chain(&[('z', 100)]));
     let root = PrefixPoint { blocks: Blocks(0), id: PrefixId(9) };
-    assert!(matches!(located.lineage, SessionMatch::ForksFrom { fork_point, .. } if fork_point == root));
+    assert!(matches!(located.session_match, SessionMatch::ForksFrom { fork_point, .. } if fork_point == root));
     assert_eq!(located.sealed, None);
 }
 

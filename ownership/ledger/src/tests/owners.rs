@@ -59,8 +59,8 @@ fn an_unowned_session_can_be_moved_from_any_seen_epoch() {
     let mut bench = LedgerFixture::new();
     let commit = chain(&[('a', 30)]);
     // The session is opened by this very step; its writer used another session's epoch.
-    let custody = OwnershipTransition::Migrate { seen: Epoch::default() };
-    let outcome = bench.step(StepCommit { ownership: custody, ..step(1, &commit, 0, 2) });
+    let transition = OwnershipTransition::Migrate { seen: Epoch::default() };
+    let outcome = bench.step(StepCommit { ownership: transition, ..step(1, &commit, 0, 2) });
     assert!(outcome.granted.is_some());
     assert_eq!(bench.session(session(1)).owner, Some(owner(2)));
 }

@@ -184,25 +184,25 @@ impl OwnerServe {
         fleet: &FleetView<'_>,
         (located, plan): (PromptMatch, Plan),
     ) {
-        let (id, server) = (located.session.id, worker_index(plan.target()));
+        let (id, worker) = (located.session.id, worker_index(plan.target()));
         let now = micros(fleet.now.0);
         self.idle_agents.remove(request.at.session, request.step.agent);
-        let before = located.session.owner.filter(|before| worker_index(before.worker) != server);
+        let before = located.session.owner.filter(|before| worker_index(before.worker) != worker);
         if let (Some(before), OwnershipEffect::Move { .. } | OwnershipEffect::Claim) = (before, plan.ownership) {
             self.occupancy.session_moved(before, id);
         }
         let footprint = KvFootprint {
             tokens: request.step.prompt + self.expected_answer(id, request.step),
-            cached: request.memory_by_worker[server].device,
+            cached: request.memory_by_worker[worker].device,
             capacity: fleet.spec.sizes.device,
         };
-        self.occupancy.step_started(owner(server), id, footprint, now);
+        self.occupancy.step_started(owner(worker), id, footprint, now);
         self.occupancy.prefill_started(
             owner(worker_index(plan.prompt_leg().worker)),
             plan.rationale.cost_terms.compute,
             now,
         );
-        self.ledger.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
+        self.ledger.iter_mut().for_each(|quorum| quorum.announce(&located, owner(worker)));
         self.in_flight.insert(request.at, InFlightStep { prompt_match: located, plan });
     }
 }
@@ -245,8 +245,8 @@ impl RoutingPolicy for OwnerServe {
 
     fn step_finished(&mut self, at: StepRef, step: &TraceStep, now: Seconds) {
         let Some(InFlightStep { prompt_match: located, plan }) = self.in_flight.remove(&at) else { return };
-        let (server, now) = (owner(worker_index(plan.target())), micros(now.0));
-        self.occupancy.step_ended(server, located.session.id, step.prompt + step.answer, now);
+        let (owner, now) = (owner(worker_index(plan.target())), micros(now.0));
+        self.occupancy.step_ended(owner, located.session.id, step.prompt + step.answer, now);
         self.occupancy.step_served(located.session.id, step.prompt + step.answer);
         self.occupancy.answer_completed(located.session.id, step.answer);
         self.ledger.iter_mut().for_each(|quorum| quorum.commit(&located, &plan, now));

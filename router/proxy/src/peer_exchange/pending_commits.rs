@@ -32,7 +32,7 @@ pub struct UncommittedStep {
     /// The worker incarnation and rank that served it.
     pub owner: Owner,
     /// How the decode ownership changes.
-    pub custody: OwnershipTransition,
+    pub ownership_transition: OwnershipTransition,
     /// The head on which its intent was announced.
     pub base: PrefixId,
 }
@@ -61,7 +61,7 @@ impl UncommittedStep {
             base,
             replaced_head: self.replaces,
             owner: self.owner,
-            ownership: self.custody,
+            ownership: self.ownership_transition,
             shape: self.origin.shape,
             router: node,
         })

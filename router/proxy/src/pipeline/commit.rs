@@ -27,8 +27,8 @@ pub fn announce(ledger: &LedgerAccess, step: &ClassifiedStep, plan: &Plan) {
     if step.mode == RoutingMode::Bypass {
         return;
     }
-    let Some(server) = serving_owner(&step.located, plan) else { return };
-    submit_intent(ledger, &step.located, Some((server, INTENT_TTL)));
+    let Some(owner) = serving_owner(&step.located, plan) else { return };
+    submit_intent(ledger, &step.located, Some((owner, INTENT_TTL)));
 }
 
 /// Withdraws the intent of a step that produced nothing.
@@ -47,16 +47,16 @@ fn submit_intent(ledger: &LedgerAccess, located: &LocatedRequest, step: Option<(
 
 /// Seals the blocks that the target computed or received, moves the session's head, and settles its ownership.
 pub fn commit(ledger: &LedgerAccess, located: &LocatedRequest, plan: &Plan) {
-    let Some(server) = serving_owner(located, plan) else { return };
+    let Some(owner) = serving_owner(located, plan) else { return };
     if located.sealable_blocks() > Blocks::ZERO {
-        enqueue_commit(ledger, finished_step(located, plan, server));
+        enqueue_commit(ledger, finished_step(located, plan, owner));
     } else {
         withdraw(ledger, located);
     }
     if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::ReadReplica | OwnershipEffect::Claim) =
         (plan.sequence.handoff(HandoffKind::Replicate), &plan.ownership)
     {
-        record_replica(ledger, located, (server, *blocks));
+        record_replica(ledger, located, (owner, *blocks));
     }
 }
 
@@ -75,7 +75,7 @@ fn finished_step(located: &LocatedRequest, plan: &Plan, owner: Owner) -> Uncommi
         chain: PrefixChain { ids: sealed.copied().collect(), ..*chain },
         replaces: located.rewrites,
         owner,
-        custody: custody(&plan.ownership),
+        ownership_transition: ownership_transition(&plan.ownership),
         base: located.base,
     }
 }
@@ -139,7 +139,7 @@ fn withdraw_intent(ledger: &LedgerAccess, step: &UncommittedStep) {
     ledger.submit_advice(Command::Intent(intent));
 }
 
-fn custody(effect: &OwnershipEffect) -> OwnershipTransition {
+fn ownership_transition(effect: &OwnershipEffect) -> OwnershipTransition {
     match effect {
         OwnershipEffect::Keep | OwnershipEffect::Claim => OwnershipTransition::Claim,
         OwnershipEffect::ReadReplica => OwnershipTransition::Unchanged,

@@ -42,7 +42,7 @@ pub async fn locate(
 ) -> Result<LocatedRequest, ApiError> {
     let view = stage.ledger.directory().view();
     let found = view.locate(query(&identified));
-    if !matches!(found.lineage, SessionMatch::ForksFrom { .. }) || identified.named_session.is_some() {
+    if !matches!(found.session_match, SessionMatch::ForksFrom { .. }) || identified.named_session.is_some() {
         return Ok(build_located(stage, &view, (identified, found, Blocks::ZERO)));
     }
     // Decide whether this is a fork, or another conversation with the same system prompt.

@@ -62,7 +62,7 @@ impl SessionResolution {
     pub(super) fn owner(&self, known: Option<Owner>) -> Option<Owner> {
         match &self.pending {
             None => known,
-            Some((step, _)) => match step.custody {
+            Some((step, _)) => match step.ownership_transition {
                 OwnershipTransition::Unchanged => known,
                 OwnershipTransition::Claim => known.or(Some(step.owner)),
                 OwnershipTransition::Migrate { .. } => Some(step.owner),

@@ -58,12 +58,12 @@ impl Default for IdleSessions {
 }
 
 impl IdleSessions {
-    /// Records the end of a step, served by `server`. Returns whether that is the worker to which the prefix had been
+    /// Records the end of a step, served by `worker`. Returns whether that is the worker to which the prefix had been
     /// sent; `None` if it had not been sent.
     pub(super) fn record_step_end(
         &mut self,
         session: SessionId,
-        (expected, server): (PredictedStep, WorkerId),
+        (expected, worker): (PredictedStep, WorkerId),
         now: Instant,
     ) -> Option<bool> {
         let gap = IdleSession {
@@ -73,7 +73,7 @@ impl IdleSessions {
             progress: ReplicationProgress::NotTried,
         };
         match self.0.put(session, gap).map(|before| before.progress) {
-            Some(ReplicationProgress::Sent(to)) => Some(to == server),
+            Some(ReplicationProgress::Sent(to)) => Some(to == worker),
             None | Some(ReplicationProgress::NotTried | ReplicationProgress::Failed) => None,
         }
     }

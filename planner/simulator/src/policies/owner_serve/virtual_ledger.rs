@@ -140,18 +140,18 @@ impl VirtualLedger {
     /// Seals what a step has computed, advances its session's head, and settles its ownership.
     pub(super) fn commit(&mut self, prompt_match: &PromptMatch, plan: &Plan, now: Micros) {
         self.advance_clock(now);
-        let server = Owner { rank: plan.answer_leg().rank, ..owner(super::worker_index(plan.target())) };
+        let serving_owner = Owner { rank: plan.answer_leg().rank, ..owner(super::worker_index(plan.target())) };
         let known = self
             .ledger
             .deepest_boundary(self.scope, &prompt_match.chain)
             .map_or(Blocks::ZERO, |kept| kept.point.blocks);
-        let custody = ownership_transition(&plan.ownership);
-        let Some(command) = self.command(prompt_match, (server, custody), known) else {
+        let transition = ownership_transition(&plan.ownership);
+        let Some(command) = self.command(prompt_match, (serving_owner, transition), known) else {
             return self.intend(prompt_match, None);
         };
         let outcome = self.send(command);
         if StepOutcome::of(&outcome).restart_from_root
-            && let Some(command) = self.command(prompt_match, (server, custody), Blocks::ZERO)
+            && let Some(command) = self.command(prompt_match, (serving_owner, transition), Blocks::ZERO)
         {
             self.send(command);
         }
@@ -162,14 +162,14 @@ impl VirtualLedger {
         if let (Some(Handoff { blocks: Some(blocks), .. }), OwnershipEffect::ReadReplica | OwnershipEffect::Claim) =
             (plan.sequence.handoff(HandoffKind::Replicate), &plan.ownership)
         {
-            self.record_replica(prompt_match, (server, *blocks));
+            self.record_replica(prompt_match, (serving_owner, *blocks));
         }
     }
 
     fn command(
         &self,
         prompt_match: &PromptMatch,
-        (owner, custody): (Owner, OwnershipTransition),
+        (owner, transition): (Owner, OwnershipTransition),
         base: Blocks,
     ) -> Option<Command> {
         Command::commit_step(StepCommit {
@@ -182,7 +182,7 @@ impl VirtualLedger {
             base,
             replaced_head: prompt_match.replaces,
             owner,
-            ownership: custody,
+            ownership: transition,
             shape: self.origin.shape,
             router: ROUTER,
         })
@@ -197,7 +197,7 @@ impl VirtualLedger {
         }));
     }
 
-    /// Records that the server keeps a read-only replica of the fetched prefix.
+    /// Records that the worker keeps a read-only replica of the fetched prefix.
     fn record_replica(&mut self, prompt_match: &PromptMatch, (holder, blocks): (Owner, Blocks)) {
         let point = PrefixPoint::on_chain(&prompt_match.chain, blocks.min(prompt_match.session.sealed));
         let Some(point) = point.filter(|point| point.blocks > Blocks::ZERO) else { return };

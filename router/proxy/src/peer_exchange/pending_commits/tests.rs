@@ -15,8 +15,8 @@ fn step(session: u128, path: u32, blocks: u32) -> UncommittedStep {
     let origin = KvOrigin { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
     let owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
     let chain = chain(path, blocks);
-    let (parent, replaces, custody, base) = (None, None, OwnershipTransition::Claim, PrefixId(9));
-    UncommittedStep { session: SessionId(session), parent, origin, chain, replaces, owner, custody, base }
+    let (parent, replaces, ownership_transition, base) = (None, None, OwnershipTransition::Claim, PrefixId(9));
+    UncommittedStep { session: SessionId(session), parent, origin, chain, replaces, owner, ownership_transition, base }
 }
 
 fn blocks(step: Option<Arc<UncommittedStep>>) -> u64 {

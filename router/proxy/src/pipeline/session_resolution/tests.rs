@@ -75,9 +75,9 @@ fn chain(blocks: u32, path: u32) -> PrefixChain {
 fn step(session: u128, blocks: u32, path: u32) -> UncommittedStep {
     let shape = KvShape { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
     let origin = KvOrigin { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
-    let (parent, replaces, custody, base) = (None, None, OwnershipTransition::Claim, PrefixId(9));
+    let (parent, replaces, ownership_transition, base) = (None, None, OwnershipTransition::Claim, PrefixId(9));
     let (session, owner, chain) = (SessionId(session), owner(1), chain(blocks, path));
-    UncommittedStep { session, parent, origin, chain, replaces, owner, custody, base }
+    UncommittedStep { session, parent, origin, chain, replaces, owner, ownership_transition, base }
 }
 
 fn pending(steps: impl IntoIterator<Item = UncommittedStep>) -> PendingCommits {
@@ -113,7 +113,7 @@ fn the_ledger_view_wins_once_it_shows_the_step() {
     bench.commit(&step(1, 12, 0));
     let moved = UncommittedStep {
         owner: owner(2),
-        custody: OwnershipTransition::Migrate { seen: Epoch::default() },
+        ownership_transition: OwnershipTransition::Migrate { seen: Epoch::default() },
         ..step(1, 12, 0)
     };
     let place = bench.resolve(Some(1), &chain(20, 0), &pending([moved.clone()]));
@@ -145,14 +145,14 @@ fn a_prompt_that_diverges_late_rewrites_the_step_and_early_does_not() {
 
 #[test]
 fn borrowing_keeps_the_owner_and_claiming_takes_an_unowned_session() {
-    let place = |custody| {
+    let place = |ownership_transition| {
         TwoWorkerLedger::new().resolve(
             Some(1),
             &chain(15, 0),
-            &pending([UncommittedStep { custody, ..step(1, 12, 0) }]),
+            &pending([UncommittedStep { ownership_transition, ..step(1, 12, 0) }]),
         )
     };
-    let owners = |custody| [None, Some(owner(2))].map(|known| place(custody).owner(known).map(|owner| owner.worker.0));
+    let owners = |ownership_transition| [None, Some(owner(2))].map(|known| place(ownership_transition).owner(known).map(|owner| owner.worker.0));
     assert_eq!(owners(OwnershipTransition::Unchanged), [None, Some(2)]);
     assert_eq!(owners(OwnershipTransition::Claim), [Some(1), Some(2)]);
     assert_eq!(owners(OwnershipTransition::Migrate { seen: Epoch::default() }), [Some(1), Some(1)]);
