@@ -100,8 +100,8 @@ impl OperatorClient {
 
     /// Returns a client that tries the endpoint after `endpoint` first and `endpoint` last.
     pub(crate) fn starting_after(mut self, endpoint: &str) -> Self {
-        let (count, place) = (self.endpoints.len(), self.endpoints.iter().position(|one| one == endpoint));
-        self.endpoints.rotate_left(place.map_or(0, |at| (at + 1) % count));
+        let (count, position) = (self.endpoints.len(), self.endpoints.iter().position(|one| one == endpoint));
+        self.endpoints.rotate_left(position.map_or(0, |at| (at + 1) % count));
         Self { last_answered: Arc::default(), ..self }
     }
 
@@ -149,8 +149,8 @@ impl OperatorClient {
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/ownerserve/v1/{path}") };
         let mut last = CtlError::Usage("no endpoint is given".into());
         let (count, first) = (self.endpoints.len(), self.last_answered.load(Ordering::Relaxed));
-        for place in (first..first + count).map(|place| place % count) {
-            let endpoint = self.endpoints[place].clone();
+        for index in (first..first + count).map(|number| number % count) {
+            let endpoint = self.endpoints[index].clone();
             let request = self.http.request(method.clone(), format!("{endpoint}{path}")).headers(self.headers(said)?);
             let request = match said.0 {
                 Some(body) => request.body(body.to_string()),
@@ -160,7 +160,7 @@ impl OperatorClient {
                 Err(_) => SendError::Unanswered(format!("no answer within {wait:?}")),
                 Ok(Err(error)) => SendError::from(error),
                 Ok(Ok(answer)) => {
-                    self.last_answered.store(place, Ordering::Relaxed);
+                    self.last_answered.store(index, Ordering::Relaxed);
                     let answer = http::Response::from(answer);
                     return if answer.status().is_success() {
                         Ok((endpoint, answer))

@@ -17,13 +17,13 @@ const MAX_LAST_CELL_CHARS: usize = 1_000;
 pub(crate) fn table(columns: ColumnSpec, lines: &[Value]) -> String {
     let columns: Vec<_> = columns.split(", ").filter_map(|column| column.split_once(" /")).collect();
     let widest = |at: usize| if at + 1 == columns.len() { MAX_LAST_CELL_CHARS } else { MAX_CELL_CHARS };
-    let cell = |line: &Value, at: usize, place: &str| {
-        let (place, unit) = place.split_once(' ').unwrap_or((place, ""));
-        let value = line.pointer(&format!("/{place}"));
+    let cell = |line: &Value, at: usize, path: &str| {
+        let (path, unit) = path.split_once(' ').unwrap_or((path, ""));
+        let value = line.pointer(&format!("/{path}"));
         let duration = value.and_then(Value::as_u64).and_then(|count| duration_of(count, unit));
         duration.map_or_else(|| cell_text_within(value, widest(at)), duration_text)
     };
-    let cells = |line: &Value| columns.iter().enumerate().map(|(at, (_, place))| cell(line, at, place)).collect();
+    let cells = |line: &Value| columns.iter().enumerate().map(|(at, (_, path))| cell(line, at, path)).collect();
     let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
     aligned(std::iter::once(titles).chain(lines.iter().map(cells)).collect::<Vec<Vec<String>>>())
 }

@@ -69,12 +69,12 @@ async fn follow(
     tell: &mut impl FnMut(&Value) -> std::io::Result<()>,
 ) -> Result<(), CtlError> {
     let mut client = client.clone();
-    let mut place =
+    let mut position =
         WatchPosition { from_revision: args.from_revision, remaining: args.max_revisions.unwrap_or(u64::MAX) };
     let (mut is_heard, mut refused) = (false, 0);
-    while place.remaining > 0 {
+    while position.remaining > 0 {
         let mut query: Vec<_> =
-            place.from_revision.map(|from| ("from_revision", from.to_string())).into_iter().collect();
+            position.from_revision.map(|from| ("from_revision", from.to_string())).into_iter().collect();
         query.extend((!args.kind.is_empty()).then(|| ("kind", args.kind.join(","))));
         let (endpoint, answer) = match client.open(&with_query("watch", &query)).await {
             Ok(opened) => opened,
@@ -95,16 +95,16 @@ async fn follow(
             Err(error) => return Err(error),
         };
         (is_heard, refused) = (true, 0);
-        place.from_revision = place.from_revision.or_else(|| revision(answer.headers()).map(|now| now + 1));
-        let (from, began) = (place.from_revision, Instant::now());
-        match read_events(answer.into_body(), &mut place, tell).await? {
+        position.from_revision = position.from_revision.or_else(|| revision(answer.headers()).map(|now| now + 1));
+        let (from, began) = (position.from_revision, Instant::now());
+        match read_events(answer.into_body(), &mut position, tell).await? {
             WatchOutcome::Done => return Ok(()),
             WatchOutcome::Broken(why) => {
                 output.note(&format!(
                     "{endpoint}: {why}; the watch resumes at the next endpoint after the last printed revision"
                 ));
                 // Limits the rate of attempts if an endpoint closes every response at once.
-                if place.from_revision == from {
+                if position.from_revision == from {
                     tokio::time::sleep_until((began + RETRY_INTERVAL).into()).await;
                 }
                 client = client.starting_after(&endpoint);
@@ -114,10 +114,10 @@ async fn follow(
     Ok(())
 }
 
-/// Reads the events of one response and advances `place`.
+/// Reads the events of one response and advances `position`.
 async fn read_events(
     body: impl http_body::Body<Data = Bytes>,
-    place: &mut WatchPosition,
+    position: &mut WatchPosition,
     tell: &mut impl FnMut(&Value) -> std::io::Result<()>,
 ) -> Result<WatchOutcome, CtlError> {
     let mut pieces = std::pin::pin!(body.into_data_stream());
@@ -135,16 +135,16 @@ async fn read_events(
             }
             // A heartbeat with the current revision.
             if name == "progress" {
-                place.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(place.from_revision);
+                position.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(position.from_revision);
                 continue;
             }
             match tell(&data) {
                 Err(gone) if gone.kind() == ErrorKind::BrokenPipe => return Ok(WatchOutcome::Done),
                 told => told.map_err(|source| CtlError::File { path: "standard output".into(), source })?,
             }
-            place.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(place.from_revision);
-            place.remaining -= 1;
-            if place.remaining == 0 {
+            position.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(position.from_revision);
+            position.remaining -= 1;
+            if position.remaining == 0 {
                 return Ok(WatchOutcome::Done);
             }
         }
@@ -328,9 +328,9 @@ mod tests {
 
     #[tokio::test]
     async fn watch_ends_cleanly_when_its_reader_closes_the_pipe() {
-        let mut place = WatchPosition { from_revision: None, remaining: u64::MAX };
+        let mut position = WatchPosition { from_revision: None, remaining: u64::MAX };
         let body = http_body_util::Full::new(Bytes::from("event: changes\ndata: {\"revision\":7}\n\n"));
-        let ended = read_events(body, &mut place, &mut |_: &Value| Err(ErrorKind::BrokenPipe.into())).await.unwrap();
-        assert_eq!((ended, place.from_revision), (WatchOutcome::Done, None));
+        let ended = read_events(body, &mut position, &mut |_: &Value| Err(ErrorKind::BrokenPipe.into())).await.unwrap();
+        assert_eq!((ended, position.from_revision), (WatchOutcome::Done, None));
     }
 }

@@ -46,10 +46,10 @@ fn told((parts, settings): (&OperatorParts, &OperatorSettings), tenant: &TenantI
     if count == 0 && !is_known {
         return "no tenant of this name is configured and nothing was kept".into();
     }
-    let place = if parts.shared_cache.health().is_some() { "here and in Redis" } else { "here" };
+    let stores = if parts.shared_cache.health().is_some() { "here and in Redis" } else { "here" };
     match count {
-        1 => format!("1 value was forgotten {place}"),
-        count => format!("{count} values were forgotten {place}"),
+        1 => format!("1 value was forgotten {stores}"),
+        count => format!("{count} values were forgotten {stores}"),
     }
 }
 

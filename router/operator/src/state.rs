@@ -13,7 +13,7 @@ use super::idempotency::IdempotencyStore;
 use super::openapi::OpenApiDocument;
 use super::settings::OperatorSettings;
 use super::sources::{FleetSources, OperatorParts, RoutingSources, SessionMover};
-use super::watch::WatcherPlaces;
+use super::watch::WatcherSlots;
 use proxy::ledger_access::LedgerAccess;
 use proxy::telemetry::metrics::Metrics;
 use proxy::watched_files::WatchedFiles;
@@ -43,7 +43,7 @@ pub struct OperatorState {
     pub(super) audit: Arc<AuditLog>,
     pub(super) document: Arc<OpenApiDocument>,
     pub(super) idempotency: Arc<IdempotencyStore>,
-    watchers: WatcherPlaces,
+    watchers: WatcherSlots,
     drains: Arc<DrainRegistry>,
     /// Whether this router is shutting down.
     shutting_down: Arc<AtomicBool>,
@@ -64,7 +64,7 @@ impl OperatorState {
             audit: Arc::new(audit),
             document: Arc::new(OpenApiDocument::default()),
             idempotency: Arc::default(),
-            watchers: WatcherPlaces::default(),
+            watchers: WatcherSlots::default(),
             drains: Arc::default(),
             shutting_down: Arc::default(),
             parts: Arc::new(parts),
@@ -115,6 +115,6 @@ extracted_parts! {
     Arc<OperatorSettings>: |state| state.settings;
     Arc<OperatorTokens>: |state| state.tokens;
     Arc<OpenApiDocument>: |state| state.document;
-    WatcherPlaces: |state| state.watchers;
+    WatcherSlots: |state| state.watchers;
     Arc<DrainRegistry>: |state| state.drains;
 }

@@ -36,9 +36,9 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Places for watchers. Clones share them.
 #[derive(Clone, Debug)]
-pub(super) struct WatcherPlaces(Arc<Semaphore>);
+pub(super) struct WatcherSlots(Arc<Semaphore>);
 
-impl Default for WatcherPlaces {
+impl Default for WatcherSlots {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(MAX_WATCHERS)))
     }
@@ -133,7 +133,7 @@ pub(super) struct CompactedEvent {
         (status = 429, description = "Too many watchers.")))]
 pub(super) async fn watch(
     State(ledger): State<LedgerAccess>,
-    State(places): State<WatcherPlaces>,
+    State(slots): State<WatcherSlots>,
     State(tokens): State<Arc<OperatorTokens>>,
     headers: HeaderMap,
     QueryParams(query): QueryParams<WatchQuery>,
@@ -143,7 +143,7 @@ pub(super) async fn watch(
         let accepted = "kind: accepted are worker, session, artifact, node and quota, with commas between";
         Problem::bad_query(accepted)
     })?;
-    let place = places.0.try_acquire_owned().map_err(|_| {
+    let slot = slots.0.try_acquire_owned().map_err(|_| {
         Problem::new(
             ProblemKind::TooManyRequests,
             format!("There are {MAX_WATCHERS} watchers already. Watch at another node, or end one."),
@@ -170,7 +170,7 @@ pub(super) async fn watch(
         is_authorized: is_let_in,
         last_revision: seen,
         last_sent: start,
-        _permit: Arc::new(place),
+        _permit: Arc::new(slot),
     };
     let events = stream::unfold(Some(watcher), |watcher| async move { watcher?.next().await });
     // Revision of "now", for clients that reconnect elsewhere before the first event.

@@ -299,8 +299,8 @@ fn tool_calls(calls: &Value, order: CallFieldOrder) -> Result<Option<Value>, Pre
         let attribute = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
         let name = attribute(&function, "name").map(|name| ("name".into(), name));
         let mut of_function: TemplateVariables = name.into_iter().collect();
-        let place = if order == CallFieldOrder::Declared { 0 } else { of_function.len() };
-        of_function.insert(place, ("arguments".into(), call_arguments(&function)?));
+        let position = if order == CallFieldOrder::Declared { 0 } else { of_function.len() };
+        of_function.insert(position, ("arguments".into(), call_arguments(&function)?));
         let id = attribute(call, "id").map(|id| ("id".into(), id));
         let mut shaped: TemplateVariables = id.into_iter().collect();
         shaped.push(("function".into(), object(of_function)));

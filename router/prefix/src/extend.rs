@@ -83,8 +83,8 @@ impl PromptResolver {
     ) -> Option<ExtendedPrompt> {
         let step = self.extend_request(layout, inputs)?;
         let found = lookup.cache.find(step.scope(lookup.tenant), lookup.session, layout.message_list())?;
-        let places = (0..=found.boundary).rev().take(MAX_RESUME_ATTEMPTS);
-        let (at, grown, next) = places.into_iter().find_map(|at| {
+        let boundaries = (0..=found.boundary).rev().take(MAX_RESUME_ATTEMPTS);
+        let (at, grown, next) = boundaries.into_iter().find_map(|at| {
             let (grown, next) = self.extend_from(step, &found, at)?;
             Some((at, grown, next))
         })?;
@@ -170,19 +170,19 @@ impl PromptResolver {
             return None;
         }
         let mut closings = Vec::new();
-        let places = step.resume_points(&frame, &scan, (message_scan::QuestionState::Never, &mut closings));
+        let resume_points = step.resume_points(&frame, &scan, (message_scan::QuestionState::Never, &mut closings));
         let (ids, RenderedPrompt { text: rendered, steps }) = (prompt.token_ids()?, rendered);
         let mut leading = BodyPrefixHasher::new(layout.message_list());
-        let mut known = Vec::with_capacity(places.len());
-        for (at, place) in places {
-            let rest = &place.cut.rest;
+        let mut known = Vec::with_capacity(resume_points.len());
+        for (at, resume_point) in resume_points {
+            let rest = &resume_point.cut.rest;
             if rest.len() > MAX_RETOKENIZED_BYTES || !rendered.ends_with(rest.as_str()) {
                 continue;
             }
-            let before = ids.strip_suffix(place.cut.token_ids(step.text.tokenizer()).ok()?)?;
+            let before = ids.strip_suffix(resume_point.cut.token_ids(step.text.tokenizer()).ok()?)?;
             let text = rendered.len() - rest.len();
             let depth = (text, *steps, before.len(), before);
-            known.push(Arc::new(self.message_boundary(&mut leading, scan.messages[at].end, depth, place)?));
+            known.push(Arc::new(self.message_boundary(&mut leading, scan.messages[at].end, depth, resume_point)?));
         }
         let last = known.last()?;
         let mut leads = Vec::new();
@@ -209,10 +209,10 @@ impl PromptResolver {
         leading: &mut BodyPrefixHasher<'_>,
         body: usize,
         (text, steps, tokens, ids): (usize, u64, usize, &[u32]),
-        place: ResumePoint,
+        resume_point: ResumePoint,
     ) -> Option<MessageBoundary> {
         let tail = ids[ids.len().checked_sub(tokens % self.block_size())?..].into();
-        let ResumePoint { following_turn: cut_in, cut, history: before, .. } = place;
+        let ResumePoint { following_turn: cut_in, cut, history: before, .. } = resume_point;
         let digest = leading.digest(body)?;
         Some(MessageBoundary {
             body_bytes: body,
@@ -280,25 +280,25 @@ impl PromptResolver {
         // No boundary lies after a message without text or after a tool call.
         let question = known.history.question.after(known.history.last_role);
         let mut closings = checkpoint.closings.clone();
-        let places = request.resume_points(&checkpoint.header, scan, (question, &mut closings));
-        let places: Vec<_> =
-            places.into_iter().filter(|(_, place)| cut.rest.ends_with(place.cut.rest.as_str())).collect();
+        let resume_points = request.resume_points(&checkpoint.header, scan, (question, &mut closings));
+        let resume_points: Vec<_> =
+            resume_points.into_iter().filter(|(_, resume_point)| cut.rest.ends_with(resume_point.cut.rest.as_str())).collect();
         let size = self.block_size();
         let base = known.tokens / size;
         let mut ids = Vec::with_capacity(known.tail.len() + cut.rest.len() / MIN_BYTES_PER_TOKEN);
         ids.extend_from_slice(&known.tail);
-        let mut next = Vec::with_capacity(at + 1 + places.len());
+        let mut next = Vec::with_capacity(at + 1 + resume_points.len());
         next.extend_from_slice(&checkpoint.boundaries[..=at]);
         let mut leading = found.hasher.clone();
         let (mut from, mut closing) = (0, None);
-        for (message, place) in places {
-            let to = cut.rest.len() - place.rest_len;
+        for (message, resume_point) in resume_points {
+            let to = cut.rest.len() - resume_point.rest_len;
             ids.extend(request.text.tokenizer().encode_part(&cut.rest[from..to]).ok()?);
             from = to;
             let (text, tokens) = (known.text_bytes + to, base * size + ids.len());
             let depth = (text, known.template_steps + cut.template_steps, tokens, &ids[..]);
-            closing = Some(place.cut.clone());
-            push_boundary(&mut next, self.message_boundary(&mut leading, scan.messages[message].end, depth, place)?);
+            closing = Some(resume_point.cut.clone());
+            push_boundary(&mut next, self.message_boundary(&mut leading, scan.messages[message].end, depth, resume_point)?);
         }
         // The text after the last boundary is usually the one that followed the boundary before, already tokenized.
         ids.extend_from_slice(closing.as_deref().unwrap_or(cut).token_ids(request.text.tokenizer()).ok()?);

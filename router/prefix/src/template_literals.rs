@@ -45,8 +45,8 @@ impl TemplateLiteral<'_> {
             return true;
         }
         let after = self.after.trim_start();
-        let place = after.strip_prefix("not ").map_or(after, str::trim_start).strip_prefix("in ").map(str::trim_start);
-        place.is_some_and(|place| !is_list(place) && (!is_name(self.text) || is_content_expression(place)))
+        let searched = after.strip_prefix("not ").map_or(after, str::trim_start).strip_prefix("in ").map(str::trim_start);
+        searched.is_some_and(|searched| !is_list(searched) && (!is_name(self.text) || is_content_expression(searched)))
     }
 }
 
@@ -55,14 +55,14 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-fn is_list(place: &str) -> bool {
-    place.starts_with(['[', '('])
+fn is_list(searched: &str) -> bool {
+    searched.starts_with(['[', '('])
 }
 
 /// Returns whether the searched expression is, judging by its name, message content.
-fn is_content_expression(place: &str) -> bool {
+fn is_content_expression(searched: &str) -> bool {
     let ends = |c: char| !(c.is_ascii_alphanumeric() || "_.[]'\"".contains(c));
-    let name = place.split(ends).next().unwrap_or_default();
+    let name = searched.split(ends).next().unwrap_or_default();
     ["content", "text"].iter().any(|word| name.contains(word))
 }
 

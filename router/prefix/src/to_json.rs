@@ -41,9 +41,9 @@ impl JsonStyle {
 
     fn of(args: &[Value], kwargs: &Kwargs) -> Result<Self, Error> {
         let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-        let argument = |place: usize| -> Result<Value, Error> {
-            let named = kwargs.get::<Option<Value>>(names[place])?;
-            Ok(named.or_else(|| args.get(place).cloned()).unwrap_or_default())
+        let argument = |position: usize| -> Result<Value, Error> {
+            let named = kwargs.get::<Option<Value>>(names[position])?;
+            Ok(named.or_else(|| args.get(position).cloned()).unwrap_or_default())
         };
         let indent = indent(&argument(1)?)?;
         let (comma, colon) = separators(&argument(2)?, indent.as_deref())?;

@@ -202,8 +202,8 @@ async fn admit_request(
     running: &mut RequestTracker,
 ) -> Result<crate::quotas::CountedRequest, ApiError> {
     let refused = || &door.forwarder.metrics.shared_cache.quota_refusals;
-    let place = quotas.acquire_slot();
-    running.hold_slot(place.inspect_err(|_| refused().with_label_values(&[&tenant.0, "concurrent_requests"]).inc())?);
+    let slot = quotas.acquire_slot();
+    running.hold_slot(slot.inspect_err(|_| refused().with_label_values(&[&tenant.0, "concurrent_requests"]).inc())?);
     quotas.take_request(headers).await
 }
 

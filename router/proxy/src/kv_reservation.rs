@@ -86,14 +86,14 @@ impl OccupancyTracker {
             return;
         }
         at.state.reconciled_at = Instant::now();
-        let knows = |view: &&WorkerView| view.kv_index_state == KvIndexState::Exact && view.capacity.block > Tokens::ZERO;
-        for view in fleet.snapshot().iter().filter(knows) {
-            let Some(seen) = fleet.events(view.id) else { continue };
+        let is_exact = |view: &&WorkerView| view.kv_index_state == KvIndexState::Exact && view.capacity.block > Tokens::ZERO;
+        for view in fleet.snapshot().iter().filter(is_exact) {
+            let Some(counts) = fleet.events(view.id) else { continue };
             // Sum over all ranks of the worker, so an upper bound for each of them.
-            let tokens = view.capacity.block * seen.blocks;
+            let tokens = view.capacity.block * counts.blocks;
             for rank in 0..view.ranks.max(1) {
-                let place = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(rank) };
-                at.state.occupancy.observe_held_tokens(place, tokens);
+                let owner = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(rank) };
+                at.state.occupancy.observe_held_tokens(owner, tokens);
             }
         }
     }
@@ -172,7 +172,7 @@ pub struct KvReservation {
 enum ReservationEnd {
     /// The session keeps this many tokens there.
     Idle(Tokens),
-    /// The session keeps these tokens, and its previous place is given up. `answer` is the answer's length where the
+    /// The session keeps these tokens, and its KV at its previous owner is given up. `answer` is the answer's length where the
     /// engine reports it.
     Served { tokens: Tokens, answer: Option<Tokens> },
     /// The step failed.

@@ -26,7 +26,7 @@ const MAX_QUEUED_PER_TENANT: usize = 256;
 /// Bounded pool of slots for long work.
 #[derive(Debug)]
 pub struct OffloadPool {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     slots_per_tenant: usize,
     tenants: Mutex<HashMap<TenantId, Weak<TenantOffloadQueue>>>,
 }
@@ -34,15 +34,15 @@ pub struct OffloadPool {
 /// The slots and the queue of one tenant.
 #[derive(Debug)]
 struct TenantOffloadQueue {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     queue_slots: Semaphore,
 }
 
 impl OffloadPool {
-    /// Returns a pool of `places` concurrent slots, of which one tenant gets at most `of_tenant`; each is at least one.
-    pub fn new(places: usize, of_tenant: usize) -> Self {
-        let places = Arc::new(Semaphore::new(places.max(1)));
-        Self { places, slots_per_tenant: of_tenant.max(1), tenants: Mutex::default() }
+    /// Returns a pool that runs `permits` tasks at once, of which one tenant gets at most `of_tenant`; each is at least one.
+    pub fn new(permits: usize, of_tenant: usize) -> Self {
+        let permits = Arc::new(Semaphore::new(permits.max(1)));
+        Self { permits, slots_per_tenant: of_tenant.max(1), tenants: Mutex::default() }
     }
 
     fn queue(&self, tenant: &TenantId) -> Arc<TenantOffloadQueue> {
@@ -51,9 +51,9 @@ impl OffloadPool {
             return queue;
         }
         tenants.retain(|_, queue| queue.strong_count() > 0);
-        let (places, waiting) =
+        let (permits, queue_slots) =
             (Arc::new(Semaphore::new(self.slots_per_tenant)), Semaphore::new(MAX_QUEUED_PER_TENANT));
-        let queue = Arc::new(TenantOffloadQueue { places, queue_slots: waiting });
+        let queue = Arc::new(TenantOffloadQueue { permits, queue_slots });
         tenants.insert(tenant.clone(), Arc::downgrade(&queue));
         queue
     }
@@ -66,15 +66,15 @@ impl OffloadPool {
     ) -> Result<T, ApiError> {
         let internal = || ApiError::Internal { request: request.to_string() };
         let queue = self.queue(tenant);
-        let Ok(waits) = queue.queue_slots.try_acquire() else {
+        let Ok(queue_permit) = queue.queue_slots.try_acquire() else {
             return Err(ApiError::Overloaded { what: "too many long requests of yours wait to be read" });
         };
-        let of_tenant = queue.places.clone().acquire_owned().await.map_err(|_| internal())?;
-        let place = self.places.clone().acquire_owned().await.map_err(|_| internal())?;
-        drop(waits);
+        let tenant_permit = queue.permits.clone().acquire_owned().await.map_err(|_| internal())?;
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| internal())?;
+        drop(queue_permit);
         // A client that leaves does not stop running work. The tenant's queue stays known while its slots are taken.
-        let at = queue.clone();
-        let task = move || (work(), (place, of_tenant, at)).0;
+        let queue = queue.clone();
+        let task = move || (work(), (permit, tenant_permit, queue)).0;
         spawn_blocking(task).await.map_err(|_| internal())
     }
 }
@@ -106,13 +106,13 @@ impl OffloadTask {
     /// Runs `work` and returns its result: inline if it is small, else on the pool.
     pub async fn run<T: Send + 'static>(
         self,
-        aside: &OffloadPool,
+        pool: &OffloadPool,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
         if self.bytes < MIN_OFFLOAD_BYTES {
             return Ok(work());
         }
-        aside.run((&self.tenant, self.request), work).await
+        pool.run((&self.tenant, self.request), work).await
     }
 
     /// Runs `work` for a request that has ended, and passes its result to `then`: at once if it is small, else on the
@@ -149,13 +149,13 @@ mod tests {
 
     #[tokio::test]
     async fn only_long_bodies_are_offloaded_to_the_pool() {
-        let aside = OffloadPool::new(2, 1);
+        let pool = OffloadPool::new(2, 1);
         let here = std::thread::current().id();
-        assert_eq!(offload_task(MIN_OFFLOAD_BYTES - 1).run(&aside, || std::thread::current().id()).await, Ok(here));
-        assert_ne!(offload_task(MIN_OFFLOAD_BYTES).run(&aside, || std::thread::current().id()).await, Ok(here));
-        let broken = offload_task(MIN_OFFLOAD_BYTES).run(&aside, || panic!("a bug")).await;
+        assert_eq!(offload_task(MIN_OFFLOAD_BYTES - 1).run(&pool, || std::thread::current().id()).await, Ok(here));
+        assert_ne!(offload_task(MIN_OFFLOAD_BYTES).run(&pool, || std::thread::current().id()).await, Ok(here));
+        let broken = offload_task(MIN_OFFLOAD_BYTES).run(&pool, || panic!("a bug")).await;
         assert_eq!(broken, Err::<(), _>(ApiError::Internal { request: RequestId(1).to_string() }));
-        assert_eq!(offload_task(MIN_OFFLOAD_BYTES).run(&aside, || 1).await, Ok(1), "its place was given back");
+        assert_eq!(offload_task(MIN_OFFLOAD_BYTES).run(&pool, || 1).await, Ok(1), "its permit was returned");
     }
 
     #[tokio::test]
@@ -163,24 +163,24 @@ mod tests {
         let metrics = Metrics::default().memory;
         let room = DETACHED_COPIES * MIN_OFFLOAD_BYTES;
         let budget = MemoryBudget::new(MemoryLimits { total: room, tenant: room }, &metrics);
-        let aside = Arc::new(OffloadPool::new(1, 1));
+        let pool = Arc::new(OffloadPool::new(1, 1));
         let here = std::thread::current().id();
         let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
         let run = |bytes: usize| {
             let (memory, told) = (budget.reservation(&TenantId::default()), told.clone());
             let then = move |ran| told.send(ran).unwrap();
-            offload_task(bytes).run_detached((&aside, Some(memory)), || std::thread::current().id(), then);
+            offload_task(bytes).run_detached((&pool, Some(memory)), || std::thread::current().id(), then);
         };
         run(MIN_OFFLOAD_BYTES - 1);
         assert_eq!(heard.try_recv(), Ok(Some(here)), "small work runs at once");
-        let place = aside.places.clone().acquire_owned().await.unwrap();
+        let permit = pool.permits.clone().acquire_owned().await.unwrap();
         run(MIN_OFFLOAD_BYTES);
         tokio::task::yield_now().await;
-        assert!(heard.try_recv().is_err(), "it waits for its place");
+        assert!(heard.try_recv().is_err(), "it waits for a permit");
         assert_eq!(metrics.reserved.get(), room as i64);
         run(MIN_OFFLOAD_BYTES);
         assert_eq!(heard.try_recv(), Ok(None), "there is no memory for it");
-        drop(place);
+        drop(permit);
         let ran = heard.recv().await.unwrap();
         assert!(ran.is_some_and(|ran| ran != here));
         assert_eq!(metrics.reserved.get(), 0);
@@ -188,10 +188,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_tenant_with_slow_work_leaves_slots_to_others() {
-        let aside = Arc::new(OffloadPool::new(2, 1));
+        let pool = Arc::new(OffloadPool::new(2, 1));
         let (release, held) = std::sync::mpsc::channel::<()>();
         let begun = Arc::new(tokio::sync::Notify::new());
-        let (of, at) = (aside.clone(), begun.clone());
+        let (of, at) = (pool.clone(), begun.clone());
         let long = tokio::spawn(async move {
             let work = move || {
                 at.notify_one();
@@ -201,24 +201,24 @@ mod tests {
         });
         begun.notified().await;
         let same = TenantId("a".into());
-        let mine = aside.run((&same, RequestId(2)), || ());
+        let mine = pool.run((&same, RequestId(2)), || ());
         tokio::pin!(mine);
         assert!(futures::poll!(&mut mine).is_pending(), "its half is taken");
-        aside.run((&TenantId("b".into()), RequestId(3)), || ()).await.unwrap();
+        pool.run((&TenantId("b".into()), RequestId(3)), || ()).await.unwrap();
         release.send(()).unwrap();
         mine.await.unwrap();
         long.await.unwrap().unwrap();
-        aside.queue(&TenantId("c".into()));
-        aside.queue(&TenantId("d".into()));
-        assert!(aside.tenants.lock().len() <= 1, "who has nothing to do is forgotten");
+        pool.queue(&TenantId("c".into()));
+        pool.queue(&TenantId("d".into()));
+        assert!(pool.tenants.lock().len() <= 1, "who has nothing to do is forgotten");
     }
 
     #[tokio::test]
     async fn work_whose_client_left_keeps_its_place_until_it_is_done() {
-        let aside = Arc::new(OffloadPool::new(2, 1));
+        let pool = Arc::new(OffloadPool::new(2, 1));
         let (release, held) = std::sync::mpsc::channel::<()>();
         let begun = Arc::new(tokio::sync::Notify::new());
-        let (of, at) = (aside.clone(), begun.clone());
+        let (of, at) = (pool.clone(), begun.clone());
         let tenant = TenantId("a".into());
         let left = tokio::spawn(async move {
             let work = move || {
@@ -230,7 +230,7 @@ mod tests {
         begun.notified().await;
         left.abort();
         assert!(left.await.unwrap_err().is_cancelled());
-        let next = aside.run((&tenant, RequestId(2)), || ());
+        let next = pool.run((&tenant, RequestId(2)), || ());
         tokio::pin!(next);
         assert!(futures::poll!(&mut next).is_pending(), "the work goes on");
         release.send(()).unwrap();
@@ -239,15 +239,15 @@ mod tests {
 
     #[tokio::test]
     async fn tasks_beyond_the_queue_limit_are_rejected() {
-        let aside = OffloadPool::new(1, 1);
+        let pool = OffloadPool::new(1, 1);
         let tenant = TenantId::default();
-        let _place = aside.places.acquire().await.unwrap();
+        let _permit = pool.permits.acquire().await.unwrap();
         let mut waiting: Vec<_> =
-            (0..MAX_QUEUED_PER_TENANT).map(|_| Box::pin(aside.run((&tenant, RequestId(1)), || ()))).collect();
+            (0..MAX_QUEUED_PER_TENANT).map(|_| Box::pin(pool.run((&tenant, RequestId(1)), || ()))).collect();
         for one in &mut waiting {
             assert!(futures::poll!(one).is_pending());
         }
-        let error = aside.run((&tenant, RequestId(1)), || ()).await.unwrap_err();
+        let error = pool.run((&tenant, RequestId(1)), || ()).await.unwrap_err();
         assert!(matches!(error, ApiError::Overloaded { .. }), "{error}");
     }
 }

@@ -83,9 +83,9 @@ pub struct PromptStore {
 
 impl Default for PromptStore {
     fn default() -> Self {
-        let [places, queue] =
+        let [slots, queue] =
             [MAX_CONCURRENT_ENCODINGS, MAX_QUEUED_ENCODINGS].map(|most| Arc::new(Semaphore::new(most)));
-        Self { by_session: Mutex::new(FairLru::new(MAX_BYTES)), slots: places, queue }
+        Self { by_session: Mutex::new(FairLru::new(MAX_BYTES)), slots, queue }
     }
 }
 
@@ -95,10 +95,10 @@ impl PromptStore {
         &self,
         ids: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Result<T, TokenIdsUnavailable> {
-        let queued = self.queue.clone().try_acquire_owned().map_err(|_| TokenIdsUnavailable::QueueFull)?;
-        let place = self.slots.clone().acquire_owned().await.map_err(|_| TokenIdsUnavailable::QueueFull)?;
+        let queue_permit = self.queue.clone().try_acquire_owned().map_err(|_| TokenIdsUnavailable::QueueFull)?;
+        let slot = self.slots.clone().acquire_owned().await.map_err(|_| TokenIdsUnavailable::QueueFull)?;
         // A caller that leaves does not stop running work.
-        let read = move || (ids(), queued, place).0;
+        let read = move || (ids(), queue_permit, slot).0;
         spawn_blocking(read).await.ok().flatten().ok_or(TokenIdsUnavailable::Unavailable)
     }
 

@@ -555,8 +555,8 @@ mod tests {
     fn a_receipt_with_many_candidates_evicts_several_short_ones() {
         let receipts = ReceiptBuffer::new(4);
         let long = |n| {
-            let place = WorkerRank { worker: WorkerId(1), rank: Default::default() };
-            let sequence = PlanSequence::serve(Leg::new(LegRole::Serve, place));
+            let worker_rank = WorkerRank { worker: WorkerId(1), rank: Default::default() };
+            let sequence = PlanSequence::serve(Leg::new(LegRole::Serve, worker_rank));
             let candidate = planner::PlanCandidate {
                 action: Action::ColocatedPrefill,
                 sequence,

@@ -86,12 +86,12 @@ impl RoutingSettings {
     /// Returns the session's arm in the guardrail's comparison. Both arms have the same size, so that the newest
     /// sessions of both are from the same hours.
     pub fn arm_of(self, session: SessionId) -> Option<ComparisonArm> {
-        let ([place, other], share) = (rollout_buckets(session), self.control_percent.0);
-        let is_owned = self.mode == RoutingMode::Active && place < self.rollout_percent.0;
-        match other {
+        let ([rollout_bucket, arm_bucket], share) = (rollout_buckets(session), self.control_percent.0);
+        let is_owned = self.mode == RoutingMode::Active && rollout_bucket < self.rollout_percent.0;
+        match arm_bucket {
             _ if !is_owned => None,
-            other if other < share => Some(ComparisonArm::Control),
-            other if other < 2 * share => Some(ComparisonArm::Treatment),
+            bucket if bucket < share => Some(ComparisonArm::Control),
+            bucket if bucket < 2 * share => Some(ComparisonArm::Treatment),
             _ => None,
         }
     }

@@ -220,12 +220,12 @@ impl HttpServer {
         let listener = bound.socket.listen(ACCEPT_BACKLOG)?;
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
-        let places = Arc::new(Semaphore::new(limits.connections));
+        let connection_permits = Arc::new(Semaphore::new(limits.connections));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_headers(MAX_HEADERS);
         http.max_buf_size(MAX_HEAD_BYTES);
         let accepting = ConnectionAcceptor {
-            places: places.clone(),
+            permits: connection_permits.clone(),
             stopping,
             protocol: Protocol { http, routes, encode: bound.encode, write_timeout: limits.write_timeout },
             first_header_timeout: limits.header_timeout,
@@ -235,7 +235,7 @@ impl HttpServer {
         };
         let listener = Arc::new(listener);
         let accepting = tasks.supervise(name, move || accept(listener.clone(), accepting.clone()));
-        Ok(Self { address, stop, acceptor: accepting, connection_permits: places, limits })
+        Ok(Self { address, stop, acceptor: accepting, connection_permits, limits })
     }
 
     /// Returns the address that it listens on.
@@ -261,7 +261,7 @@ impl HttpServer {
 
 #[derive(Clone)]
 struct ConnectionAcceptor {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
     protocol: Protocol,
     /// Timeout for the first request's headers, where connections need not authenticate.
@@ -312,8 +312,8 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
     let mut stopping = accepting.stopping.clone();
     let mut warnings = RareWarning::default();
     loop {
-        let place = tokio::select! {
-            place = accepting.places.clone().acquire_owned() => place.expect("the semaphore is never closed"),
+        let permit = tokio::select! {
+            permit = accepting.permits.clone().acquire_owned() => permit.expect("the semaphore is never closed"),
             _ = stopping.wait_for(|stop| *stop) => return,
         };
         let stream = tokio::select! {
@@ -329,7 +329,7 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
                 None => connection::drive(stream, client, protocol, stopping).await,
                 Some(tls) => serve_tls(stream, tls, (client, protocol, stopping)).await,
             }
-            drop((open, place));
+            drop((open, permit));
         });
     }
 }

@@ -72,15 +72,15 @@ struct RedisBackend {
 
 /// The address of Redis cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("shared_cache.redis_url: {place} cannot be used: {reason}")]
+#[error("shared_cache.redis_url: {address} cannot be used: {reason}")]
 pub struct SharedCacheError {
-    place: String,
+    address: String,
     reason: String,
 }
 
 impl SharedCacheError {
     fn of(url: &RedisUrl, error: &redis::RedisError) -> Self {
-        Self { place: url.address().to_owned(), reason: error.to_string() }
+        Self { address: url.address().to_owned(), reason: error.to_string() }
     }
 }
 

@@ -211,10 +211,10 @@ impl TransferChecks {
     }
 
     /// Ends a check, for which engines have computed this many tokens.
-    pub fn settle(&self, place: CheckPermit, computed: Tokens) {
+    pub fn settle(&self, permit: CheckPermit, computed: Tokens) {
         let mut turns = self.schedule.lock();
-        let owed = turns.debt.of(place.class);
-        *owed = *owed + computed - place.expected_tokens;
+        let owed = turns.debt.of(permit.class);
+        *owed = *owed + computed - permit.expected_tokens;
     }
 
     /// Bars a link. Returns whether it was not barred before.
@@ -339,20 +339,20 @@ mod tests {
     fn a_check_is_charged_for_the_tokens_it_recomputed() {
         let all = TransferChecks::default();
         let whole = (Tokens(100), Tokens(10_000));
-        let CheckDecision::Check(place) = all.decide(LINK, 1, whole) else { panic!("it is the first") };
-        all.settle(place, Tokens::ZERO);
-        let CheckDecision::Check(place) = all.decide(LINK, 1, whole) else { panic!("nothing was computed") };
-        all.settle(place, Tokens(20_000));
+        let CheckDecision::Check(permit) = all.decide(LINK, 1, whole) else { panic!("it is the first") };
+        all.settle(permit, Tokens::ZERO);
+        let CheckDecision::Check(permit) = all.decide(LINK, 1, whole) else { panic!("nothing was computed") };
+        all.settle(permit, Tokens(20_000));
         assert_eq!(all.schedule.lock().debt.repeat, Tokens(20_000));
     }
 
     #[test]
     fn a_transfer_that_is_due_during_a_running_check_defers_to_the_next() {
         let all = TransferChecks::default();
-        let CheckDecision::Check(place) = all.decide(LINK, 2, FREE) else { panic!("the first is checked") };
+        let CheckDecision::Check(permit) = all.decide(LINK, 2, FREE) else { panic!("the first is checked") };
         assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::NotDue));
         assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::Busy));
-        drop(place);
+        drop(permit);
         assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::Check(_)));
     }
 

@@ -71,10 +71,10 @@ impl TransferChecker {
         let CompletedTransfer { link, action, .. } = transfer;
         let prompt = kept.chain.tokens;
         let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
-        let place = match self.checks.decide(link, self.config.sample_every, (moved, prompt)) {
+        let permit = match self.checks.decide(link, self.config.sample_every, (moved, prompt)) {
             CheckDecision::NotDue => return,
             CheckDecision::Busy => return self.count(TransferCheckOutcome::Skipped),
-            CheckDecision::Check(place) => place,
+            CheckDecision::Check(permit) => permit,
         };
         let (checker, kept) = (self.clone(), kept.clone());
         tokio::spawn(async move {
@@ -85,7 +85,7 @@ impl TransferChecker {
             if outcome == TransferCheckOutcome::Mismatch {
                 checker.bar(DisabledLinkRecord { link, action, since_unix_ms: unix_ms() });
             }
-            checker.checks.settle(place, computed);
+            checker.checks.settle(permit, computed);
         });
     }
 

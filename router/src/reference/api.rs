@@ -70,8 +70,8 @@ fn add_operation(page: &mut MarkdownPage, operation: &Operation<'_>) {
     let rows: Vec<[String; 4]> = parameters
         .map(|it| {
             let required = if it["required"] == true { ", required" } else { "" };
-            let place = format!("{}{required}", text(&it["in"]));
-            [code(text(&it["name"])), place, type_name(&it["schema"]), described(&it["description"], &it["schema"])]
+            let location = format!("{}{required}", text(&it["in"]));
+            [code(text(&it["name"])), location, type_name(&it["schema"]), described(&it["description"], &it["schema"])]
         })
         .collect();
     page.table(["parameter", "in", "type", "description"], &rows);

@@ -27,8 +27,8 @@ pub(super) struct ThinkTimeModel {
 impl ThinkTimeModel {
     /// Start of session number `session` of `sessions`, from the start of the run.
     pub(super) fn start(self, session: usize, sessions: usize) -> Duration {
-        let place = session as f64 + self.uniform(session, usize::MAX, 0);
-        RAMP.mul_f64(self.scale * place / sessions.max(1) as f64)
+        let position = session as f64 + self.uniform(session, usize::MAX, 0);
+        RAMP.mul_f64(self.scale * position / sessions.max(1) as f64)
     }
 
     /// Pause before step `turn` of session `session`.
@@ -46,11 +46,11 @@ impl ThinkTimeModel {
 
     /// Deterministic number in [0, 1), a hash of the arguments and the seed.
     fn uniform(self, session: usize, turn: usize, draw: u64) -> f64 {
-        let place = xxhash_rust::xxh3::xxh3_64_with_seed(
+        let hash = xxhash_rust::xxh3::xxh3_64_with_seed(
             &[session as u64, turn as u64, draw].map(u64::to_le_bytes).concat(),
             self.seed,
         );
-        (place >> 11) as f64 / (1_u64 << 53) as f64
+        (hash >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 

@@ -73,13 +73,13 @@ impl LiveReplay {
 
     /// Replays all sessions, `load` at a time. Ends early if a process of the cluster exits.
     pub(super) async fn replay(&self, cluster: &mut LocalCluster) -> Result<(), LocalClusterError> {
-        let mut places = JoinSet::new();
-        (0..self.load).for_each(|place| _ = places.spawn(self.clone().run_sessions(place)));
-        let mut look = tokio::time::interval(POLL_INTERVAL);
+        let mut lanes = JoinSet::new();
+        (0..self.load).for_each(|lane| _ = lanes.spawn(self.clone().run_sessions(lane)));
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
         loop {
             tokio::select! {
-                over = places.join_next() => if over.is_none() { return Ok(()) },
-                _ = look.tick() => {}
+                ended = lanes.join_next() => if ended.is_none() { return Ok(()) },
+                _ = poll.tick() => {}
             }
             if let Some(error) = cluster.exited_child() {
                 return Err(error);
@@ -92,8 +92,8 @@ impl LiveReplay {
     }
 
     /// Runs one session after the other until none is left.
-    async fn run_sessions(self, place: usize) {
-        self.pause(SESSION_START_INTERVAL * place as f64).await;
+    async fn run_sessions(self, lane: usize) {
+        self.pause(SESSION_START_INTERVAL * lane as f64).await;
         loop {
             let number = self.next_session.fetch_add(1, Ordering::Relaxed);
             let Some(session) = self.trace.sessions.get(number) else {

@@ -234,21 +234,21 @@ fn with_sequence(plan: Value) -> Value {
 fn sequence(plan: &Map<String, Value>) -> Option<Value> {
     let [prefill, decode, handoff] = ["prefill", "decode", "handoff"].map(|field| plan.get(field));
     let (prefill, decode) = (prefill?, decode?);
-    let target = place(&decode["worker"], &decode["rank"]);
+    let target = worker_rank(&decode["worker"], &decode["rank"]);
     let Some(handoff) = handoff.filter(|handoff| !handoff.is_null()) else {
         return Some(json!([leg("serve", decode)]));
     };
     let bytes = &handoff["bytes"];
     match handoff["kind"].as_str()? {
         "replicate" => {
-            let (source, blocks) = (place(&handoff["from"], &handoff["rank"]), &handoff["blocks"]);
+            let (source, blocks) = (worker_rank(&handoff["from"], &handoff["rank"]), &handoff["blocks"]);
             let moving = json!({
                 "kind": "replicate", "source": source, "target": target, "blocks": blocks, "bytes": bytes,
             });
             Some(json!([{"handoff": moving}, leg("serve", decode)]))
         }
         "remote_prefill" => {
-            let source = place(&prefill["worker"], &prefill["rank"]);
+            let source = worker_rank(&prefill["worker"], &prefill["rank"]);
             let moving = json!({
                 "kind": "remote_prefill", "source": source, "target": target, "blocks": null, "bytes": bytes,
             });
@@ -258,7 +258,7 @@ fn sequence(plan: &Map<String, Value>) -> Option<Value> {
     }
 }
 
-fn place(worker: &Value, rank: &Value) -> Value {
+fn worker_rank(worker: &Value, rank: &Value) -> Value {
     json!({"worker": worker, "rank": rank})
 }
 

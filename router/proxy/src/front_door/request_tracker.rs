@@ -30,8 +30,8 @@ impl RequestTracker {
     }
 
     /// Keeps this slot until the request ends.
-    pub(super) fn hold_slot(&mut self, place: Option<OwnedSemaphorePermit>) {
-        self.slot = place;
+    pub(super) fn hold_slot(&mut self, slot: Option<OwnedSemaphorePermit>) {
+        self.slot = slot;
     }
 
     /// Keeps tracking until the body ends or is dropped.

@@ -70,10 +70,10 @@ impl ResidencyRequest {
                 bytes.put_u16_le(rank.0);
                 bytes.put_u64_le(process.0);
             }
-            ResidencyRequest::Chunk { transfer: loan, index: place } => {
+            ResidencyRequest::Chunk { transfer, index } => {
                 bytes.put_u8(1);
-                bytes.put_u64_le(loan);
-                bytes.put_u32_le(place);
+                bytes.put_u64_le(transfer);
+                bytes.put_u32_le(index);
             }
         }
         bytes.freeze()

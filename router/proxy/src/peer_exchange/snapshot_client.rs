@@ -80,23 +80,23 @@ impl SnapshotClient {
         request: &SnapshotRequest,
     ) -> Result<ResidencySnapshot, SnapshotRejection> {
         let open = ResidencyRequest::Open { worker: request.worker, rank: request.rank, process: request.process };
-        let (loan, chunks, first) = match self.ask_with_retry(node, open).await? {
-            ResidencyReply::Opened { transfer: loan, chunks, first } => (loan, chunks, first),
+        let (transfer, chunks, first) = match self.ask_with_retry(node, open).await? {
+            ResidencyReply::Opened { transfer, chunks, first } => (transfer, chunks, first),
             ResidencyReply::NotKnown => return Err(SnapshotRejection::NotKnown),
             ResidencyReply::Busy => return Err(SnapshotRejection::Failed("busy")),
             ResidencyReply::Chunk(_) | ResidencyReply::Expired => return Err(SnapshotRejection::Failed("malformed")),
         };
         let mut reader = request.reader();
         let mut chunk: Bytes = first;
-        for place in 1.. {
+        for index in 1.. {
             match reader.take(&chunk).map_err(|error| SnapshotRejection::Failed(error.label()))? {
-                ReadProgress::Complete(imprint) => return Ok(imprint),
+                ReadProgress::Complete(snapshot) => return Ok(snapshot),
                 ReadProgress::More(next) => reader = next,
             }
-            if place >= chunks {
+            if index >= chunks {
                 break;
             }
-            chunk = match self.ask(node, ResidencyRequest::Chunk { transfer: loan, index: place }).await? {
+            chunk = match self.ask(node, ResidencyRequest::Chunk { transfer, index }).await? {
                 ResidencyReply::Chunk(chunk) => chunk,
                 _ => return Err(SnapshotRejection::Failed("expired")),
             };

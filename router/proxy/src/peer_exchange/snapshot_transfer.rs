@@ -46,7 +46,7 @@ impl SnapshotServer {
         let answer = match ResidencyRequest::read(question)
             .ok_or_else(|| PeerError::Garbled("a question about snapshots".into()))?
         {
-            ResidencyRequest::Chunk { transfer: loan, index: place } => self.0.lock().chunk(loan, place),
+            ResidencyRequest::Chunk { transfer, index } => self.0.lock().chunk(transfer, index),
             ResidencyRequest::Open { .. } if self.0.lock().is_full(Instant::now()) => ResidencyReply::Busy,
             ResidencyRequest::Open { worker, rank, process } => {
                 let written = timeout(EXPORT_TIMEOUT, fleet.residency_snapshot(worker, rank)).await.ok().flatten();
@@ -63,8 +63,8 @@ impl SnapshotServer {
 
 impl OpenTransfers {
     fn is_full(&mut self, now: Instant) -> bool {
-        self.open.retain(|_, loan| now.saturating_duration_since(loan.last_used) < TRANSFER_TTL);
-        let bytes: usize = self.open.values().flat_map(|loan| &loan.chunks).map(Bytes::len).sum();
+        self.open.retain(|_, transfer| now.saturating_duration_since(transfer.last_used) < TRANSFER_TTL);
+        let bytes: usize = self.open.values().flat_map(|transfer| &transfer.chunks).map(Bytes::len).sum();
         self.open.len() >= MAX_TRANSFERS || bytes >= MAX_BYTES
     }
 
@@ -82,11 +82,11 @@ impl OpenTransfers {
         ResidencyReply::Opened { transfer: self.last_id, chunks, first }
     }
 
-    fn chunk(&mut self, id: u64, place: u32) -> ResidencyReply {
-        let Some(loan) = self.open.get_mut(&id) else { return ResidencyReply::Expired };
-        let Some(chunk) = loan.chunks.get(place as usize).cloned() else { return ResidencyReply::Expired };
-        loan.last_used = Instant::now();
-        if place as usize + 1 == loan.chunks.len() {
+    fn chunk(&mut self, id: u64, index: u32) -> ResidencyReply {
+        let Some(transfer) = self.open.get_mut(&id) else { return ResidencyReply::Expired };
+        let Some(chunk) = transfer.chunks.get(index as usize).cloned() else { return ResidencyReply::Expired };
+        transfer.last_used = Instant::now();
+        if index as usize + 1 == transfer.chunks.len() {
             self.open.remove(&id);
         }
         ResidencyReply::Chunk(chunk)
@@ -102,38 +102,38 @@ mod tests {
 
     fn written(chunks: usize) -> EncodedSnapshot {
         let head = ResidencySnapshotHeader { worker: WorkerId(1), rank: DpRank(0), process: Incarnation(1), next: 0 };
-        let chunks = (0..chunks).map(|place| Bytes::from(vec![place as u8])).collect();
+        let chunks = (0..chunks).map(|index| Bytes::from(vec![index as u8])).collect();
         EncodedSnapshot { head, chunks }
     }
 
-    fn loan_of(answer: ResidencyReply) -> u64 {
-        let ResidencyReply::Opened { transfer: loan, .. } = answer else { panic!("{answer:?}") };
-        loan
+    fn transfer_of(answer: ResidencyReply) -> u64 {
+        let ResidencyReply::Opened { transfer, .. } = answer else { panic!("{answer:?}") };
+        transfer
     }
 
     #[test]
     fn transfer_closes_after_its_last_chunk() {
-        let (mut loans, now) = (OpenTransfers::default(), Instant::now());
-        let id = loan_of(loans.begin(written(3), now));
-        assert_eq!(loans.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])));
-        assert_eq!(loans.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])), "asked again");
-        assert_eq!(loans.chunk(id, 2), ResidencyReply::Chunk(Bytes::from_static(&[2])));
-        assert_eq!((loans.chunk(id, 2), loans.open.len()), (ResidencyReply::Expired, 0));
+        let (mut transfers, now) = (OpenTransfers::default(), Instant::now());
+        let id = transfer_of(transfers.begin(written(3), now));
+        assert_eq!(transfers.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])));
+        assert_eq!(transfers.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])), "asked again");
+        assert_eq!(transfers.chunk(id, 2), ResidencyReply::Chunk(Bytes::from_static(&[2])));
+        assert_eq!((transfers.chunk(id, 2), transfers.open.len()), (ResidencyReply::Expired, 0));
         assert_eq!(
-            loans.begin(written(1), now),
+            transfers.begin(written(1), now),
             ResidencyReply::Opened { transfer: 0, chunks: 1, first: Bytes::from_static(&[0]) }
         );
-        assert_eq!((loans.begin(written(0), now), loans.open.len()), (ResidencyReply::NotKnown, 0));
+        assert_eq!((transfers.begin(written(0), now), transfers.open.len()), (ResidencyReply::NotKnown, 0));
     }
 
     #[test]
     fn open_transfers_are_bounded_and_expire() {
-        let (mut loans, now) = (OpenTransfers::default(), Instant::now());
+        let (mut transfers, now) = (OpenTransfers::default(), Instant::now());
         for _ in 0..MAX_TRANSFERS {
-            loan_of(loans.begin(written(2), now));
+            transfer_of(transfers.begin(written(2), now));
         }
-        assert_eq!(loans.begin(written(2), now), ResidencyReply::Busy);
-        assert!(loans.is_full(now + TRANSFER_TTL / 2) && !loans.is_full(now + TRANSFER_TTL));
-        assert_eq!(loans.chunk(1, 0), ResidencyReply::Expired);
+        assert_eq!(transfers.begin(written(2), now), ResidencyReply::Busy);
+        assert!(transfers.is_full(now + TRANSFER_TTL / 2) && !transfers.is_full(now + TRANSFER_TTL));
+        assert_eq!(transfers.chunk(1, 0), ResidencyReply::Expired);
     }
 }

@@ -46,9 +46,9 @@ pub async fn locate(
         return Ok(build_located(stage, &view, (identified, found, Blocks::ZERO)));
     }
     // Decide whether this is a fork, or another conversation with the same system prompt.
-    let load = OffloadTask::of(&identified.request.incoming);
+    let task = OffloadTask::of(&identified.request.incoming);
     let work = move || (shared_prefix_blocks(&identified, converted.as_ref()), identified);
-    let (preamble, identified) = load.run(&stage.offload_pool, work).await?;
+    let (preamble, identified) = task.run(&stage.offload_pool, work).await?;
     // Read the view again: own steps that were applied meanwhile are no longer pending.
     Ok(locate_fresh(stage, identified, preamble))
 }
@@ -81,58 +81,58 @@ fn workers_for_step(stage: &LocateStage, identified: &IdentifiedRequest) -> Arc<
 fn build_located(
     stage: &LocateStage,
     view: &LedgerView,
-    (prefixed, found, preamble): (IdentifiedRequest, Found, Blocks),
+    (identified, found, preamble): (IdentifiedRequest, Found, Blocks),
 ) -> LocatedRequest {
-    let affinity_key = prefixed.affinity_key;
-    let workers = workers_for_step(stage, &prefixed);
-    let place = resolve_session(stage, view, (&prefixed, &found));
-    let chain = &prefixed.prompt.chain;
-    let unread = prefixed.request.cache_bypass_reason();
+    let affinity_key = identified.affinity_key;
+    let workers = workers_for_step(stage, &identified);
+    let resolution = resolve_session(stage, view, (&identified, &found));
+    let chain = &identified.prompt.chain;
+    let cache_not_readable = identified.request.cache_bypass_reason();
     // KV that engines will not read counts as held nowhere, whoever owns it.
-    let overlaps = if unread.is_none() { overlaps(stage, &prefixed, found.known_blocks()) } else { Vec::new() };
-    let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
-        HeadRelation::of(sealable_blocks_of(&prefixed, &workers), head.blocks, shared)
+    let overlaps = if cache_not_readable.is_none() { overlaps(stage, &identified, found.known_blocks()) } else { Vec::new() };
+    let relation = resolution.head.map_or(HeadRelation::Unknown, |(head, shared)| {
+        HeadRelation::of(sealable_blocks_of(&identified, &workers), head.blocks, shared)
     });
-    let record = view.session(place.session);
-    let owner = place.owner(record.as_ref().and_then(|session| view.session_owner(session)));
+    let record = view.session(resolution.session);
+    let owner = resolution.owner(record.as_ref().and_then(|session| view.session_owner(session)));
     let owner = owner.filter(|owner| view.is_live(*owner) || is_reachable(&workers, *owner));
     let sealed = found.sealed.as_ref();
-    let shared = place.head.map_or(Blocks::ZERO, |(_, shared)| shared);
+    let shared = resolution.head.map_or(Blocks::ZERO, |(_, shared)| shared);
     let session = SessionView {
-        id: place.session,
+        id: resolution.session,
         owner,
         epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
-        sealed: match unread {
+        sealed: match cache_not_readable {
             Some(_) => Blocks::ZERO,
-            None if place.pending.is_some() => found.known_blocks().max(shared),
+            None if resolution.pending.is_some() => found.known_blocks().max(shared),
             None => found.known_blocks(),
         },
         replicas: sealed.map_or_else(Vec::new, |sealed| sealed.holders(owner)),
-        peer_intents: if unread.is_none() { other_intents(stage, view, place.session, &prefixed) } else { Vec::new() },
+        peer_intents: if cache_not_readable.is_none() { other_intents(stage, view, resolution.session, &identified) } else { Vec::new() },
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
-    let grounds = LookupEvidence {
+    let evidence = LookupEvidence {
         known: found.known_blocks(),
         preamble,
         ledger_view: if view.quorum().stale { LedgerFreshness::Stale } else { LedgerFreshness::Current },
-        pending_commit: place.pending.is_some(),
+        pending_commit: resolution.pending.is_some(),
         peer_intents: session.peer_intents.len(),
         peer_routers: stage.fleet.peer_count(),
-        cache_not_readable: unread,
+        cache_not_readable,
     };
     LocatedRequest {
         affinity_key,
         session,
-        parent: place.parent.or_else(|| place.head.is_none().then(|| named_parent(&prefixed.request)).flatten()),
-        evidence: grounds,
-        base: place.head.map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
-        rewrites: place.rewrites,
+        parent: resolution.parent.or_else(|| resolution.head.is_none().then(|| named_parent(&identified.request)).flatten()),
+        evidence,
+        base: resolution.head.map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
+        rewrites: resolution.rewrites,
         relation,
         shared_blocks: shared,
-        idle: place.pending.map_or(idle, |(_, ago)| Some(Micros::of(ago))),
+        idle: resolution.pending.map_or(idle, |(_, ago)| Some(Micros::of(ago))),
         overlaps,
         workers,
-        identified: prefixed,
+        identified,
     }
 }
 
@@ -162,11 +162,11 @@ fn query(identified: &IdentifiedRequest) -> LocateQuery<'_> {
 fn resolve_session(
     stage: &LocateStage,
     view: &Ledger,
-    (prefixed, found): (&IdentifiedRequest, &Found),
+    (identified, found): (&IdentifiedRequest, &Found),
 ) -> SessionResolution {
-    let place = SessionResolution::from_view(found, prefixed.named_session, SessionId(prefixed.request.incoming.id.0));
-    let unapplied = stage.ledger.pending_commits();
-    if unapplied.is_empty() { place } else { place.with_pending(&unapplied, view, (query(prefixed), Instant::now())) }
+    let resolution = SessionResolution::from_view(found, identified.named_session, SessionId(identified.request.incoming.id.0));
+    let pending_commits = stage.ledger.pending_commits();
+    if pending_commits.is_empty() { resolution } else { resolution.with_pending(&pending_commits, view, (query(identified), Instant::now())) }
 }
 
 /// Whether this incarnation of the worker is reachable, whatever the ledger knows of it.

@@ -188,11 +188,11 @@ impl Planning {
         (planned, costs_others): (PlannedStep, Micros),
     ) -> Result<PlanVerdict, FailedStep> {
         let request = self.step.located.identified.request.incoming.id;
-        let place = || QueueTicket::of((&stage.occupancy, &stage.admission_wait), request, costs_others);
+        let enqueue = || QueueTicket::of((&stage.occupancy, &stage.admission_wait), request, costs_others);
         let Self { step, origin, history, blame } = self;
         let ticket = match origin {
-            PlanningOrigin::First => place(),
-            PlanningOrigin::Held(_, ticket) => ticket.or_else(place),
+            PlanningOrigin::First => enqueue(),
+            PlanningOrigin::Held(_, ticket) => ticket.or_else(enqueue),
             origin @ (PlanningOrigin::Retry(_) | PlanningOrigin::Resume(..)) => {
                 let step = Self { step, origin, history, blame };
                 return Err(step.give_up(ApiError::Overloaded { what: "what has failed once does not wait" }));
@@ -204,18 +204,18 @@ impl Planning {
 
     /// Ends the step's wait, if it was waiting, with the plan that starts it. Also returns that the queue was full.
     fn finished_wait(&self, stage: &PlanStage, planned: &PlannedStep) -> Option<AdmissionWait> {
-        let until = match planned.admission {
+        let wait_outcome = match planned.admission {
             Some((asking, Some(AdmissionDecision::Start { why: AdmissionReason::NoPlace }))) => {
                 let (duration, outcome) = (Micros::ZERO, WaitOutcome::QueueFull);
-                let waited = AdmissionWait { duration, displaced_compute: asking.displaced_compute, outcome };
-                waited.record(&stage.admission_wait);
-                return Some(waited);
+                let wait = AdmissionWait { duration, displaced_compute: asking.displaced_compute, outcome };
+                wait.record(&stage.admission_wait);
+                return Some(wait);
             }
             Some((_, Some(AdmissionDecision::Start { why }))) => why.into(),
             _ => WaitOutcome::Admitted,
         };
         match &self.origin {
-            PlanningOrigin::Held(_, Some(ticket)) => Some(ticket.finish_wait(until)),
+            PlanningOrigin::Held(_, Some(ticket)) => Some(ticket.finish_wait(wait_outcome)),
             _ => None,
         }
     }
@@ -251,8 +251,8 @@ impl Planning {
         let (planned, partial) = match origin {
             PlanningOrigin::First => return None,
             PlanningOrigin::Held(planned, ticket) => {
-                let waited = ticket.map(|ticket| ticket.finish_wait(WaitOutcome::Abandoned));
-                history.admission_wait = waited.or(history.admission_wait);
+                let wait = ticket.map(|ticket| ticket.finish_wait(WaitOutcome::Abandoned));
+                history.admission_wait = wait.or(history.admission_wait);
                 (planned, None)
             }
             PlanningOrigin::Retry(failure) => (failure.planned, None),
@@ -328,7 +328,7 @@ impl AttemptLog {
         &mut self,
         step: &ClassifiedStep,
         planned: &PlannedStep,
-        (asked, remarks): (Instant, Vec<AttemptEvent>),
+        (asked, events): (Instant, Vec<AttemptEvent>),
     ) {
         let PlannedStep { plan, ejected, .. } = planned;
         let legs: Vec<_> = plan.legs().map(AttemptLeg::from).collect();
@@ -343,7 +343,7 @@ impl AttemptLog {
             ejected_workers: ejected,
             resume: None,
             not_resumable_reason: None,
-            events: remarks,
+            events,
         });
     }
 }

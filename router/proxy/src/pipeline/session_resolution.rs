@@ -35,13 +35,13 @@ impl SessionResolution {
     /// Adds this router's own steps that `view` does not show.
     pub(super) fn with_pending(
         mut self,
-        unapplied: &PendingCommits,
+        pending_commits: &PendingCommits,
         view: &Ledger,
         (query, now): (LocateQuery<'_>, Instant),
     ) -> Self {
         let on_chain = self.head.filter(|(head, shared)| head.blocks == *shared).map_or(Blocks::ZERO, |(_, at)| at);
-        let session = query.session.or_else(|| unapplied.deepest_head(query.scope, query.chain, on_chain));
-        let own = session.and_then(|id| unapplied.newest(id, now)).filter(|(step, _)| step.scope() == query.scope);
+        let session = query.session.or_else(|| pending_commits.deepest_head(query.scope, query.chain, on_chain));
+        let own = session.and_then(|id| pending_commits.newest(id, now)).filter(|(step, _)| step.scope() == query.scope);
         let Some((step, ago)) = own.filter(|(step, _)| !view_contains(view, step)) else { return self };
         let Some(head) = step.head() else { return self };
         let shared = step.shared_blocks(query.chain);

@@ -121,8 +121,8 @@ impl UnauthenticatedConnections {
         open.next_id += 1;
         open.by_age.insert(id, (address, close));
         *open.by_address.entry(address).or_default() += 1;
-        let place = UnauthenticatedSlot { id, is_held: AtomicBool::new(true), connections: self.clone() };
-        (UnauthenticatedPermit(Some(Arc::new(place))), closed)
+        let slot = UnauthenticatedSlot { id, is_held: AtomicBool::new(true), connections: self.clone() };
+        (UnauthenticatedPermit(Some(Arc::new(slot))), closed)
     }
 }
 
@@ -146,15 +146,15 @@ impl UnauthenticatedPermit {
 
     /// Releases the slot once a request of this connection has authenticated.
     pub fn mark_authenticated(&self) {
-        if let Some(place) = &self.0 {
-            place.release();
+        if let Some(slot) = &self.0 {
+            slot.release();
         }
     }
 
     /// Counts a connection that is closed because none of its requests has authenticated in time.
     pub(super) fn timed_out(&self) {
-        if let Some(place) = self.0.as_ref().filter(|place| place.is_held.load(Ordering::Relaxed)) {
-            place.connections.closed.timeout.inc();
+        if let Some(slot) = self.0.as_ref().filter(|slot| slot.is_held.load(Ordering::Relaxed)) {
+            slot.connections.closed.timeout.inc();
         }
     }
 }

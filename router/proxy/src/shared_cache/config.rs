@@ -86,13 +86,13 @@ impl RedisUrl {
     pub fn parse(url: &str) -> Result<Self, &'static str> {
         let known = ["redis://", "rediss://", "unix://"].iter().any(|scheme| url.starts_with(scheme));
         let connection = known.then(|| url.into_connection_info().ok()).flatten().ok_or(ACCEPTED)?;
-        let place = match connection.addr() {
+        let address = match connection.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => format!("{host}:{port}"),
             ConnectionAddr::Unix(path) => path.display().to_string(),
             _ => return Err(ACCEPTED),
         };
         let exposed = matches!(connection.addr(), ConnectionAddr::Tcp(host, _) if !is_loopback(host));
-        Ok(Self { url: Secret::from(url), address: place, is_exposed: exposed })
+        Ok(Self { url: Secret::from(url), address, is_exposed: exposed })
     }
 
     /// Returns host and port, or a path: for the log.
@@ -133,14 +133,14 @@ mod tests {
 
     #[test]
     fn a_redis_url_shows_its_address_and_hides_its_password() {
-        for (url, place) in [
+        for (url, address) in [
             ("redis://h", "h:6379"),
             ("redis://u:hunter2@h:1/3", "h:1"),
             ("rediss://:hunter2@h:2", "h:2"),
             ("unix:///run/redis.sock", "/run/redis.sock"),
         ] {
             let config = read(&format!("redis_url = {url:?}")).unwrap();
-            assert_eq!(config.redis_url.as_ref().unwrap().address(), place);
+            assert_eq!(config.redis_url.as_ref().unwrap().address(), address);
             assert!(!format!("{config:?}").contains("hunter2"), "{config:?}");
         }
     }

@@ -64,8 +64,8 @@ struct RedisConnections {
 impl std::fmt::Debug for RedisClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RedisClient")
-            .field("place", &self.address)
-            .field("standing", &self.health())
+            .field("address", &self.address)
+            .field("health", &self.health())
             .finish_non_exhaustive()
     }
 }

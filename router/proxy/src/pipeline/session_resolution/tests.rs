@@ -88,9 +88,9 @@ fn pending(steps: impl IntoIterator<Item = UncommittedStep>) -> PendingCommits {
     own
 }
 
-fn head(place: &SessionResolution) -> (u128, u64, u64) {
-    let (head, shared) = place.head.map_or((0, 0), |(head, shared)| (head.blocks.0, shared.0));
-    (place.session.0, head, shared)
+fn head(resolution: &SessionResolution) -> (u128, u64, u64) {
+    let (head, shared) = resolution.head.map_or((0, 0), |(head, shared)| (head.blocks.0, shared.0));
+    (resolution.session.0, head, shared)
 }
 
 #[test]
@@ -116,13 +116,13 @@ fn the_ledger_view_wins_once_it_shows_the_step() {
         ownership_transition: OwnershipTransition::Migrate { seen: Epoch::default() },
         ..step(1, 12, 0)
     };
-    let place = bench.resolve(Some(1), &chain(20, 0), &pending([moved.clone()]));
+    let resolution = bench.resolve(Some(1), &chain(20, 0), &pending([moved.clone()]));
     assert_eq!(
-        (head(&place), place.pending.is_none()),
+        (head(&resolution), resolution.pending.is_none()),
         ((1, 12, 12), true),
         "what was made of it is the ledger's to say"
     );
-    assert_eq!(place.owner(Some(owner(1))), Some(owner(1)));
+    assert_eq!(resolution.owner(Some(owner(1))), Some(owner(1)));
     let newer =
         bench.resolve(Some(1), &chain(20, 0), &pending([UncommittedStep { chain: chain(16, 0), ..moved.clone() }]));
     assert_eq!((head(&newer), newer.owner(Some(owner(1)))), ((1, 16, 16), Some(owner(2))));
@@ -145,14 +145,14 @@ fn a_prompt_that_diverges_late_rewrites_the_step_and_early_does_not() {
 
 #[test]
 fn borrowing_keeps_the_owner_and_claiming_takes_an_unowned_session() {
-    let place = |ownership_transition| {
+    let resolve = |ownership_transition| {
         TwoWorkerLedger::new().resolve(
             Some(1),
             &chain(15, 0),
             &pending([UncommittedStep { ownership_transition, ..step(1, 12, 0) }]),
         )
     };
-    let owners = |ownership_transition| [None, Some(owner(2))].map(|known| place(ownership_transition).owner(known).map(|owner| owner.worker.0));
+    let owners = |ownership_transition| [None, Some(owner(2))].map(|known| resolve(ownership_transition).owner(known).map(|owner| owner.worker.0));
     assert_eq!(owners(OwnershipTransition::Unchanged), [None, Some(2)]);
     assert_eq!(owners(OwnershipTransition::Claim), [Some(1), Some(2)]);
     assert_eq!(owners(OwnershipTransition::Migrate { seen: Epoch::default() }), [Some(1), Some(1)]);
