@@ -110,7 +110,7 @@ struct ProberEnvironment {
     pace: ProbeSettings,
     liveness: Option<mpsc::Sender<LivenessReport>>,
     follower_environment: FollowerEnvironment,
-    keep: SuperviseTask,
+    supervise: SuperviseTask,
 }
 
 impl Fleet {
@@ -122,7 +122,7 @@ impl Fleet {
     /// Starts the fleet with tasks supervised by `supervise`. Must be called inside a tokio runtime.
     pub fn start_supervised(options: FleetOptions, supervise: SuperviseTask) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
-        let following = FollowerEnvironment {
+        let follower_environment = FollowerEnvironment {
             client: client.clone(),
             index: options.index.clone(),
             rules: options.rules,
@@ -136,8 +136,8 @@ impl Fleet {
                 client,
                 pace: options.pace,
                 liveness: options.liveness,
-                follower_environment: following,
-                keep: supervise,
+                follower_environment,
+                supervise,
             },
             index: options.index,
             revision: Arc::new(AtomicU64::new(1)),
@@ -157,12 +157,12 @@ impl Fleet {
     pub fn set_workers(&self, workers: Vec<WorkerDefinition>) -> Result<FleetDiff, FleetError> {
         let usual_prompt = self.prober_environment.pace.usual_prompt;
         let member = |spec| WorkerHandle::new(spec, self.revision.clone(), usual_prompt);
-        let (turnover, newcomers) = self.registry.set_workers(workers, member)?;
+        let (diff, joined) = self.registry.set_workers(workers, member)?;
         self.revision.fetch_add(1, Ordering::Release);
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
-        newcomers.into_iter().for_each(|newcomer| self.spawn_worker_tasks(newcomer, &mut tasks));
-        Ok(turnover)
+        joined.into_iter().for_each(|worker| self.spawn_worker_tasks(worker, &mut tasks));
+        Ok(diff)
     }
 
     /// Returns whether the worker is listed and has not left.
@@ -177,36 +177,35 @@ impl Fleet {
 
     fn spawn_worker_tasks(
         &self,
-        WorkerSuccession { member, predecessor: before }: WorkerSuccession,
+        WorkerSuccession { member, predecessor }: WorkerSuccession,
         tasks: &mut JoinSet<()>,
     ) {
-        let ProberEnvironment { client, pace, liveness: alive, follower_environment: following, keep } =
-            &self.prober_environment;
-        let (client, pace, alive) = (client.clone(), *pace, alive.clone());
-        let prober = Prober { member: member.clone(), client, pace, liveness: alive };
-        let (roll, gone) = (self.registry.clone(), member.clone());
-        let probing = move || {
-            let (prober, roll, gone) = (prober.clone(), roll.clone(), gone.clone());
+        let ProberEnvironment { client, pace, liveness, follower_environment, supervise } = &self.prober_environment;
+        let (client, pace, liveness) = (client.clone(), *pace, liveness.clone());
+        let prober = Prober { member: member.clone(), client, pace, liveness };
+        let (registry, probed_worker) = (self.registry.clone(), member.clone());
+        let probe_worker = move || {
+            let (prober, registry, worker) = (prober.clone(), registry.clone(), probed_worker.clone());
             async move {
                 prober.run().await;
-                gone.wait_forgotten().await;
-                roll.remove(&gone);
+                worker.wait_forgotten().await;
+                registry.remove(&worker);
             }
             .boxed()
         };
-        tasks.spawn(keep("probes", Box::new(probing)));
-        let following = following.clone();
-        let followed = move || {
-            let (before, member, following) = (before.clone(), member.clone(), following.clone());
+        tasks.spawn(supervise("probes", Box::new(probe_worker)));
+        let environment = follower_environment.clone();
+        let follow_events = move || {
+            let (predecessor, member, environment) = (predecessor.clone(), member.clone(), environment.clone());
             async move {
-                if let Some(before) = before {
-                    before.wait_forgotten().await;
+                if let Some(predecessor) = predecessor {
+                    predecessor.wait_forgotten().await;
                 }
-                follow(member, following).await;
+                follow(member, environment).await;
             }
             .boxed()
         };
-        tasks.spawn(keep("events", Box::new(followed)));
+        tasks.spawn(supervise("events", Box::new(follow_events)));
     }
 
     /// Returns all listed workers in order. Cached until something changes.
@@ -255,12 +254,12 @@ impl Fleet {
     /// Returns a future that completes once the current incarnation is unreachable or replaced by another process. It
     /// completes at once if the worker is not reachable now or not in the fleet.
     pub fn wait_lost(&self, worker: WorkerId) -> impl Future<Output = ()> + Send + 'static {
-        let life = self.member(worker).map(|member| member.watch_incarnation());
+        let incarnation = self.member(worker).map(|member| member.watch_incarnation());
         async move {
-            let Some(mut life) = life else { return };
-            let Some(begun) = *life.borrow() else { return };
+            let Some(mut incarnation) = incarnation else { return };
+            let Some(current) = *incarnation.borrow() else { return };
             // An error means that the fleet itself was dropped.
-            let _ = life.wait_for(|now| *now != Some(begun)).await;
+            let _ = incarnation.wait_for(|now| *now != Some(current)).await;
         }
     }
 
@@ -273,9 +272,9 @@ impl Fleet {
     }
 
     /// Records a KV transfer to the worker, which updates the estimated costs of its link.
-    pub fn record_transfer(&self, worker: WorkerId, bytes: Bytes, took: Micros) {
+    pub fn record_transfer(&self, worker: WorkerId, bytes: Bytes, duration: Micros) {
         if let Some(member) = self.member(worker) {
-            member.record_transfer(bytes, took);
+            member.record_transfer(bytes, duration);
         }
     }
 
@@ -288,9 +287,9 @@ impl Fleet {
 
     /// Records that a step was served at this rank, for what the worker's events do not report.
     pub fn note_routed(&self, worker: WorkerId, rank: DpRank, step: StepPromptChains<'_>) {
-        let room =
-            self.member(worker).map(|member| member.probed_state().capacity().kv).filter(|room| *room > Tokens::ZERO);
-        if self.index.note_routed((worker, rank), step, room) == KvIndexState::Approximate {
+        let kv_capacity =
+            self.member(worker).map(|member| member.probed_state().capacity().kv).filter(|kv| *kv > Tokens::ZERO);
+        if self.index.note_routed((worker, rank), step, kv_capacity) == KvIndexState::Approximate {
             self.revision.fetch_add(1, Ordering::Release);
         }
     }

@@ -1,7 +1,7 @@
 //! Calibration: checks whether first tokens come when prices predict them, with a control chart per worker, so that a
 //! worker with wrong prices or a slowdown is noticed.
 //!
-//! A sample is `x = ln((seen + 50 ms) / (predicted + 50 ms))` of a step that one worker served alone; the 50 ms keep
+//! A sample is `x = ln((observed + 50 ms) / (predicted + 50 ms))` of a step that one worker served alone; the 50 ms keep
 //! negligible differences from counting. The chart has two cumulative sums (E. S. Page, Continuous inspection schemes,
 //! 1954) of x over its usual spread, which counts as at most 4:
 //!
@@ -74,8 +74,8 @@ impl CusumChart {
         Self { incarnation, steps: 0, level: 0.0, spread: MIN_SPREAD, late_sum: 0.0, early_sum: 0.0, drift: None }
     }
 
-    fn add(&mut self, foretold: Micros, seen: Micros) {
-        let ratio = (seen.0 as f64 + NEGLIGIBLE_MICROS) / (foretold.0 as f64 + NEGLIGIBLE_MICROS);
+    fn add(&mut self, predicted: Micros, observed: Micros) {
+        let ratio = (observed.0 as f64 + NEGLIGIBLE_MICROS) / (predicted.0 as f64 + NEGLIGIBLE_MICROS);
         let sample = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO).ln();
         self.steps += 1;
         self.level += SAMPLE_WEIGHT.max(1.0 / self.steps as f64) * (sample - self.level);
@@ -90,7 +90,7 @@ impl CusumChart {
             _ if self.early_sum > DRIFT_THRESHOLD => Some(DriftDirection::Faster),
             Some(DriftDirection::Slower) if self.late_sum == 0.0 => None,
             Some(DriftDirection::Faster) if self.early_sum == 0.0 => None,
-            still => still,
+            unchanged => unchanged,
         };
     }
 
@@ -107,17 +107,17 @@ impl PredictionCalibration {
     /// Adds a step that this worker incarnation served alone. Returns the drift if its direction changed.
     pub fn add(
         &self,
-        (worker, life): (WorkerId, Incarnation),
-        foretold: Micros,
-        seen: Micros,
+        (worker, incarnation): (WorkerId, Incarnation),
+        predicted: Micros,
+        observed: Micros,
     ) -> Option<PredictionDrift> {
         let mut charts = self.0.lock();
-        let chart = charts.entry(worker).or_insert_with(|| CusumChart::new(life));
-        if chart.incarnation != life {
-            *chart = CusumChart::new(life);
+        let chart = charts.entry(worker).or_insert_with(|| CusumChart::new(incarnation));
+        if chart.incarnation != incarnation {
+            *chart = CusumChart::new(incarnation);
         }
         let before = chart.drift;
-        chart.add(foretold, seen);
+        chart.add(predicted, observed);
         (chart.drift != before).then(|| chart.prediction_drift())
     }
 
@@ -144,60 +144,60 @@ mod tests {
     }
 
     /// Adds a step with a prediction of 2 s.
-    fn step(of: &PredictionCalibration, factor: f64) -> Option<PredictionDrift> {
-        of.add(WORKER, Micros(2_000_000), Micros((2e6 * factor) as u64))
+    fn step(calibration: &PredictionCalibration, factor: f64) -> Option<PredictionDrift> {
+        calibration.add(WORKER, Micros(2_000_000), Micros((2e6 * factor) as u64))
     }
 
     #[test]
     fn noise_alone_is_not_drift() {
         for spread in [0.1, 0.3, 0.5] {
-            let of = PredictionCalibration::default();
-            let told = noise(spread).take(2_000).filter_map(|x| step(&of, x.exp())).count();
-            assert_eq!(told, 0, "{spread}");
-            let foretold = of.of(WORKER.0).unwrap();
-            assert_eq!(foretold.samples, 2_000);
-            assert!((0.6..1.6).contains(&foretold.ratio), "{foretold:?}");
+            let calibration = PredictionCalibration::default();
+            let drifts = noise(spread).take(2_000).filter_map(|x| step(&calibration, x.exp())).count();
+            assert_eq!(drifts, 0, "{spread}");
+            let prediction = calibration.of(WORKER.0).unwrap();
+            assert_eq!(prediction.samples, 2_000);
+            assert!((0.6..1.6).contains(&prediction.ratio), "{prediction:?}");
         }
     }
 
     #[test]
     fn a_slow_worker_shows_drift_within_twenty_steps() {
-        for (factor, off) in
+        for (factor, direction) in
             [(3.0, DriftDirection::Slower), (2.0, DriftDirection::Slower), (0.33, DriftDirection::Faster)]
         {
-            let of = PredictionCalibration::default();
-            noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
-            let noticed = noise(0.3).take(20).find_map(|x| step(&of, factor * x.exp())).expect("within twenty steps");
-            assert_eq!(noticed.drift, Some(off));
+            let calibration = PredictionCalibration::default();
+            noise(0.3).take(300).for_each(|x| assert_eq!(step(&calibration, x.exp()), None));
+            let drift = noise(0.3).take(20).find_map(|x| step(&calibration, factor * x.exp())).expect("within twenty steps");
+            assert_eq!(drift.drift, Some(direction));
         }
     }
 
     #[test]
     fn drift_is_detected_while_the_cost_model_adapts() {
-        let of = PredictionCalibration::default();
-        noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
+        let calibration = PredictionCalibration::default();
+        noise(0.3).take(300).for_each(|x| assert_eq!(step(&calibration, x.exp()), None));
         // With each step, a fifth of the remaining error is learned.
-        let learnt = |n: i32| (3f64.ln() * 0.8f64.powi(n)).exp();
-        assert!(noise(0.1).zip(0..20).any(|(x, n)| step(&of, learnt(n) * x.exp()).is_some()));
+        let remaining_error = |n: i32| (3f64.ln() * 0.8f64.powi(n)).exp();
+        assert!(noise(0.1).zip(0..20).any(|(x, n)| step(&calibration, remaining_error(n) * x.exp()).is_some()));
     }
 
     #[test]
     fn accurate_steps_end_drift_and_a_new_incarnation_resets_it() {
-        let of = PredictionCalibration::default();
-        assert!((0..20).any(|_| step(&of, 4.0).is_some()));
-        assert_eq!(of.of(WORKER.0).unwrap().drift, Some(DriftDirection::Slower));
-        let ended = (0..40).find_map(|_| step(&of, 1.0)).expect("it ends");
-        assert_eq!(ended.drift, None);
-        assert!((0..20).any(|_| step(&of, 4.0).is_some()));
-        of.add((WORKER.0, Incarnation(2)), Micros(1_000_000), Micros(1_000_000));
-        assert_eq!(of.of(WORKER.0), Some(PredictionDrift { samples: 1, ratio: 1.0, drift: None }));
+        let calibration = PredictionCalibration::default();
+        assert!((0..20).any(|_| step(&calibration, 4.0).is_some()));
+        assert_eq!(calibration.of(WORKER.0).unwrap().drift, Some(DriftDirection::Slower));
+        let prediction = (0..40).find_map(|_| step(&calibration, 1.0)).expect("it ends");
+        assert_eq!(prediction.drift, None);
+        assert!((0..20).any(|_| step(&calibration, 4.0).is_some()));
+        calibration.add((WORKER.0, Incarnation(2)), Micros(1_000_000), Micros(1_000_000));
+        assert_eq!(calibration.of(WORKER.0), Some(PredictionDrift { samples: 1, ratio: 1.0, drift: None }));
     }
 
     #[test]
     fn millisecond_errors_and_a_single_outlier_are_not_drift() {
-        let of = PredictionCalibration::default();
-        (0..200).for_each(|_| assert_eq!(of.add(WORKER, Micros(1_000), Micros(5_000)), None));
-        assert_eq!(of.add(WORKER, Micros(1), Micros(u64::MAX)), None);
-        assert_eq!(of.add(WORKER, Micros(u64::MAX), Micros(0)), None);
+        let calibration = PredictionCalibration::default();
+        (0..200).for_each(|_| assert_eq!(calibration.add(WORKER, Micros(1_000), Micros(5_000)), None));
+        assert_eq!(calibration.add(WORKER, Micros(1), Micros(u64::MAX)), None);
+        assert_eq!(calibration.add(WORKER, Micros(u64::MAX), Micros(0)), None);
     }
 }

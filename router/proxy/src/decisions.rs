@@ -108,9 +108,9 @@ impl DecisionHistory {
         config: DecisionLogConfig,
         log: DecisionLogOptions<'_>,
     ) -> Result<Self, OpenDecisionLogError> {
-        let DecisionLogOptions { folder, policy, static_inputs: configured, metrics } = log;
-        let head = DecisionLogHeader::new(policy.clone(), configured);
-        let open = |bound| DecisionLogWriter::open(folder, bound, (&head, metrics));
+        let DecisionLogOptions { folder, policy, static_inputs, metrics } = log;
+        let header = DecisionLogHeader::new(policy.clone(), static_inputs);
+        let open = |size_limit| DecisionLogWriter::open(folder, size_limit, (&header, metrics));
         let log = LogSizeLimit::of(config.max_size.0 as u64).map(open).transpose();
         let log = log.map_err(|source| OpenDecisionLogError { folder: folder.to_owned(), source })?;
         let (calibration, guardrail, transfer_checks) = Default::default();
@@ -151,8 +151,8 @@ impl DecisionHistory {
             search.requests.insert(receipt.request_id);
             search.receipts.extend(serde_json::value::to_raw_value(&*receipt));
         }
-        let is_over = search.receipts.len() >= limit || self.log.is_none();
-        let complete = is_over || reader::search(&self.folder, (filter, limit), &mut search);
+        let is_done = search.receipts.len() >= limit || self.log.is_none();
+        let complete = is_done || reader::search(&self.folder, (filter, limit), &mut search);
         DecisionSearchResult { receipts: search.receipts, complete }
     }
 

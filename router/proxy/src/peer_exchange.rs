@@ -40,10 +40,10 @@ pub struct PeerExchange {
 
 impl PeerExchange {
     /// Creates the exchange with these peers. Nothing is published or answered yet.
-    pub fn new(fleet: Arc<Fleet>, neighbours: Arc<dyn RouterPeers>, metrics: ExchangeMetrics) -> Arc<Self> {
+    pub fn new(fleet: Arc<Fleet>, peers: Arc<dyn RouterPeers>, metrics: ExchangeMetrics) -> Arc<Self> {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let boot = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
-        Arc::new(Self { boot, fleet, peers: neighbours, snapshots: SnapshotServer::default(), metrics })
+        Arc::new(Self { boot, fleet, peers, snapshots: SnapshotServer::default(), metrics })
     }
 
     /// Answers the other nodes of this directory from now on, as long as it runs.

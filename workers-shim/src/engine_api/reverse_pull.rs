@@ -42,16 +42,16 @@ impl ReversePullParams {
     /// Parses transfer parameters. Returns None unless the engine keeps blocks and gives all that a fetching engine
     /// needs, which would hang otherwise.
     pub(super) fn of(raw: &RawValue) -> Option<Self> {
-        let named: ReversePullFields<'_> = serde_json::from_str(raw.get()).ok()?;
-        let texts = [&named.remote_request_id, &named.remote_engine_id, &named.remote_host];
-        let is_named = texts.iter().all(|text| text.as_ref().is_some_and(|text| !text.is_empty()));
-        let keeps = named.remote_block_ids.iter().flatten().any(|group| !group.is_empty());
-        let is_whole = named.do_remote_decode == Some(true)
-            && named.do_remote_prefill == Some(false)
-            && is_named
-            && keeps
-            && named.remote_port.is_some();
-        let tokens = named.remote_num_tokens.filter(|tokens| is_whole && *tokens > 0)?;
+        let fields: ReversePullFields<'_> = serde_json::from_str(raw.get()).ok()?;
+        let texts = [&fields.remote_request_id, &fields.remote_engine_id, &fields.remote_host];
+        let has_names = texts.iter().all(|text| text.as_ref().is_some_and(|text| !text.is_empty()));
+        let has_blocks = fields.remote_block_ids.iter().flatten().any(|group| !group.is_empty());
+        let is_complete = fields.do_remote_decode == Some(true)
+            && fields.do_remote_prefill == Some(false)
+            && has_names
+            && has_blocks
+            && fields.remote_port.is_some();
+        let tokens = fields.remote_num_tokens.filter(|tokens| is_complete && *tokens > 0)?;
         // Copied, so that the rest of the answer can be freed.
         Some(Self { parameters: Bytes::copy_from_slice(raw.get().as_bytes()), tokens: Tokens(tokens) })
     }
@@ -114,11 +114,11 @@ pub fn redact_answer(answer: &Bytes, ids: TokenIdVisibility) -> Bytes {
 pub(super) fn redact_event(event: &Bytes) -> Option<Bytes> {
     const NAME: &str = "\"kv_transfer_params\"";
     // This runs for every event, and substring search in text uses SIMD.
-    let has = match std::str::from_utf8(event) {
+    let has_params = match std::str::from_utf8(event) {
         Ok(text) => text.contains(NAME),
         Err(_) => event.windows(NAME.len()).any(|window| window == NAME.as_bytes()),
     };
-    if !has {
+    if !has_params {
         return None;
     }
     let (mut out, mut is_redacted) = (Vec::with_capacity(event.len()), false);
@@ -154,13 +154,13 @@ fn redact_line(line: &[u8]) -> Option<Vec<u8>> {
 fn without_token_ids(answer: &JsonFields) -> Option<Vec<u8>> {
     const IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
     let choices: Vec<&RawValue> = answer.read("choices")?;
-    let (mut out, mut had) = (vec![b'['], false);
+    let (mut out, mut has_ids) = (vec![b'['], false);
     for choice in choices {
         let fields = JsonFields::scan(Bytes::copy_from_slice(choice.get().as_bytes()), &[]).ok()?;
         let mut splice = JsonSplice::new(&fields);
         for name in IDS.into_iter().filter(|name| fields.has_any(name)) {
             splice.set(name, b"null".as_slice());
-            had = true;
+            has_ids = true;
         }
         if out.len() > 1 {
             out.push(b',');
@@ -168,7 +168,7 @@ fn without_token_ids(answer: &JsonFields) -> Option<Vec<u8>> {
         out.extend_from_slice(&splice.finish());
     }
     out.push(b']');
-    had.then_some(out)
+    has_ids.then_some(out)
 }
 
 #[cfg(test)]

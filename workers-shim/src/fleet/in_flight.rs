@@ -67,38 +67,38 @@ impl InFlightCounters {
     pub(super) fn snapshot(&self) -> CounterSnapshot {
         // Ends are read before starts, so that no request appears to have ended before it began.
         let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));
-        let (dispatched, others) = (self.dispatched.load(Relaxed), **self.peers.load());
-        CounterSnapshot { finished, begun, dispatched, peers: others, dispatched_during: 0, finished_during: 0 }
+        let (dispatched, peers) = (self.dispatched.load(Relaxed), **self.peers.load());
+        CounterSnapshot { finished, begun, dispatched, peers, dispatched_during: 0, finished_during: 0 }
     }
 
     /// Replaces the other routers' sums; returns whether they changed.
-    pub(super) fn set_peer_in_flight(&self, others: PeerInFlight) -> bool {
-        let news = **self.peers.load() != others;
-        if news {
-            self.peers.store(Arc::new(others));
+    pub(super) fn set_peer_in_flight(&self, peers: PeerInFlight) -> bool {
+        let is_changed = **self.peers.load() != peers;
+        if is_changed {
+            self.peers.store(Arc::new(peers));
         }
-        news
+        is_changed
     }
 
     /// Returns the current load: the scrape, plus requests dispatched and minus those finished since it was sent.
     pub(super) fn load(&self, scrape: &Scrape, at: CounterSnapshot, usual_prompt: Tokens) -> WorkerLoad {
         let now = self.snapshot();
         let scraped = u64::from(scrape.running) + u64::from(scrape.waiting);
-        let (came, went) = now.peers.change_since(&at.peers);
+        let (peers_dispatched, peers_finished) = now.peers.change_since(&at.peers);
         let total = (scraped + now.dispatched.saturating_sub(at.dispatched))
             // Those that have already ended are subtracted below.
             .saturating_sub(at.dispatched_during.saturating_sub(at.finished_during))
-            .saturating_add(came)
+            .saturating_add(peers_dispatched)
             .saturating_sub(now.finished.saturating_sub(at.finished))
-            .saturating_sub(went)
+            .saturating_sub(peers_finished)
             .max(now.in_flight());
-        let foreign = u64::from(scrape.waiting).saturating_sub(at.prefilling().saturating_add(at.dispatched_during));
-        let waiting = now.prefilling().saturating_add(foreign).min(total);
-        let strangers = scrape.mean_prefill_tokens().unwrap_or(usual_prompt) * foreign;
+        let foreign_waiting = u64::from(scrape.waiting).saturating_sub(at.prefilling().saturating_add(at.dispatched_during));
+        let waiting = now.prefilling().saturating_add(foreign_waiting).min(total);
+        let foreign_backlog = scrape.mean_prefill_tokens().unwrap_or(usual_prompt) * foreign_waiting;
         WorkerLoad {
             running: u32::try_from(total - waiting).unwrap_or(u32::MAX),
             waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
-            backlog: Tokens(self.pending_tokens.load(Relaxed)) + now.peers.pending + strangers,
+            backlog: Tokens(self.pending_tokens.load(Relaxed)) + now.peers.pending + foreign_backlog,
             kv_usage: scrape.kv_usage,
         }
     }
@@ -111,9 +111,10 @@ impl InFlightCounters {
 
 impl CounterSnapshot {
     /// Adds the changes until the scrape's answer, at which the counters had these values.
-    pub(super) fn with_response(self, answered: CounterSnapshot) -> Self {
-        let between = answered.dispatched.saturating_sub(self.dispatched);
-        Self { dispatched_during: between, finished_during: answered.finished.saturating_sub(self.finished), ..self }
+    pub(super) fn with_response(self, at_response: CounterSnapshot) -> Self {
+        let dispatched_during = at_response.dispatched.saturating_sub(self.dispatched);
+        let finished_during = at_response.finished.saturating_sub(self.finished);
+        Self { dispatched_during, finished_during, ..self }
     }
 
     /// Returns the unfinished requests of all routers.
@@ -172,11 +173,11 @@ impl InFlightTracker {
     }
 
     fn update_entry(&self, rank: DpRank, change: impl FnOnce(&mut InFlightEntry)) {
-        let mut flows = self.entries.lock();
-        let known = flows.iter().position(|flow| flow.rank == rank);
-        let at = known.unwrap_or_else(|| {
+        let mut entries = self.entries.lock();
+        let known = entries.iter().position(|entry| entry.rank == rank);
+        let index = known.unwrap_or_else(|| {
             // The fleet fills in the worker.
-            let none = InFlightEntry {
+            let empty = InFlightEntry {
                 worker: WorkerId(0),
                 rank,
                 dispatched: 0,
@@ -184,10 +185,10 @@ impl InFlightTracker {
                 finished: 0,
                 pending: Tokens::ZERO,
             };
-            flows.push(none);
-            flows.len() - 1
+            entries.push(empty);
+            entries.len() - 1
         });
-        change(&mut flows[at]);
+        change(&mut entries[index]);
     }
 
     pub(super) fn invalidate_views(&self) {
@@ -233,9 +234,9 @@ impl InFlightRequest {
             }
             tracker.counters.pending_tokens.fetch_add(tokens.0, Relaxed);
             tracker.counters.dispatched.fetch_add(1, Relaxed);
-            tracker.update_entry(rank, |flow| {
-                flow.dispatched += 1;
-                flow.pending += tokens;
+            tracker.update_entry(rank, |entry| {
+                entry.dispatched += 1;
+                entry.pending += tokens;
             });
             tracker.invalidate_views();
         }
@@ -257,7 +258,7 @@ impl InFlightRequest {
 
     /// Records the complete answer, which updates the worker's estimated speeds.
     pub fn complete(&mut self, usage: &TokenUsage) {
-        let (Some(tracker), Some(first)) = (&self.tracker, self.first_token_at) else { return };
+        let (Some(tracker), Some(first_token_at)) = (&self.tracker, self.first_token_at) else { return };
         let prompt = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
         // If much more was computed than planned, then either the KV came from elsewhere, which usage does not show, or
         // a prefix was lost.
@@ -266,10 +267,10 @@ impl InFlightRequest {
         let batch = tracker.counters.snapshot().decoding().max(1);
         tracker.estimate.lock().observe(&SpeedSample {
             computed: if self.idle_start == IdleStart::Yes { computed } else { Tokens::ZERO },
-            first_token: Micros::of(first - self.sent_at),
+            first_token: Micros::of(first_token_at - self.sent_at),
             batch: u32::try_from(batch).unwrap_or(u32::MAX),
             decoded: usage.completion - Tokens(1),
-            decoding: Micros::of(first.elapsed()),
+            decoding: Micros::of(first_token_at.elapsed()),
         });
         tracker.invalidate_views();
     }
@@ -278,9 +279,9 @@ impl InFlightRequest {
         if let Some(tracker) = &self.tracker {
             tracker.counters.pending_tokens.fetch_sub(self.tokens.0, Relaxed);
             tracker.counters.begun.fetch_add(1, Relaxed);
-            tracker.update_entry(self.rank, |flow| {
-                flow.begun += 1;
-                flow.pending -= self.tokens;
+            tracker.update_entry(self.rank, |entry| {
+                entry.begun += 1;
+                entry.pending -= self.tokens;
             });
             tracker.invalidate_views();
         }
@@ -294,7 +295,7 @@ impl Drop for InFlightRequest {
         }
         if let Some(tracker) = &self.tracker {
             tracker.counters.finished.fetch_add(1, Relaxed);
-            tracker.update_entry(self.rank, |flow| flow.finished += 1);
+            tracker.update_entry(self.rank, |entry| entry.finished += 1);
             tracker.invalidate_views();
         }
     }

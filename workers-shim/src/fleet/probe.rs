@@ -48,7 +48,7 @@ pub(crate) async fn get(client: &reqwest::Client, worker: &WorkerHandle, path: &
 
 /// GETs a small text, optionally with an API key.
 pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Arc<str>>) -> ProbeReply<String> {
-    let silence = |error: reqwest::Error| match error.is_connect() && !error.is_timeout() || error.is_builder() {
+    let failure = |error: reqwest::Error| match error.is_connect() && !error.is_timeout() || error.is_builder() {
         true => ProbeFailure::Refused,
         false => ProbeFailure::Unanswered,
     };
@@ -56,7 +56,7 @@ pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Ar
     if let Some(key) = key {
         request = request.bearer_auth(key);
     }
-    let mut answer = request.send().await.map_err(silence)?;
+    let mut answer = request.send().await.map_err(failure)?;
     match answer.status() {
         StatusCode::NOT_IMPLEMENTED => return Err(ProbeFailure::Absent),
         status if status.is_server_error() => return Err(ProbeFailure::Unhealthy),
@@ -64,7 +64,7 @@ pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Ar
         _ => {}
     }
     let mut body = Vec::new();
-    while let Some(chunk) = answer.chunk().await.map_err(silence)? {
+    while let Some(chunk) = answer.chunk().await.map_err(failure)? {
         if body.len() + chunk.len() > MAX_BYTES {
             return Err(ProbeFailure::Absent);
         }
@@ -95,12 +95,12 @@ impl Prober {
             if self.member.is_finished() {
                 return;
             }
-            let answers = self.probe_all().await;
-            let report = self.member.apply_probe(&answers, self.pace);
+            let round_result = self.probe_all().await;
+            let report = self.member.apply_probe(&round_result, self.pace);
             let report = report.filter(|_| !self.member.has_left());
-            if let (Some(report), Some(alive)) = (report, &self.liveness) {
+            if let (Some(report), Some(liveness)) = (report, &self.liveness) {
                 // If the queue is full, this report is dropped; the next probe sends another one.
-                let _ = alive.try_send(report);
+                let _ = liveness.try_send(report);
             }
             sleep(MIN_PAUSE).await;
             let chance = xxh3_64_with_seed(&round.to_le_bytes(), self.member.id.0);
@@ -112,11 +112,11 @@ impl Prober {
 
     /// Sends all requests of a probe at once.
     async fn probe_all(&self) -> ProbeRound {
-        let (at, blames) = self.member.probe_start();
+        let (counters_at_start, failure_reports) = self.member.probe_start();
         let get = |path| get(&self.client, &self.member, path);
         let metrics = async { (get("/metrics").await, self.member.probe_start().0) };
-        let (health, models, (metrics, answered)) = tokio::join!(get("/health"), get("/v1/models"), metrics);
-        let at = at.with_response(answered);
+        let (health, models, (metrics, counters_at_response)) = tokio::join!(get("/health"), get("/v1/models"), metrics);
+        let counters = counters_at_start.with_response(counters_at_response);
         let metrics = metrics.and_then(|page| read_metrics(&page));
         let version = match &metrics {
             Ok(scrape) if self.member.needs_version(scrape) => {
@@ -133,8 +133,8 @@ impl Prober {
         };
         let models = models.and_then(|text| read_models(&text));
         ProbeRound {
-            counters: at,
-            failure_reports: blames,
+            counters,
+            failure_reports,
             health: health.map(drop),
             models,
             metrics,
@@ -147,12 +147,12 @@ impl Prober {
 /// Returns the pause until the next probe: `every` +/- 10 %; after failures `again`, doubled for each one, up to
 /// `every`.
 fn pause(settings: ProbeSettings, failures: u32, chance: u64) -> Duration {
-    let tenths = 0.9 + 0.2 * (chance % 1000) as f64 / 1000.0;
-    let usual = match failures {
+    let jitter = 0.9 + 0.2 * (chance % 1000) as f64 / 1000.0;
+    let interval = match failures {
         0 => settings.every,
         failures => settings.again.saturating_mul(1 << (failures - 1).min(16)).min(settings.every),
     };
-    usual.mul_f64(tenths)
+    interval.mul_f64(jitter)
 }
 
 #[derive(Deserialize)]
@@ -170,8 +170,8 @@ struct ModelEntry {
 
 fn read_models(text: &str) -> ProbeReply<ServedModels> {
     let list: ModelsResponse = serde_json::from_str(text).map_err(|_| ProbeFailure::Absent)?;
-    let named = list.data.into_iter().filter(|entry| entry.id.len() <= MAX_NAME);
-    let mut entries: Vec<ModelEntry> = named.take(MAX_MODELS).collect();
+    let with_short_name = list.data.into_iter().filter(|entry| entry.id.len() <= MAX_NAME);
+    let mut entries: Vec<ModelEntry> = with_short_name.take(MAX_MODELS).collect();
     entries.sort_by_key(|entry| entry.parent.is_some());
     let context = entries.iter().filter_map(|entry| entry.max_model_len).filter(|length| *length > 0).min();
     let adapter = |entry: &ModelEntry| {
@@ -188,8 +188,8 @@ fn read_models(text: &str) -> ProbeReply<ServedModels> {
 /// Parses metrics. A page that identifies neither an engine nor a process is not a metrics page.
 fn read_metrics(page: &str) -> ProbeReply<Arc<Scrape>> {
     let scrape = Scrape::read(page);
-    let tells = scrape.engine != EngineKind::Other || scrape.process.is_some();
-    if tells { Ok(Arc::new(scrape)) } else { Err(ProbeFailure::Absent) }
+    let is_metrics_page = scrape.engine != EngineKind::Other || scrape.process.is_some();
+    if is_metrics_page { Ok(Arc::new(scrape)) } else { Err(ProbeFailure::Absent) }
 }
 
 #[derive(Deserialize)]

@@ -39,14 +39,14 @@ impl TableDelivery {
     fn is_due(&self, flows: &[InFlightEntry], now: Instant) -> bool {
         let is_free = !self.is_busy.load(Ordering::Relaxed);
         let is_recent =
-            |(said, at): &(Arc<[InFlightEntry]>, Instant)| **said == *flows && now.duration_since(*at) < HEARTBEAT;
+            |(entries, at): &(Arc<[InFlightEntry]>, Instant)| **entries == *flows && now.duration_since(*at) < HEARTBEAT;
         is_free && !self.last_sent.as_ref().is_some_and(is_recent)
     }
 }
 
 /// Runs until dropped.
 pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
-    let (mut neighbours, mut sequence, mut wait) = (HashMap::<NodeId, TableDelivery>::new(), 0, CHANGE_INTERVAL);
+    let (mut deliveries, mut sequence, mut wait) = (HashMap::<NodeId, TableDelivery>::new(), 0, CHANGE_INTERVAL);
     loop {
         sleep(MIN_INTERVAL).await;
         // Soon after a request was sent, else regularly.
@@ -54,39 +54,39 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
         wait = CHANGE_INTERVAL;
         let now = Instant::now();
         exchange.fleet.expire_peers(now);
-        let others = exchange.peers.peers();
-        neighbours.retain(|node, _| others.contains(node));
-        if others.is_empty() {
+        let peers = exchange.peers.peers();
+        deliveries.retain(|node, _| peers.contains(node));
+        if peers.is_empty() {
             continue;
         }
         let flows: Arc<[InFlightEntry]> = exchange.fleet.in_flight().into();
         let mut message = None;
-        for node in others {
-            let neighbour = neighbours.entry(node).or_default();
-            if neighbour.is_busy.load(Ordering::Relaxed) {
+        for node in peers {
+            let delivery = deliveries.entry(node).or_default();
+            if delivery.is_busy.load(Ordering::Relaxed) {
                 // A busy peer gets the table as soon as it has answered.
                 wait = MIN_INTERVAL;
             }
-            if !neighbour.is_due(&flows, now) {
+            if !delivery.is_due(&flows, now) {
                 continue;
             }
-            let written = message.get_or_insert_with(|| {
+            let encoded = message.get_or_insert_with(|| {
                 sequence += 1;
                 write_table(&InFlightTable { boot: exchange.boot, sequence, flows: flows.to_vec() })
             });
-            let Some(written) = written else { continue };
-            neighbour.last_sent = Some((flows.clone(), now));
-            send(exchange, node, written.clone(), &neighbour.is_busy);
+            let Some(encoded) = encoded else { continue };
+            delivery.last_sent = Some((flows.clone(), now));
+            send(exchange, node, encoded.clone(), &delivery.is_busy);
         }
     }
 }
 
 fn send(exchange: &Arc<PeerExchange>, node: NodeId, message: Bytes, is_busy: &Arc<AtomicBool>) {
-    let (sent, is_busy) = (exchange.peers.call(node, Topic::Exchange, message), is_busy.clone());
+    let (reply, is_busy) = (exchange.peers.call(node, Topic::Exchange, message), is_busy.clone());
     let tables = exchange.metrics.tables.clone();
     is_busy.store(true, Ordering::Relaxed);
     tokio::spawn(async move {
-        let outcome = if matches!(timeout(SEND_TIMEOUT, sent).await, Ok(Ok(_))) { "sent" } else { "failed" };
+        let outcome = if matches!(timeout(SEND_TIMEOUT, reply).await, Ok(Ok(_))) { "sent" } else { "failed" };
         tables.with_label_values(&[outcome]).inc();
         is_busy.store(false, Ordering::Relaxed);
     });
@@ -105,12 +105,12 @@ mod tests {
 
     #[test]
     fn in_flight_table_is_sent_on_change_and_at_each_heartbeat() {
-        let (mut told, now) = (TableDelivery::default(), Instant::now());
-        assert!(told.is_due(&flows(1), now));
-        told.last_sent = Some((flows(1), now));
-        assert!(!told.is_due(&flows(1), now + HEARTBEAT / 2) && told.is_due(&flows(1), now + HEARTBEAT));
-        assert!(told.is_due(&flows(2), now));
-        told.is_busy.store(true, Ordering::Relaxed);
-        assert!(!told.is_due(&flows(2), now + HEARTBEAT), "one at a time");
+        let (mut delivery, now) = (TableDelivery::default(), Instant::now());
+        assert!(delivery.is_due(&flows(1), now));
+        delivery.last_sent = Some((flows(1), now));
+        assert!(!delivery.is_due(&flows(1), now + HEARTBEAT / 2) && delivery.is_due(&flows(1), now + HEARTBEAT));
+        assert!(delivery.is_due(&flows(2), now));
+        delivery.is_busy.store(true, Ordering::Relaxed);
+        assert!(!delivery.is_due(&flows(2), now + HEARTBEAT), "one at a time");
     }
 }

@@ -38,18 +38,18 @@ impl Dispatched {
     pub(super) fn started(self, reporter: &OutlierReporter, started: StartedAnswer) -> (LegResponse, Streaming) {
         let Self { step, planned, guards, mut history, mut blame, resumes, .. } = self;
         let StartedAnswer { response, in_flight, sent_at, first_byte, events } = started;
-        let sick = culprit(&planned.plan, &events, Ok(&response));
-        let well = response.status().is_success().then_some(planned.plan.target());
-        blame.resolve_suspects(well);
-        blame.failures.extend(sick.map(|worker| (worker, sent_at, None)));
+        let failed_worker = culprit(&planned.plan, &events, Ok(&response));
+        let healthy_worker = response.status().is_success().then_some(planned.plan.target());
+        blame.resolve_suspects(healthy_worker);
+        blame.failures.extend(failed_worker.map(|worker| (worker, sent_at, None)));
         let mut failures = blame.failures;
-        match well {
+        match healthy_worker {
             // The request was refused: that is the client's error, whatever failed before.
             None => reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerStatus::Unanswered),
             Some(_) if resumes.is_none() => {
                 reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerStatus::Answered);
             }
-            // Of a resumed answer only the end shows whether the worker is well.
+            // Of a resumed answer only the end shows whether the worker is healthy.
             Some(_) => {}
         }
         guards.trials.iter().for_each(EjectionTrials::record_answer_started);
@@ -71,13 +71,13 @@ impl Dispatched {
         let FailedAttempt { sent_at, events, exclude, error: cause } = failed;
         tracing::warn!(worker = %exclude, error = %cause, "a plan failed before its first byte");
         let suspects = SuspectPair::of(&planned.plan, (&events, &cause), sent_at);
-        let sick = match suspects {
+        let failed_worker = match suspects {
             Some(_) => None,
             None => culprit(&planned.plan, &events, Err(&cause)),
         };
         blame.resolve_suspects(None);
         let trials = guards.trials.take();
-        match (suspects, sick) {
+        match (suspects, failed_worker) {
             (Some(suspects), _) => blame.suspects = Some((suspects, trials)),
             (None, Some(worker)) if matches!(cause, LegError::Failed(_)) => {
                 blame.failures.push((worker, sent_at, trials));

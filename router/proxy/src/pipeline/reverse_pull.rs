@@ -58,16 +58,16 @@ impl ReversePullStore {
         self.0.lock().remove(&session)
     }
 
-    fn insert(&self, session: SessionId, returned: ReversePullEntry, now: Instant) {
-        let mut all = self.0.lock();
-        if all.len() >= MAX_SESSIONS {
-            all.retain(|_, kept| now < kept.expires_at);
+    fn insert(&self, session: SessionId, entry: ReversePullEntry, now: Instant) {
+        let mut entries = self.0.lock();
+        if entries.len() >= MAX_SESSIONS {
+            entries.retain(|_, entry| entry.is_retained(now));
         }
-        if all.len() >= MAX_SESSIONS {
-            let oldest = all.iter().min_by_key(|(_, kept)| kept.expires_at).map(|(session, _)| *session);
-            oldest.and_then(|session| all.remove(&session));
+        if entries.len() >= MAX_SESSIONS {
+            let oldest = entries.iter().min_by_key(|(_, entry)| entry.expires_at).map(|(session, _)| *session);
+            oldest.and_then(|session| entries.remove(&session));
         }
-        all.insert(session, returned);
+        entries.insert(session, entry);
     }
 }
 
@@ -87,15 +87,15 @@ pub async fn check_usable(
     entry: Option<ReversePullEntry>,
 ) -> Option<ReversePullSource> {
     let entry = entry?;
-    let fates = stage.pull_outcomes.clone();
-    let fate = match entry.is_retained(Instant::now()) && fits(stage, (step, pair), entry.holder) {
+    let outcomes = stage.pull_outcomes.clone();
+    let outcome = match entry.is_retained(Instant::now()) && can_fetch_from(stage, (step, pair), entry.holder) {
         false => ReversePullOutcome::Unusable,
         true if !starts_with_returned(stage, &step.located.identified, &entry).await => {
             ReversePullOutcome::PromptMismatch
         }
-        true => return Some(ReversePullSource { params: entry.params, holder: entry.holder.worker, outcomes: fates }),
+        true => return Some(ReversePullSource { params: entry.params, holder: entry.holder.worker, outcomes }),
     };
-    fates.with_label_values(&[fate.as_ref()]).inc();
+    outcomes.with_label_values(&[outcome.as_ref()]).inc();
     None
 }
 
@@ -108,25 +108,25 @@ pub fn count_unused(stage: &ExecuteStage, entry: Option<ReversePullEntry>) {
 }
 
 /// Whether the prefill leg can fetch from this worker incarnation.
-fn fits(stage: &ExecuteStage, (step, pair): (&ClassifiedStep, &LegPair), keeper: Owner) -> bool {
-    let (from, to) = (keeper.worker, pair.prefill.worker);
+fn can_fetch_from(stage: &ExecuteStage, (step, pair): (&ClassifiedStep, &LegPair), holder: Owner) -> bool {
+    let (from, to) = (holder.worker, pair.prefill.worker);
     let workers = stage.client.fleet().snapshot();
     let view = |id: WorkerId| workers.iter().find(|view| view.id == id);
     let (Some(source), Some(target)) = (view(from), view(to)) else { return false };
     let fabric = |view: &vocabulary::WorkerView| view.link.as_ref().map(|link| link.fabric.clone());
-    let leg = Leg::new(LegRole::Decode, WorkerRank { worker: from, rank: keeper.rank });
+    let leg = Leg::new(LegRole::Decode, WorkerRank { worker: from, rank: holder.rank });
     let transfer = Legs::without_client(&stage.client).transfer(&leg, &pair.prefill);
     let attention = step.located.identified.model.attention.as_deref();
     let shapes = stage.client.pool().shapes();
     let shape = |id: WorkerId| shapes.iter().find(|(known, _)| *known == id).map(|(_, shape)| *shape);
-    let is_read =
+    let is_compatible =
         shape(from).zip(shape(to)).is_none_or(|(from, to)| check_kv_compatibility(attention, from, to).is_ok());
     from != to
-        && is_read
+        && is_compatible
         && attention.is_some_and(has_full_attention)
-        && source.incarnation == keeper.incarnation
+        && source.incarnation == holder.incarnation
         && source.health != WorkerHealth::Unreachable
-        && fabric(source).is_some_and(|fabric_of| Some(fabric_of) == fabric(target))
+        && fabric(source).is_some_and(|source_fabric| Some(source_fabric) == fabric(target))
         && transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers)
         && !step.disabled_links.contains(&DisabledLink { from, to })
         && !is_converted_by_guess(stage.client.fleet(), &step.located.identified, to)
@@ -139,16 +139,16 @@ fn has_full_attention(attention: &AttentionSpec) -> bool {
 
 /// Whether a prompt begins with the tokens whose KV was handed back: for any other prompt that KV would be wrong.
 async fn starts_with_returned(stage: &ExecuteStage, identified: &IdentifiedRequest, entry: &ReversePullEntry) -> bool {
-    let (chain, begins) = (identified.prompt.chain.clone(), entry.content_id);
+    let (chain, returned_id) = (identified.prompt.chain.clone(), entry.content_id);
     let Ok(length) = usize::try_from(entry.params.tokens().0) else { return false };
     let is_known = identified.fallback_reason().is_none() && !identified.model.is_disabled_by_spot_check();
-    let is_one = identified.other_chains.is_empty() && identified.request.has_single_prefill();
-    if !is_known || !is_one || chain.tokens < entry.params.tokens() {
+    let is_single_prompt = identified.other_chains.is_empty() && identified.request.has_single_prefill();
+    if !is_known || !is_single_prompt || chain.tokens < entry.params.tokens() {
         return false;
     }
     let Some(ids) = PromptTokenIds::of(identified) else { return false };
-    let named = move || Some(content_id(chain.root, ids.read(&chain)?.get(..length)?));
-    stage.prompts.read(named).await.is_ok_and(|named| named == Some(begins))
+    let prompt_id = move || Some(content_id(chain.root, ids.read(&chain)?.get(..length)?));
+    stage.prompts.read(prompt_id).await.is_ok_and(|prompt_id| prompt_id == Some(returned_id))
 }
 
 /// Returns a hash of these tokens in this namespace.
@@ -163,38 +163,37 @@ pub fn store_returned(
     (step, pair): (&ClassifiedStep, &LegPair),
     opened: LegResponse,
 ) -> LegResponse {
-    let LegResponse::Whole(answer, mut told) = opened else { return opened };
-    if let Some(readback) = told.reverse_pull.take().filter(|_| answer.status().is_success()) {
-        store(stage, (step, pair), (readback, answer.body()));
+    let LegResponse::Whole(answer, mut report) = opened else { return opened };
+    if let Some(params) = report.reverse_pull.take().filter(|_| answer.status().is_success()) {
+        store(stage, (step, pair), (params, answer.body()));
     }
-    LegResponse::Whole(strip_for_client(step, answer), told)
+    LegResponse::Whole(strip_for_client(step, answer), report)
 }
 
 fn store(
     stage: &ExecuteStage,
     (step, pair): (&ClassifiedStep, &LegPair),
-    (readback, body): (ReversePullParams, &Bytes),
+    (params, body): (ReversePullParams, &Bytes),
 ) {
     let transfer = Legs::without_client(&stage.client).transfer(&pair.prefill, &pair.decode);
     let is_declared = transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers);
-    let Some(keeper) = owner_at(&step.located, pair.decode.at()).filter(|_| is_declared) else { return };
+    let Some(holder) = owner_at(&step.located, pair.decode.at()).filter(|_| is_declared) else { return };
     let Some(ids) = answer_token_ids(body) else { return };
     let root = step.located.identified.prompt.chain.root;
-    let length = usize::try_from(readback.tokens().0).unwrap_or(usize::MAX);
-    let Some(begins) = ids.get(..length).and_then(|ids| content_id(root, ids)) else { return };
+    let length = usize::try_from(params.tokens().0).unwrap_or(usize::MAX);
+    let Some(content_id) = ids.get(..length).and_then(|ids| content_id(root, ids)) else { return };
     let now = Instant::now();
-    let returned =
-        ReversePullEntry { params: readback, holder: keeper, content_id: begins, expires_at: now + RETENTION };
-    stage.reverse_pulls.insert(step.located.session.id, returned, now);
+    let entry = ReversePullEntry { params, holder, content_id, expires_at: now + RETENTION };
+    stage.reverse_pulls.insert(step.located.session.id, entry, now);
 }
 
 fn strip_for_client(step: &ClassifiedStep, answer: Response<Bytes>) -> Response<Bytes> {
     let (mut head, body) = answer.into_parts();
-    let seen = redact_answer(&body, shown_ids(&step.located.identified.request));
-    if seen.len() != body.len() {
+    let redacted = redact_answer(&body, shown_ids(&step.located.identified.request));
+    if redacted.len() != body.len() {
         head.headers.remove(CONTENT_LENGTH);
     }
-    Response::from_parts(head, seen)
+    Response::from_parts(head, redacted)
 }
 
 #[cfg(test)]
