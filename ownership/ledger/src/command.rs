@@ -275,7 +275,8 @@ pub struct MigrateSession {
     pub seen: Epoch,
 }
 
-/// Registers an incarnation of a worker. Registering the same process twice returns the same outcome.
+/// Registers an incarnation of a worker, so that it can own sessions and holds a lease. Registering the same process
+/// twice returns the same outcome.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct RegisterWorker {
     /// Id of the worker.

@@ -165,7 +165,7 @@ pub(super) async fn registrations(
     ReadView(view): ReadView,
 ) -> Result<LedgerResponse<RegistrationList>, Problem> {
     let now = Instant::now();
-    let line = |it: &proxy::discovery::Registration| RegisteredWorker {
+    let line = |it: &proxy::discovery::WorkerRegistration| RegisteredWorker {
         worker: WorkerId::of_endpoint(it.worker.endpoint()),
         endpoint: it.worker.endpoint().clone(),
         expires_in: DurationText::whole_millis(it.expires_at.saturating_duration_since(now)),

@@ -30,7 +30,7 @@ use crate::worker_pool::WorkerPool;
 pub use file::WorkerFile;
 pub use file::WorkerFileError;
 use registrations::RegistrationTable;
-pub use registrations::{Registration, RegistrationOutcome, RegistrationsFull};
+pub use registrations::{WorkerRegistration, RegistrationOutcome, RegistrationsFull};
 pub use settings::{DiscoveryConfig, DnsConfig, KubernetesConfig, MAX_WORKERS, PortSelector};
 pub use worker_config::WorkerConfig;
 pub use worker_config::problem as workers_problem;
@@ -138,7 +138,7 @@ impl WorkerDiscovery {
     }
 
     /// Returns a value for each registration, by id.
-    pub fn registered<T>(&self, line: impl FnMut(&Registration) -> T) -> Vec<T> {
+    pub fn registered<T>(&self, line: impl FnMut(&WorkerRegistration) -> T) -> Vec<T> {
         self.registered.lock().all().map(line).collect()
     }
 

@@ -57,7 +57,7 @@ use crate::tenant_isolation::TenantIsolation;
 use crate::transfer_checker::TransferChecker;
 use crate::worker_client::WorkerClient;
 use blame::OutlierReporter;
-use end_guard::{EndGuard, RecordEnd};
+use end_guard::{EndGuard, RequestEndRecorder};
 use execute::ExecuteStage;
 use identify::IdentifyStage;
 use locate::LocateStage;
@@ -131,7 +131,7 @@ pub struct Pipeline {
     pub(crate) plan: Arc<PlanStage>,
     execute: Arc<ExecuteStage>,
     stream: Arc<StreamStage>,
-    ends: Arc<dyn RecordEnd>,
+    ends: Arc<dyn RequestEndRecorder>,
     plans: PlanMetrics,
 }
 
@@ -173,7 +173,7 @@ impl Pipeline {
     /// Connects the stages.
     pub fn new(parts: PipelineParts<'_>) -> Self {
         let PipelineParts { ledger, workers, isolation, policies, caches, decisions, routing, metrics, .. } = &parts;
-        let ends: Arc<dyn RecordEnd> = Arc::new(RequestEndSinks::new(&parts));
+        let ends: Arc<dyn RequestEndRecorder> = Arc::new(RequestEndSinks::new(&parts));
         let locate = Arc::new(LocateStage {
             ledger: ledger.clone(),
             fleet: workers.fleet().clone(),
@@ -301,7 +301,7 @@ impl RequestEndSinks {
     }
 }
 
-impl RecordEnd for RequestEndSinks {
+impl RequestEndRecorder for RequestEndSinks {
     /// Runs on the caller's thread, so that a session's next step finds the commit handed in.
     fn record(&self, end: RequestEnd) {
         let _entered = stage_span(end.step.located.identified.request.incoming.id, "commit").entered();

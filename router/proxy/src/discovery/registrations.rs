@@ -11,13 +11,14 @@ use crate::discovery::WorkerConfig;
 /// The registered workers, and until when.
 #[derive(Debug)]
 pub(crate) struct RegistrationTable {
-    registrations: BTreeMap<WorkerId, Registration>,
+    registrations: BTreeMap<WorkerId, WorkerRegistration>,
     max: usize,
 }
 
-/// A worker that was registered over the operator API.
+/// A worker that was registered over the operator API, which lists it for the fleet. The ledger's `RegisterWorker` is
+/// another thing: it makes an incarnation of a listed worker an owner of sessions.
 #[derive(Clone, Debug)]
-pub struct Registration {
+pub struct WorkerRegistration {
     /// The worker.
     pub worker: WorkerConfig,
     /// When it is forgotten unless it is renewed.
@@ -54,14 +55,14 @@ impl RegistrationTable {
         now: Instant,
     ) -> Result<RegistrationOutcome, RegistrationsFull> {
         let id = WorkerId::of_endpoint(worker.endpoint());
-        let came = match self.registrations.get(&id) {
+        let outcome = match self.registrations.get(&id) {
             None if self.registrations.len() >= self.max => return Err(RegistrationsFull { max: self.max }),
             None => RegistrationOutcome::New,
             Some(known) if known.worker == worker => RegistrationOutcome::Renewed,
             Some(_) => RegistrationOutcome::Changed,
         };
-        self.registrations.insert(id, Registration { worker, expires_at: now + ttl });
-        Ok(came)
+        self.registrations.insert(id, WorkerRegistration { worker, expires_at: now + ttl });
+        Ok(outcome)
     }
 
     /// Removes a registration; returns whether it existed.
@@ -77,7 +78,7 @@ impl RegistrationTable {
             .collect()
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Registration> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &WorkerRegistration> {
         self.registrations.values()
     }
 }

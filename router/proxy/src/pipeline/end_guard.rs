@@ -13,23 +13,23 @@ pub(super) trait RequestState {
     fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd>;
 }
 
-/// What takes the end of each request.
-pub(super) trait RecordEnd: Debug + Send + Sync {
-    /// Takes the end of a request, once for each, however it ended.
+/// Records the ends of requests: all sinks together, behind a trait, so that a state need not know them.
+pub(super) trait RequestEndRecorder: Debug + Send + Sync {
+    /// Records the end of a request, once for each, however it ended.
     fn record(&self, end: RequestEnd);
 }
 
-/// A request's state. Dropping it means that the client left: the sinks then take the state's end. A transition takes
-/// the state out.
+/// Guard of a request's state, which makes sure that the request's end is recorded. Dropping it means that the client
+/// left: it then records the state's end. A transition takes the state out, and nothing is recorded.
 pub(super) struct EndGuard<S: RequestState> {
     state: Option<S>,
-    ends: Arc<dyn RecordEnd>,
+    recorder: Arc<dyn RequestEndRecorder>,
 }
 
 impl<S: RequestState> EndGuard<S> {
     /// Guards a state.
-    pub(super) fn new(state: S, ends: &Arc<dyn RecordEnd>) -> Self {
-        Self { state: Some(state), ends: ends.clone() }
+    pub(super) fn new(state: S, recorder: &Arc<dyn RequestEndRecorder>) -> Self {
+        Self { state: Some(state), recorder: recorder.clone() }
     }
 
     /// Takes the state out.
@@ -39,18 +39,18 @@ impl<S: RequestState> EndGuard<S> {
 
     /// Ends the request in the state it is in.
     pub(super) fn end(mut self, outcome: RequestOutcome) {
-        self.hand_over(outcome);
+        self.record_end(outcome);
     }
 
     /// Ends the request by a transition of its state.
     pub(super) fn end_with(self, end: impl FnOnce(S) -> RequestEnd) {
-        let ends = self.ends.clone();
-        ends.record(end(self.take()));
+        let recorder = self.recorder.clone();
+        recorder.record(end(self.take()));
     }
 
-    fn hand_over(&mut self, outcome: RequestOutcome) {
+    fn record_end(&mut self, outcome: RequestOutcome) {
         if let Some(end) = self.state.take().and_then(|state| state.into_end(outcome)) {
-            self.ends.record(end);
+            self.recorder.record(end);
         }
     }
 }
@@ -71,6 +71,6 @@ impl<S: RequestState> DerefMut for EndGuard<S> {
 
 impl<S: RequestState> Drop for EndGuard<S> {
     fn drop(&mut self) {
-        self.hand_over(RequestOutcome::ClientDisconnected);
+        self.record_end(RequestOutcome::ClientDisconnected);
     }
 }

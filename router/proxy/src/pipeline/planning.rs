@@ -10,7 +10,7 @@ use workers_shim::engine_api::TokenUsage;
 
 use super::blame::BlameRecord;
 use super::dispatched::Dispatched;
-use super::end_guard::{RecordEnd, RequestState};
+use super::end_guard::{RequestEndRecorder, RequestState};
 use super::plan::{PlanGuards, PlanStage};
 use super::request_end::{AnswerRecord, RequestEnd};
 use crate::admission_queue::QueueTicket;
@@ -112,7 +112,7 @@ pub struct FailedStep {
 
 impl FailedStep {
     /// Records the end of the step, where it has one. Returns the error for the client.
-    pub(super) fn record(self, ends: &Arc<dyn RecordEnd>) -> ApiError {
+    pub(super) fn record(self, ends: &Arc<dyn RequestEndRecorder>) -> ApiError {
         if let Some(end) = self.end {
             ends.record(*end);
         }

@@ -28,7 +28,7 @@ use vocabulary::Tokens;
 use workers_shim::engine_api::{SseScanner, TokenTranscript, TokenUsage, TranscriptDefect};
 
 use super::blame::OutlierReporter;
-use super::end_guard::{EndGuard, RecordEnd, RequestState};
+use super::end_guard::{EndGuard, RequestEndRecorder, RequestState};
 use super::execute::ExecuteStage;
 use super::locate::{self, LocateStage};
 use super::plan::PlanStage;
@@ -64,7 +64,7 @@ pub struct StreamStage {
     pub(super) offload_pool: Arc<OffloadPool>,
     pub(super) requests: RequestMetrics,
     pub(super) reporter: OutlierReporter,
-    pub(super) ends: Arc<dyn RecordEnd>,
+    pub(super) ends: Arc<dyn RequestEndRecorder>,
     pub(super) locate: Arc<LocateStage>,
     pub(super) plan: Arc<PlanStage>,
     pub(super) execute: Arc<ExecuteStage>,
