@@ -21,7 +21,7 @@ use proxy::ledger_access::LedgerAccess;
 use proxy::memory_budget::{MemoryBudget, MemoryLimits};
 use proxy::offload_pool::OffloadPool;
 use proxy::outliers::OutlierTracker;
-use proxy::peer_exchange::prompts;
+use proxy::peer_exchange::prompt_exchange;
 use proxy::pipeline::plan::RoutingPolicies;
 use proxy::pipeline::{Pipeline, PipelineParts};
 use proxy::prefix_mover::PrefixMover;
@@ -205,7 +205,7 @@ impl AppState {
             body_limits: BodyLimits::from(&config.proxy),
             host_rules: parts::client_host_rules(&config),
         }));
-        prompts::serve_prompts(&subsystems.directory, remembered.prompts.clone(), metrics.exchange.clone());
+        prompt_exchange::serve_prompts(&subsystems.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             worker_pool: subsystems.pool.clone(),
             ledger,

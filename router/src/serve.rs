@@ -285,8 +285,7 @@ mod tests {
         let router = start_router(&[&worker], &settings).await;
         let tasks = router.gateway.directory().supervision().clone();
         let names = tasks.tasks();
-        let wanted =
-            "api_keys workers_file dns leases discovery probes events proxy_listener sessions writer proposer";
+        let wanted = "api_keys workers_file dns leases discovery probes events proxy_listener sessions writer proposer";
         for wanted in wanted.split(' ') {
             assert!(names.contains(&wanted), "{wanted} is not among {names:?}");
         }

@@ -175,11 +175,7 @@ impl Fleet {
         self.registry.load().leaving.iter().map(|member| member.id).collect()
     }
 
-    fn spawn_worker_tasks(
-        &self,
-        WorkerSuccession { member, predecessor }: WorkerSuccession,
-        tasks: &mut JoinSet<()>,
-    ) {
+    fn spawn_worker_tasks(&self, WorkerSuccession { member, predecessor }: WorkerSuccession, tasks: &mut JoinSet<()>) {
         let ProberEnvironment { client, pace, liveness, follower_environment, supervise } = &self.prober_environment;
         let (client, pace, liveness) = (client.clone(), *pace, liveness.clone());
         let prober = Prober { member: member.clone(), client, pace, liveness };

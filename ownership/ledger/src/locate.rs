@@ -179,7 +179,8 @@ impl Ledger {
             (None, Some((at, artifact))) => self.match_by_chain(query, *at, artifact),
             (None, None) => None,
         };
-        let match_by_prefix = || deepest.as_ref().map_or(SessionMatch::New, |(at, _)| SessionMatch::SharesPrefix { at: *at });
+        let match_by_prefix =
+            || deepest.as_ref().map_or(SessionMatch::New, |(at, _)| SessionMatch::SharesPrefix { at: *at });
         LocateResult {
             session_match: session_match.unwrap_or_else(match_by_prefix),
             sealed: deepest.as_ref().map(|(at, artifact)| self.sealed_prefix(*at, artifact)),

@@ -135,7 +135,8 @@ async fn read_events(
             }
             // A heartbeat with the current revision.
             if name == "progress" {
-                position.from_revision = data["revision"].as_u64().map(|revision| revision + 1).or(position.from_revision);
+                position.from_revision =
+                    data["revision"].as_u64().map(|revision| revision + 1).or(position.from_revision);
                 continue;
             }
             match tell(&data) {

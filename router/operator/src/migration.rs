@@ -30,7 +30,7 @@ use super::writes::{
 };
 use super::{artifacts, sessions};
 use proxy::ledger_access::LedgerAccess;
-use proxy::peer_exchange::prompts::{PromptKey, fetch_prompt};
+use proxy::peer_exchange::prompt_exchange::{PromptKey, fetch_prompt};
 use proxy::prefix_mover::PrefixRelocation;
 use proxy::prompts::StoredPrompt;
 use proxy::receipt::AttemptEvent;

@@ -281,8 +281,10 @@ impl PromptResolver {
         let question = known.history.question.after(known.history.last_role);
         let mut closings = checkpoint.closings.clone();
         let resume_points = request.resume_points(&checkpoint.header, scan, (question, &mut closings));
-        let resume_points: Vec<_> =
-            resume_points.into_iter().filter(|(_, resume_point)| cut.rest.ends_with(resume_point.cut.rest.as_str())).collect();
+        let resume_points: Vec<_> = resume_points
+            .into_iter()
+            .filter(|(_, resume_point)| cut.rest.ends_with(resume_point.cut.rest.as_str()))
+            .collect();
         let size = self.block_size();
         let base = known.tokens / size;
         let mut ids = Vec::with_capacity(known.tail.len() + cut.rest.len() / MIN_BYTES_PER_TOKEN);
@@ -298,7 +300,10 @@ impl PromptResolver {
             let (text, tokens) = (known.text_bytes + to, base * size + ids.len());
             let depth = (text, known.template_steps + cut.template_steps, tokens, &ids[..]);
             closing = Some(resume_point.cut.clone());
-            push_boundary(&mut next, self.message_boundary(&mut leading, scan.messages[message].end, depth, resume_point)?);
+            push_boundary(
+                &mut next,
+                self.message_boundary(&mut leading, scan.messages[message].end, depth, resume_point)?,
+            );
         }
         // The text after the last boundary is usually the one that followed the boundary before, already tokenized.
         ids.extend_from_slice(closing.as_deref().unwrap_or(cut).token_ids(request.text.tokenizer()).ok()?);

@@ -45,7 +45,8 @@ impl TemplateLiteral<'_> {
             return true;
         }
         let after = self.after.trim_start();
-        let searched = after.strip_prefix("not ").map_or(after, str::trim_start).strip_prefix("in ").map(str::trim_start);
+        let searched =
+            after.strip_prefix("not ").map_or(after, str::trim_start).strip_prefix("in ").map(str::trim_start);
         searched.is_some_and(|searched| !is_list(searched) && (!is_name(self.text) || is_content_expression(searched)))
     }
 }

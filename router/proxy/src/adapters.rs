@@ -122,8 +122,10 @@ mod tests {
         assert_eq!((unnamed, unserved), (&json!("adapter_not_configured"), &json!("adapter_not_served")));
         assert!(add.contains("add \"bard\", \"poet\" to models.\"tiny\".lora_adapters"), "{add}");
         assert!(rename.contains("models.\"tiny\".lora_adapters names \"peot\", which no engine lists"), "{rename}");
-        wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].kv_index_state == KvIndexState::Exact)
-            .await;
+        wait_until("its events are followed", || {
+            router.gateway.fleet().snapshot()[0].kv_index_state == KvIndexState::Exact
+        })
+        .await;
         let fallback = async |model: &str| {
             let body = json!({"model": model, "max_tokens": 2, "prompt": "what is in the sea?"}).to_string();
             assert_eq!(post(router.proxy_address(), "/v1/completions", body).await.status, 200);

@@ -167,7 +167,8 @@ mod tests {
         {
             let calibration = PredictionCalibration::default();
             noise(0.3).take(300).for_each(|x| assert_eq!(step(&calibration, x.exp()), None));
-            let drift = noise(0.3).take(20).find_map(|x| step(&calibration, factor * x.exp())).expect("within twenty steps");
+            let drift =
+                noise(0.3).take(20).find_map(|x| step(&calibration, factor * x.exp())).expect("within twenty steps");
             assert_eq!(drift.drift, Some(direction));
         }
     }

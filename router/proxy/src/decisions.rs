@@ -24,7 +24,7 @@ use vocabulary::{ByteCount, RequestId};
 use crate::calibration::PredictionCalibration;
 use crate::guardrail::Guardrail;
 use crate::receipt::{Receipt, ReceiptBuffer};
-use crate::telemetry::decisions::DecisionMetrics;
+use crate::telemetry::decision_metrics::DecisionMetrics;
 use crate::transfer_check::TransferChecks;
 pub(crate) use files::LogSizeLimit;
 pub use filter::DecisionFilter;
@@ -114,14 +114,7 @@ impl DecisionHistory {
         let log = LogSizeLimit::of(config.max_size.0 as u64).map(open).transpose();
         let log = log.map_err(|source| OpenDecisionLogError { folder: folder.to_owned(), source })?;
         let (calibration, guardrail, transfer_checks) = Default::default();
-        Ok(Self {
-            receipts,
-            calibration,
-            guardrail,
-            transfer_checks,
-            log,
-            folder: folder.to_owned(),
-        })
+        Ok(Self { receipts, calibration, guardrail, transfer_checks, log, folder: folder.to_owned() })
     }
 
     /// Records a finished step. `case` holds the planner's inputs, if it was asked.

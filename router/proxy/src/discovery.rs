@@ -25,12 +25,12 @@ use vocabulary::{ModelId, WorkerId};
 use workers_shim::fleet::{EventSourceSetting, Fleet, FleetDiff, FleetError, WorkerDefinition};
 
 use crate::drains;
-use crate::telemetry::discovery::DiscoveryMetrics;
+use crate::telemetry::discovery_metrics::DiscoveryMetrics;
 use crate::worker_pool::WorkerPool;
 pub use file::WorkerFile;
 pub use file::WorkerFileError;
 use registrations::RegistrationTable;
-pub use registrations::{WorkerRegistration, RegistrationOutcome, RegistrationsFull};
+pub use registrations::{RegistrationOutcome, RegistrationsFull, WorkerRegistration};
 pub use settings::{DiscoveryConfig, DnsConfig, KubernetesConfig, MAX_WORKERS, PortSelector};
 pub use worker_config::WorkerConfig;
 pub use worker_config::problem as workers_problem;

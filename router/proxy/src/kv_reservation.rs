@@ -86,7 +86,8 @@ impl OccupancyTracker {
             return;
         }
         at.state.reconciled_at = Instant::now();
-        let is_exact = |view: &&WorkerView| view.kv_index_state == KvIndexState::Exact && view.capacity.block > Tokens::ZERO;
+        let is_exact =
+            |view: &&WorkerView| view.kv_index_state == KvIndexState::Exact && view.capacity.block > Tokens::ZERO;
         for view in fleet.snapshot().iter().filter(is_exact) {
             let Some(counts) = fleet.events(view.id) else { continue };
             // Sum over all ranks of the worker, so an upper bound for each of them.

@@ -9,7 +9,7 @@ mod in_flight_tables;
 pub mod ledger_health;
 mod message;
 pub mod pending_commits;
-pub mod prompts;
+pub mod prompt_exchange;
 mod snapshot_client;
 mod snapshot_transfer;
 
@@ -25,7 +25,7 @@ use ownership::{Directory, PeerError, PeerRpc, PeerService, Topic};
 use vocabulary::{KvIndexState, NodeId, WorkerHealth};
 use workers_shim::fleet::{Fleet, MergeOutcome};
 
-use crate::telemetry::peer_exchange::ExchangeMetrics;
+use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 use snapshot_transfer::SnapshotServer;
 
 /// This router's side of the peer exchange.

@@ -20,7 +20,7 @@ use vocabulary::{ByteCount, Bytes, Tokens};
 
 use crate::checkpoints::TokenCheckpointStore;
 use crate::identified_request::IdentifiedRequest;
-use crate::telemetry::prefix_cache::PrefixCacheMetrics;
+use crate::telemetry::prefix_cache_metrics::PrefixCacheMetrics;
 use spot_check::{SpotCheck, SpotCheckQueue};
 use tokenizer_drift::TokenizerDrift;
 

@@ -23,7 +23,7 @@ use vocabulary::{TenantId, Tokens};
 
 use crate::error::ApiError;
 use crate::shared_cache::{CacheEntryKind, CacheKey, CounterLease, SharedCache};
-use crate::telemetry::shared_cache::SharedCacheMetrics;
+use crate::telemetry::shared_cache_metrics::SharedCacheMetrics;
 use allowance::{Allowance, QuotaShortfall, RefillSource};
 use idempotency::{IdempotencyKey, QuotaCharge, body_digest};
 use strum::{AsRefStr, IntoStaticStr};

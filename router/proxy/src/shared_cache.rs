@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 
-use crate::telemetry::shared_cache::SharedCacheMetrics;
+use crate::telemetry::shared_cache_metrics::SharedCacheMetrics;
 pub use breaker::SharedCacheHealth;
 pub use config::{RedisUrl, SharedCacheConfig};
 pub(crate) use counter_lease::CounterLease;

@@ -1,12 +1,12 @@
 //! Telemetry: logs and metrics. Neither ever contains a prompt, an answer or a key.
 
-pub mod decisions;
-pub mod discovery;
+pub mod decision_metrics;
+pub mod discovery_metrics;
 mod families;
 pub mod metrics;
-pub mod peer_exchange;
-pub mod prefix_cache;
-pub mod shared_cache;
+pub mod peer_exchange_metrics;
+pub mod prefix_cache_metrics;
+pub mod shared_cache_metrics;
 
 pub use families::FamilyDescription;
 use tracing_subscriber::EnvFilter;

@@ -92,7 +92,8 @@ impl InFlightCounters {
             .saturating_sub(now.finished.saturating_sub(at.finished))
             .saturating_sub(peers_finished)
             .max(now.in_flight());
-        let foreign_waiting = u64::from(scrape.waiting).saturating_sub(at.prefilling().saturating_add(at.dispatched_during));
+        let foreign_waiting =
+            u64::from(scrape.waiting).saturating_sub(at.prefilling().saturating_add(at.dispatched_during));
         let waiting = now.prefilling().saturating_add(foreign_waiting).min(total);
         let foreign_backlog = scrape.mean_prefill_tokens().unwrap_or(usual_prompt) * foreign_waiting;
         WorkerLoad {

@@ -115,7 +115,8 @@ impl Prober {
         let (counters_at_start, failure_reports) = self.member.probe_start();
         let get = |path| get(&self.client, &self.member, path);
         let metrics = async { (get("/metrics").await, self.member.probe_start().0) };
-        let (health, models, (metrics, counters_at_response)) = tokio::join!(get("/health"), get("/v1/models"), metrics);
+        let (health, models, (metrics, counters_at_response)) =
+            tokio::join!(get("/health"), get("/v1/models"), metrics);
         let counters = counters_at_start.with_response(counters_at_response);
         let metrics = metrics.and_then(|page| read_metrics(&page));
         let version = match &metrics {
@@ -132,15 +133,7 @@ impl Prober {
             _ => None,
         };
         let models = models.and_then(|text| read_models(&text));
-        ProbeRound {
-            counters,
-            failure_reports,
-            health: health.map(drop),
-            models,
-            metrics,
-            version,
-            connector,
-        }
+        ProbeRound { counters, failure_reports, health: health.map(drop), models, metrics, version, connector }
     }
 }
 

@@ -48,7 +48,11 @@ fn a_prompt_that_leaves_a_session_path_midway_is_a_fork() {
     assert_eq!(bench.locate(None, &prompt).session_match, leaves);
     assert_eq!(bench.locate(Some(session(1)), &prompt).session_match, leaves);
     let query = LocateQuery { scope: scope(), session: None, chain: &prompt, shared_prefix: Blocks(150) };
-    assert_eq!(bench.ledger.locate(query).session_match, SessionMatch::SharesPrefix { at }, "a preamble alone is no fork");
+    assert_eq!(
+        bench.ledger.locate(query).session_match,
+        SessionMatch::SharesPrefix { at },
+        "a preamble alone is no fork"
+    );
     assert_eq!(bench.locate(Some(session(7)), &prompt).session_match, SessionMatch::SharesPrefix { at });
 }
 
@@ -139,7 +143,9 @@ fn another_branch_of_a_named_session_does_not_replace_its_head() {
     let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('p', 64), ('a', 200)]), 0, 1));
     let located = bench.locate(Some(session(1)), &chain(&[('p', 64), ('b', 200)]));
-    assert!(matches!(located.session_match, SessionMatch::ForksFrom { fork_point, .. } if fork_point.blocks == Blocks(64)));
+    assert!(
+        matches!(located.session_match, SessionMatch::ForksFrom { fork_point, .. } if fork_point.blocks == Blocks(64))
+    );
     assert_eq!(located.replaced_head(), None);
 }
 

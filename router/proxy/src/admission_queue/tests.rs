@@ -231,7 +231,8 @@ async fn retried_bypassed_and_inexact_steps_do_not_queue() {
     step.mode = RoutingMode::Active;
     let exact = step.located.workers.clone();
     for kv_index_state in [KvIndexState::Degraded, KvIndexState::Approximate] {
-        step.located.workers = exact.iter().map(|view| vocabulary::WorkerView { kv_index_state, ..view.clone() }).collect();
+        step.located.workers =
+            exact.iter().map(|view| vocabulary::WorkerView { kv_index_state, ..view.clone() }).collect();
         assert!(!plan(&step, &[]).must_wait(), "{kv_index_state:?}");
     }
     step.located.workers = exact;

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::files::{self, CURRENT_FILE, LogSizeLimit};
 use super::record::{DecisionLogHeader, DecisionRecord};
 use crate::receipt::Receipt;
-use crate::telemetry::decisions::DecisionMetrics;
+use crate::telemetry::decision_metrics::DecisionMetrics;
 
 /// Maximum number of queued records.
 const MAX_QUEUED_RECORDS: usize = 4_096;

@@ -8,7 +8,7 @@ use vocabulary::{WorkerId, WorkerView};
 use workers_shim::fleet::Fleet;
 
 use super::{OutlierConfig, Outliers};
-use crate::telemetry::decisions::OutlierMetrics;
+use crate::telemetry::decision_metrics::OutlierMetrics;
 
 /// The failure statistics, with the fleet that they are about. Clones share them.
 #[derive(Clone, Debug)]

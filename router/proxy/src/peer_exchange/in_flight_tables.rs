@@ -38,8 +38,9 @@ struct TableDelivery {
 impl TableDelivery {
     fn is_due(&self, flows: &[InFlightEntry], now: Instant) -> bool {
         let is_free = !self.is_busy.load(Ordering::Relaxed);
-        let is_recent =
-            |(entries, at): &(Arc<[InFlightEntry]>, Instant)| **entries == *flows && now.duration_since(*at) < HEARTBEAT;
+        let is_recent = |(entries, at): &(Arc<[InFlightEntry]>, Instant)| {
+            **entries == *flows && now.duration_since(*at) < HEARTBEAT
+        };
         is_free && !self.last_sent.as_ref().is_some_and(is_recent)
     }
 }

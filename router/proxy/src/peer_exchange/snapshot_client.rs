@@ -15,7 +15,7 @@ use workers_shim::events::{SnapshotProvider, SnapshotRequest};
 
 use super::RouterPeers;
 use super::message::{ResidencyReply, ResidencyRequest};
-use crate::telemetry::peer_exchange::ExchangeMetrics;
+use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 
 /// Maximum number of concurrent fetches.
 const MAX_CONCURRENT_FETCHES: usize = 4;

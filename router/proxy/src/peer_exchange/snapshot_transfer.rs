@@ -11,7 +11,7 @@ use workers_shim::events::EncodedSnapshot;
 use workers_shim::fleet::Fleet;
 
 use super::message::{ResidencyReply, ResidencyRequest};
-use crate::telemetry::peer_exchange::ExchangeMetrics;
+use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 
 /// Timeout for the follower's export, which it does between two messages of its engine.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -63,8 +63,10 @@ mod tests {
     async fn a_batch_is_planned_as_a_whole_and_limited_by_its_longest_prompt() {
         let worker = sim(&["--speed-up=50"]).await;
         let router = start_router_at(&[url(&worker)], &["models.tiny.tokenizer_dir=builtin"]).await;
-        wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].kv_index_state == KvIndexState::Exact)
-            .await;
+        wait_until("its events are followed", || {
+            router.gateway.fleet().snapshot()[0].kv_index_state == KvIndexState::Exact
+        })
+        .await;
         let ask = async |prompt: serde_json::Value| {
             let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt}).to_string();
             let response = post(router.proxy_address(), "/v1/completions", body).await;

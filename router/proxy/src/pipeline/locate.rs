@@ -13,8 +13,8 @@ use workers_shim::fleet::Fleet;
 
 use super::batch;
 use super::conversation_fingerprint::shared_prefix_blocks;
-use super::step_workers;
 use super::session_resolution::SessionResolution;
+use super::step_workers;
 use crate::error::ApiError;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 use crate::ledger_access::LedgerAccess;
@@ -89,7 +89,8 @@ fn build_located(
     let chain = &identified.prompt.chain;
     let cache_not_readable = identified.request.cache_bypass_reason();
     // KV that engines will not read counts as held nowhere, whoever owns it.
-    let overlaps = if cache_not_readable.is_none() { overlaps(stage, &identified, found.known_blocks()) } else { Vec::new() };
+    let overlaps =
+        if cache_not_readable.is_none() { overlaps(stage, &identified, found.known_blocks()) } else { Vec::new() };
     let relation = resolution.head.map_or(HeadRelation::Unknown, |(head, shared)| {
         HeadRelation::of(sealable_blocks_of(&identified, &workers), head.blocks, shared)
     });
@@ -108,7 +109,11 @@ fn build_located(
             None => found.known_blocks(),
         },
         replicas: sealed.map_or_else(Vec::new, |sealed| sealed.holders(owner)),
-        peer_intents: if cache_not_readable.is_none() { other_intents(stage, view, resolution.session, &identified) } else { Vec::new() },
+        peer_intents: if cache_not_readable.is_none() {
+            other_intents(stage, view, resolution.session, &identified)
+        } else {
+            Vec::new()
+        },
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
     let evidence = LookupEvidence {
@@ -123,9 +128,13 @@ fn build_located(
     LocatedRequest {
         affinity_key,
         session,
-        parent: resolution.parent.or_else(|| resolution.head.is_none().then(|| named_parent(&identified.request)).flatten()),
+        parent: resolution
+            .parent
+            .or_else(|| resolution.head.is_none().then(|| named_parent(&identified.request)).flatten()),
         evidence,
-        base: resolution.head.map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
+        base: resolution
+            .head
+            .map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
         rewrites: resolution.rewrites,
         relation,
         shared_blocks: shared,
@@ -164,9 +173,14 @@ fn resolve_session(
     view: &Ledger,
     (identified, found): (&IdentifiedRequest, &Found),
 ) -> SessionResolution {
-    let resolution = SessionResolution::from_view(found, identified.named_session, SessionId(identified.request.incoming.id.0));
+    let resolution =
+        SessionResolution::from_view(found, identified.named_session, SessionId(identified.request.incoming.id.0));
     let pending_commits = stage.ledger.pending_commits();
-    if pending_commits.is_empty() { resolution } else { resolution.with_pending(&pending_commits, view, (query(identified), Instant::now())) }
+    if pending_commits.is_empty() {
+        resolution
+    } else {
+        resolution.with_pending(&pending_commits, view, (query(identified), Instant::now()))
+    }
 }
 
 /// Whether this incarnation of the worker is reachable, whatever the ledger knows of it.

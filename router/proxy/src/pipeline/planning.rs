@@ -333,7 +333,8 @@ impl AttemptLog {
         let PlannedStep { plan, ejected, .. } = planned;
         let legs: Vec<_> = plan.legs().map(AttemptLeg::from).collect();
         let serves = |view: &&WorkerView| legs.iter().any(|leg| leg.worker == view.id);
-        let kv_index_state = step.located.workers.iter().filter(serves).map(|view| view.kv_index_state).min().unwrap_or_default();
+        let kv_index_state =
+            step.located.workers.iter().filter(serves).map(|view| view.kv_index_state).min().unwrap_or_default();
         let ejected = ejected.clone();
         self.attempts.push(Attempt {
             asked,

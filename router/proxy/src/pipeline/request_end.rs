@@ -19,8 +19,8 @@ use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::{Fleet, InFlightRequest};
 
 use super::blame::FailedWorkers;
-use super::step_workers::is_converted_by_guess;
 use super::plan::PlanGuards;
+use super::step_workers::is_converted_by_guess;
 use crate::receipt::{AdmissionWait, Attempt, RequestOutcome};
 use crate::request_states::{ClassifiedStep, PlannedStep};
 pub(super) use commit_sink::CommitSink;

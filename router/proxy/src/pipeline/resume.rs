@@ -128,11 +128,7 @@ async fn try_resume(
 }
 
 /// Builds the legs for the rest of the answer. Fails where its maximum length is unknown, or memory is short.
-fn legs(
-    stage: &StreamStage,
-    (step, plan): (&ClassifiedStep, &Plan),
-    from: &ResumeFrom,
-) -> Result<Legs, LegError> {
+fn legs(stage: &StreamStage, (step, plan): (&ClassifiedStep, &Plan), from: &ResumeFrom) -> Result<Legs, LegError> {
     let legs = Legs::of(&stage.client, step);
     let ResumeFrom::TokenIds { prompt, answer } = from else { return Ok(legs) };
     let target = step.located.workers.iter().find(|worker| worker.id == plan.target());

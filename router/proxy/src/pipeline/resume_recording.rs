@@ -36,7 +36,8 @@ fn replay_verifier(
     blocker: Option<ResumeBlocker>,
     engine: EngineKind,
 ) -> Option<ReplayVerifier> {
-    let has_ids = blocker.is_none() && engine == EngineKind::Vllm && request.endpoint == GenerationEndpoint::Completions;
+    let has_ids =
+        blocker.is_none() && engine == EngineKind::Vllm && request.endpoint == GenerationEndpoint::Completions;
     let is_excluded =
         matches!(blocker, Some(ResumeBlocker::NotStreamed | ResumeBlocker::Disabled | ResumeBlocker::EngineState));
     if has_ids || is_excluded {
@@ -45,6 +46,7 @@ fn replay_verifier(
     let fields = request.body.json_fields();
     let is_greedy = fields.read::<f64>("temperature") == Some(0.0) || fields.read::<i64>("top_k") == Some(1);
     let is_seeded = fields.read::<i64>("seed").is_some();
-    let determinism = if is_greedy || is_seeded { AnswerDeterminism::Always } else { AnswerDeterminism::UntilFirstOutput };
+    let determinism =
+        if is_greedy || is_seeded { AnswerDeterminism::Always } else { AnswerDeterminism::UntilFirstOutput };
     Some(ReplayVerifier::new(leg_options(request).api, shown_ids(request), determinism))
 }

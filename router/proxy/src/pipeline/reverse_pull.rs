@@ -17,8 +17,8 @@ use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, Work
 use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
 
 use super::execute::ExecuteStage;
-use super::step_workers::is_converted_by_guess;
 use super::remote_prefill::LegPair;
+use super::step_workers::is_converted_by_guess;
 use crate::identified_request::{IdentifiedRequest, shown_ids};
 use crate::leg_outcome::LegResponse;
 use crate::legs::Legs;
@@ -170,11 +170,7 @@ pub fn store_returned(
     LegResponse::Whole(strip_for_client(step, answer), report)
 }
 
-fn store(
-    stage: &ExecuteStage,
-    (step, pair): (&ClassifiedStep, &LegPair),
-    (params, body): (ReversePullParams, &Bytes),
-) {
+fn store(stage: &ExecuteStage, (step, pair): (&ClassifiedStep, &LegPair), (params, body): (ReversePullParams, &Bytes)) {
     let transfer = Legs::without_client(&stage.client).transfer(&pair.prefill, &pair.decode);
     let is_declared = transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers);
     let Some(holder) = owner_at(&step.located, pair.decode.at()).filter(|_| is_declared) else { return };

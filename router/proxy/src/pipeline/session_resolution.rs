@@ -41,7 +41,8 @@ impl SessionResolution {
     ) -> Self {
         let on_chain = self.head.filter(|(head, shared)| head.blocks == *shared).map_or(Blocks::ZERO, |(_, at)| at);
         let session = query.session.or_else(|| pending_commits.deepest_head(query.scope, query.chain, on_chain));
-        let own = session.and_then(|id| pending_commits.newest(id, now)).filter(|(step, _)| step.scope() == query.scope);
+        let own =
+            session.and_then(|id| pending_commits.newest(id, now)).filter(|(step, _)| step.scope() == query.scope);
         let Some((step, ago)) = own.filter(|(step, _)| !view_contains(view, step)) else { return self };
         let Some(head) = step.head() else { return self };
         let shared = step.shared_blocks(query.chain);

@@ -202,7 +202,8 @@ impl AnsweringWorker {
             return Err("it broke off too often".into());
         }
         let scanner = &self.scanner;
-        let lost_ids = scanner.transcript().and_then(|transcript| transcript.resume_ids().err()).map(TranscriptDefect::reason);
+        let lost_ids =
+            scanner.transcript().and_then(|transcript| transcript.resume_ids().err()).map(TranscriptDefect::reason);
         let without_ids = self.streaming.step.resume_blocker.map(ResumeBlocker::reason).or(lost_ids);
         match (scanner.resume_ids(), without_ids) {
             (Ok(None), _) => Ok(ResumeFrom::Beginning),

@@ -239,7 +239,8 @@ async fn a_prompt_known_to_exceed_the_context_is_refused_and_an_estimate_is_not(
 async fn a_step_that_bypasses_the_prefix_cache_is_planned_as_cold() {
     let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
     let router = start_router_at(&[url(&one), url(&two)], &["models.tiny.tokenizer_dir=builtin"]).await;
-    let is_exact = || router.gateway.fleet().snapshot().iter().all(|worker| worker.kv_index_state == KvIndexState::Exact);
+    let is_exact =
+        || router.gateway.fleet().snapshot().iter().all(|worker| worker.kv_index_state == KvIndexState::Exact);
     wait_until("their events are followed", is_exact).await;
     // A worker without a lease owns nothing, so its step would leave no trace in the ledger.
     let both = || router.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;

@@ -10,7 +10,7 @@ use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
 use crate::checkpoints::{TokenCheckpointStore, TokenCheckpointUpdate};
 use crate::identified_request::IdentifiedRequest;
-use crate::telemetry::prefix_cache::PrefixCacheMetrics;
+use crate::telemetry::prefix_cache_metrics::PrefixCacheMetrics;
 use crate::token_ids::EncodableRequest;
 
 /// Limit of queued checks; others are skipped.

@@ -18,7 +18,7 @@ use vocabulary::{ModelId, WorkerId};
 use workers_shim::fleet::Fleet;
 
 use crate::receipt::{CacheHitCheck, PromptTokenCount};
-use crate::telemetry::prefix_cache::PrefixCacheMetrics;
+use crate::telemetry::prefix_cache_metrics::PrefixCacheMetrics;
 
 /// Consecutive agreeing answers that clear a suspicion.
 const AGREEMENTS_TO_CLEAR: u32 = 32;

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::breaker::{CallPurpose, CircuitBreaker, RedisFailure, SharedCacheHealth};
 use super::config::{RedisUrl, SharedCacheConfig};
-use crate::telemetry::shared_cache::SharedCacheMetrics;
+use crate::telemetry::shared_cache_metrics::SharedCacheMetrics;
 
 /// Limit of requests that wait for Redis at once; further ones are served without it.
 const MAX_WAITING_CALLS: usize = 256;

@@ -10,12 +10,12 @@ use prometheus::{
 };
 use workers_shim::engine_api::StrippedFields;
 
-use super::decisions::DecisionMetrics;
-use super::discovery::DiscoveryMetrics;
+use super::decision_metrics::DecisionMetrics;
+use super::discovery_metrics::DiscoveryMetrics;
 use super::families::{FINE_SECONDS, FamilyDescription, FamilyRegistrar, SECONDS, TOKENS, families, label_values};
-use super::peer_exchange::ExchangeMetrics;
-use super::prefix_cache::PrefixCacheMetrics;
-use super::shared_cache::SharedCacheMetrics;
+use super::peer_exchange_metrics::ExchangeMetrics;
+use super::prefix_cache_metrics::PrefixCacheMetrics;
+use super::shared_cache_metrics::SharedCacheMetrics;
 use crate::receipt::ReversePullOutcome;
 use crate::server::ClosedConnections;
 use crate::tenant_isolation::SaltVerdict;

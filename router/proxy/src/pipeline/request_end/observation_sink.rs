@@ -16,7 +16,7 @@ use crate::calibration::PredictionCalibration;
 use crate::pipeline::blame::{AnswerStatus, OutlierReporter};
 use crate::prefix_cache::tokenizer_drift::{EVENT_GRACE_PERIOD, TokenizerDrift};
 use crate::receipt::{CacheHitCheck, PromptTokenCount, RequestOutcome, StepObservation};
-use crate::telemetry::decisions::DecisionMetrics;
+use crate::telemetry::decision_metrics::DecisionMetrics;
 
 /// Judges workers by the step, and returns what was seen of it.
 #[derive(Debug)]
@@ -157,7 +157,8 @@ impl ObservationSink {
             end.attempts.len() == 1 && !end.planned.plan.sequence.has_handoff() && identified.other_chains.is_empty();
         identified.comparable_tokens().filter(|_| is_plain && !end.is_converted_by_guess(&self.fleet))?;
         let fleet = self.fleet.snapshot();
-        let is_exact_target = |worker: &&WorkerView| worker.id == end.target() && worker.kv_index_state == KvIndexState::Exact;
+        let is_exact_target =
+            |worker: &&WorkerView| worker.id == end.target() && worker.kv_index_state == KvIndexState::Exact;
         let capacity = fleet.iter().find(is_exact_target)?.capacity;
         let chain = &identified.prompt.chain;
         let reported = |overlaps: &[Overlap]| reported_overlap(end.target(), chain.block, overlaps);

@@ -152,7 +152,9 @@ fn borrowing_keeps_the_owner_and_claiming_takes_an_unowned_session() {
             &pending([UncommittedStep { ownership_transition, ..step(1, 12, 0) }]),
         )
     };
-    let owners = |ownership_transition| [None, Some(owner(2))].map(|known| resolve(ownership_transition).owner(known).map(|owner| owner.worker.0));
+    let owners = |ownership_transition| {
+        [None, Some(owner(2))].map(|known| resolve(ownership_transition).owner(known).map(|owner| owner.worker.0))
+    };
     assert_eq!(owners(OwnershipTransition::Unchanged), [None, Some(2)]);
     assert_eq!(owners(OwnershipTransition::Claim), [Some(1), Some(2)]);
     assert_eq!(owners(OwnershipTransition::Migrate { seen: Epoch::default() }), [Some(1), Some(1)]);

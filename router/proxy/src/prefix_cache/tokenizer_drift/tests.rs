@@ -282,8 +282,10 @@ fn template_with_first_word(word: &str) -> tempfile::TempDir {
 async fn followed_worker(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, TestRouter) {
     let sim = sim(flags).await;
     let router = start_router_at(&[url(&sim)], &[&format!("models.tiny.tokenizer_dir={:?}", folder.path())]).await;
-    wait_until("its events are followed", || router.gateway.fleet().snapshot()[0].kv_index_state == KvIndexState::Exact)
-        .await;
+    wait_until("its events are followed", || {
+        router.gateway.fleet().snapshot()[0].kv_index_state == KvIndexState::Exact
+    })
+    .await;
     (sim, router)
 }
 

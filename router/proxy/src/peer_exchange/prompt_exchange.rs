@@ -18,7 +18,7 @@ use vocabulary::{Blocks, HashSeed, ModelId, NodeId, PrefixChain, PrefixId, Tenan
 
 use super::RouterPeers;
 use crate::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
-use crate::telemetry::peer_exchange::ExchangeMetrics;
+use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 use crate::token_ids::PromptTokenIds;
 
 const VERSION: u8 = 1;
