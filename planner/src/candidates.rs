@@ -184,16 +184,21 @@ impl CandidateBuilder<'_> {
         let served = self.cost_model.target_terms(at, serving);
         // The transfer also covers blocks that the target holds in slower tiers, so the target does not load them.
         let served = CostTerms { restore: served.restore - self.cost_model.restore_time(at), ..served };
-        let network = self.network_time(target, split.bytes);
+        let transfer = self.transfer_time(target, split.bytes);
         let terms = match self.layout.inputs.policy.replicate_dispatch {
             ReplicateSendTiming::Queued => {
                 let terms = sequential_terms(&self.source_cost(from, split.loaded), &served);
-                CostTerms { network: network + source.speed.step + at.speed.step, ..terms }
+                CostTerms { network: transfer + source.speed.step + at.speed.step, ..terms }
             }
             // The transfer overlaps with the target's queue.
             ReplicateSendTiming::Immediate => {
                 let load = self.cost_model.restore_time(source);
-                CostTerms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
+                CostTerms {
+                    queue: served.queue - load - transfer,
+                    network: transfer,
+                    restore: served.restore + load,
+                    ..served
+                }
             }
         };
         let holds_more = self.align_down(from, target, source.prefix.believed) > split.loaded;
@@ -243,7 +248,7 @@ impl CandidateBuilder<'_> {
         };
         let mut terms =
             sequential_terms(&self.source_cost(prefiller, prompt), &self.cost_model.target_terms(at, serving));
-        terms.network = self.network_time(target, bytes) + source.speed.step;
+        terms.network = self.transfer_time(target, bytes) + source.speed.step;
         let prefill = self.leg(prefiller, LegRole::Prefill, source.prefix.cached);
         let decode = Leg { computed_tokens: Tokens::ZERO, ..self.leg(target, LegRole::Decode, at.prefix.cached) };
         let kind = HandoffKind::RemotePrefill;
@@ -341,9 +346,9 @@ impl CandidateBuilder<'_> {
         )
     }
 
-    fn network_time(&self, target: usize, bytes: Bytes) -> Micros {
+    fn transfer_time(&self, target: usize, bytes: Bytes) -> Micros {
         let link = self.at(target).view.link.as_ref();
-        link.map_or(Micros(u64::MAX), |link| self.cost_model.network(link, bytes))
+        link.map_or(Micros(u64::MAX), |link| self.cost_model.transfer_time(link, bytes))
     }
 
     fn leg(&self, place: usize, role: LegRole, cached: Tokens) -> Leg {

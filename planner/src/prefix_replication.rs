@@ -219,11 +219,11 @@ fn replication_cost(
     let table = FleetLayout::build(inputs).ok()?;
     let cost_model = CostModel::new(&table.inputs, table.session_lookup);
     let at = table.candidates.iter().find(|at| at.view.id == sending.target.worker)?;
-    let network = cost_model.network(at.view.link.as_ref()?, sending.bytes);
+    let transfer_time = cost_model.transfer_time(at.view.link.as_ref()?, sending.bytes);
     let brought = sending.blocks.tokens(inputs.request.block_size) - at.prefix.on_device();
     let copy = match candidate.ownership {
         OwnershipEffect::Move { .. } => Micros::ZERO,
         _ => micros(valid_or_zero(inputs.policy.memory_cost_per_mib) / MIB * sending.bytes.0 as f64),
     };
-    Some(network + copy + cost_model.eviction_cost(at, brought, CopyKind::Passes))
+    Some(transfer_time + copy + cost_model.eviction_cost(at, brought, CopyKind::Passes))
 }
