@@ -16,7 +16,7 @@ mod spec;
 pub use checkpoints::{CheckpointCosts, CheckpointInterval};
 pub use error::SpecError;
 pub use layer::{CompressedKv, DenseKv, LatentKv, LayerState, StateKind, WindowKv};
-pub use restore::{PrefetchMode, PrefixRestore, RestorePlan, RestorePrices, RestoreSplit};
+pub use restore::{PrefixRestore, RestoreSplit};
 pub use shape::{EngineInstances, KvGroups, ParallelShape, ShapeError, check_kv_compatibility};
 pub use spec::{AttentionSpec, BlockLayout, BlockPart};
 

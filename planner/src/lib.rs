@@ -35,8 +35,8 @@ pub use action_set::ActionSet;
 pub use admission::{AdmissionDecision, AdmissionReason, AdmissionRequest, StepQueue, displaced_compute};
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, CheckpointInterval, CompressedKv, DenseKv, EngineInstances,
-    KvGroups, LatentKv, LayerState, ParallelShape, PrefetchMode, PrefixRestore, RestorePlan, RestorePrices,
-    RestoreSplit, ShapeError, SpecError, StateKind, WindowKv, check_kv_compatibility,
+    KvGroups, LatentKv, LayerState, ParallelShape, PrefixRestore, RestoreSplit, ShapeError, SpecError, StateKind,
+    WindowKv, check_kv_compatibility,
 };
 pub use cost_terms::CostTerms;
 pub use decision::{CandidateRefusal, Decision, PlanCandidate, PlanningError};
@@ -46,7 +46,7 @@ pub use inputs::{
 };
 pub use kv_occupancy::{EvictionVictim, KvFootprint, OccupancyModel, PrefillLoad, RankKvMemory};
 pub use lcm::lcm;
-pub use micros::ComputeRate;
+pub use micros::{ComputeRate, micros, valid_or_zero};
 pub use plan::{
     Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect, Plan, PlanPart, PlanRationale, PlanSequence,
     PlanSequenceError, RunnerUp, WorkerRank,

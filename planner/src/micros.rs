@@ -4,12 +4,12 @@ use vocabulary::{Micros, Tokens};
 
 /// Rounds down to whole microseconds. Negative values become zero; overflow and NaN become the maximum, so that they
 /// never win.
-pub(crate) fn micros(span: f64) -> Micros {
+pub fn micros(span: f64) -> Micros {
     if span.is_nan() { Micros(u64::MAX) } else { Micros(span as u64) }
 }
 
 /// Sanitizes a weight or rate: negative or non-finite values become zero.
-pub(crate) fn valid_or_zero(value: f64) -> f64 {
+pub fn valid_or_zero(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
 }
 

@@ -7,13 +7,11 @@
 use std::sync::Arc;
 
 use engine_model::runs::{DiskSpeed, EngineTiming, KvSize, MemorySizes, RestoreChoice, RestoreRule, StoredPrefix};
-use planner::{
-    AttentionSpec, CheckpointCosts, CheckpointInterval, ComputeRate, PrefetchMode, PrefixRestore, RestorePrices,
-    SpecError,
-};
+use planner::{AttentionSpec, CheckpointCosts, CheckpointInterval, ComputeRate, PrefixRestore, SpecError};
 use vocabulary::{Bytes, Micros, Tokens};
 
 use crate::hardware_profile::HardwareProfile;
+use crate::restore_plan::{PrefetchMode, RestorePrices};
 use crate::tier_policy::TierPolicy;
 use crate::trace::Trace;
 
@@ -73,8 +71,8 @@ impl KvModel {
         } else {
             worker
         };
-        let (chosen, ways) = match (cache.checkpoints(), cache) {
-            (Some(checkpoints), _) => (checkpoints, RestoreStrategy::LoadAll),
+        let (checkpoints, restore_strategy) = match (cache.checkpoints(), cache) {
+            (Some(set), _) => (set, RestoreStrategy::LoadAll),
             (None, TierPolicy::LowestCost) => {
                 (cheapest_checkpoints(attention, &worker, trace), RestoreStrategy::Cheapest)
             }
@@ -82,9 +80,9 @@ impl KvModel {
         };
         Ok(Self {
             planner_spec: with(CheckpointInterval::Full)?,
-            stored_spec: with(chosen)?,
+            stored_spec: with(checkpoints)?,
             worker,
-            restore_strategy: ways,
+            restore_strategy,
         })
     }
 
@@ -139,21 +137,21 @@ impl KvModel {
 
 impl RestoreRule for KvModel {
     fn choose(&self, stored: &StoredPrefix) -> RestoreChoice {
-        let (spec, held, unit) = (&self.stored_spec, stored.cached_until, self.stored_spec.block());
+        let (spec, cached, unit) = (&self.stored_spec, stored.cached_until, self.stored_spec.block());
         let until = stored.stored_until.whole_blocks(unit).tokens(unit);
-        let restore = PrefixRestore { spec, cached: held, until, unit };
-        let way = match self.restore_strategy {
-            _ if until <= held => restore.without_load(),
+        let restore = PrefixRestore { spec, cached, until, unit };
+        let split = match self.restore_strategy {
+            _ if until <= cached => restore.without_load(),
             RestoreStrategy::LoadAll => {
                 restore.load_splits().into_iter().flatten().next().unwrap_or_else(|| restore.without_load())
             }
-            RestoreStrategy::Cheapest => restore.plan(&self.prices(stored)).way,
+            RestoreStrategy::Cheapest => self.prices(stored).cheapest_plan(&restore).split,
         };
-        let stored_bytes = spec.entry_bytes(way.loaded) - spec.entry_bytes(held);
+        let stored_bytes = spec.entry_bytes(split.loaded) - spec.entry_bytes(cached);
         RestoreChoice {
-            loaded_until: way.loaded,
-            windows: self.equivalent_tokens(way.bytes - stored_bytes),
-            compute_from: way.start,
+            loaded_until: split.loaded,
+            windows: self.equivalent_tokens(split.bytes - stored_bytes),
+            compute_from: split.start,
         }
     }
 }

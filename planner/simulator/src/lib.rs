@@ -7,6 +7,7 @@ mod hardware_profile;
 mod kv_model;
 pub mod policies;
 pub mod report;
+mod restore_plan;
 mod seeded_rng;
 mod simulation;
 pub mod stats;
@@ -15,6 +16,7 @@ pub mod trace;
 
 pub use hardware_profile::{HardwareProfile, LinkSpeed};
 pub use kv_model::{KvModel, KvModelError};
+pub use restore_plan::{PrefetchMode, RestorePlan, RestorePrices};
 pub use seeded_rng::SeededRng;
 pub use simulation::{NEXT_SESSION_DELAY, SESSION_START_INTERVAL, SetupError, Simulation, SimulationSetup};
 pub use tier_policy::{TierPolicy, UnknownTierPolicy};

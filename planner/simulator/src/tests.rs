@@ -5,6 +5,7 @@ mod policies;
 mod readers;
 mod reference;
 mod report;
+mod restore_plan;
 mod soak;
 mod stats;
 

@@ -2,7 +2,6 @@
 
 mod checkpoints;
 mod configs;
-mod restore;
 mod shape;
 mod sizes;
 

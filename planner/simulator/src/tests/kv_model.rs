@@ -14,7 +14,7 @@ use crate::{HardwareProfile, KvModel, Simulation, SimulationSetup, TierPolicy};
 const HEADS: DenseKv = DenseKv { kv_heads: 8, head_dim: 128, element_bits: 16 };
 
 /// 128 KiB per token, like the model of the default profile.
-fn dense() -> AttentionSpec {
+pub(super) fn dense() -> AttentionSpec {
     AttentionSpec::new(vec![LayerState::Dense(HEADS); 32], Bytes(1)).unwrap()
 }
 
