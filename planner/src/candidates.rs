@@ -16,15 +16,15 @@ use crate::{
 
 /// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
 /// first.
-pub(crate) fn candidates(table: &FleetLayout<'_>) -> Vec<PlanCandidate> {
-    let cost_model = CostModel::new(&table.inputs, table.session_lookup);
-    let offers_transfers = table.inputs.policy.policy == SelectionRule::LowestCost
-        && table.inputs.request.transfers == TransferPermission::Allowed;
-    let fabrics = offers_transfers.then(|| Fabrics::for_unbarred_targets(table, &cost_model));
-    let maker = CandidateBuilder { layout: table, cost_model, fabrics, cached_source_costs: Default::default() };
-    let mut all = Vec::with_capacity(3 * table.candidates.len());
-    for target in 0..table.candidates.len() {
-        maker.push_all(target, &mut all);
+pub(crate) fn candidates(layout: &FleetLayout<'_>) -> Vec<PlanCandidate> {
+    let cost_model = CostModel::new(&layout.inputs, layout.session_lookup);
+    let offers_transfers = layout.inputs.policy.policy == SelectionRule::LowestCost
+        && layout.inputs.request.transfers == TransferPermission::Allowed;
+    let fabrics = offers_transfers.then(|| Fabrics::without_disabled_links(layout, &cost_model));
+    let builder = CandidateBuilder { layout, cost_model, fabrics, cached_source_costs: Default::default() };
+    let mut all = Vec::with_capacity(3 * layout.candidates.len());
+    for target in 0..layout.candidates.len() {
+        builder.push_all(target, &mut all);
     }
     all
 }
@@ -40,7 +40,7 @@ struct CandidateBuilder<'a> {
 /// Cost of a source that computes up to the given number of tokens, with its key.
 type SourceCost = ((usize, Tokens), CostTerms);
 
-/// Possible replicate to one target: its source, the leading tokens present afterwards, and how they get there.
+/// Possible replication to one target: its source, the leading tokens present afterwards, and how they get there.
 #[derive(Clone, Copy)]
 struct ReplicateOption {
     from: usize,
@@ -49,17 +49,17 @@ struct ReplicateOption {
     alternative_split: Option<RestoreSplit>,
 }
 
-/// One way to do a replicate, priced and labelled.
+/// One way to replicate the prefix, priced and labelled.
 #[derive(Clone, Copy)]
 struct PricedReplicate {
     terms: CostTerms,
     action: Action,
-    rejection: Option<CandidateRefusal>,
+    refusal: Option<CandidateRefusal>,
 }
 
 impl PricedReplicate {
     fn preference(&self) -> (bool, Micros) {
-        (self.rejection.is_some(), self.terms.total())
+        (self.refusal.is_some(), self.terms.total())
     }
 }
 
@@ -71,16 +71,16 @@ struct CandidateDraft {
 }
 
 impl CandidateDraft {
-    fn labelled(self, action: Action, rejection: Option<CandidateRefusal>) -> PlanCandidate {
+    fn labelled(self, action: Action, refusal: Option<CandidateRefusal>) -> PlanCandidate {
         let Self { sequence, ownership, terms } = self;
-        PlanCandidate { action, sequence, ownership, cost_terms: terms, total_cost: terms.total(), rejection }
+        PlanCandidate { action, sequence, ownership, cost_terms: terms, total_cost: terms.total(), refusal }
     }
 }
 
 impl CandidateBuilder<'_> {
     fn push_all(&self, target: usize, all: &mut Vec<PlanCandidate>) {
-        if let Some(rejection) = self.layout.target_refusal(target) {
-            all.push(self.unpriced(target).labelled(Action::ColocatedPrefill, Some(rejection)));
+        if let Some(refusal) = self.layout.target_refusal(target) {
+            all.push(self.unpriced(target).labelled(Action::ColocatedPrefill, Some(refusal)));
             return;
         }
         if !self.at(target).serves_alone() {
@@ -95,24 +95,24 @@ impl CandidateBuilder<'_> {
             all.push(self.local_candidate(target, None));
             return;
         };
-        let around = self.fabrics_around_disabled_links(target);
-        let helpers = around.as_ref().unwrap_or(fabrics).helpers_for(&self.layout.inputs, self.at(target));
+        let fabrics_around = self.fabrics_around_disabled_links(target);
+        let helpers = fabrics_around.as_ref().unwrap_or(fabrics).helpers_for(&self.layout.inputs, self.at(target));
         let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate_option(from, target)));
         all.push(self.local_candidate(target, replicate));
         match (replicate, helpers) {
-            (Some(replicate), _) => all.push(self.fetch_candidate(target, &replicate)),
-            (None, Some(_)) => all.extend(self.refused_fetch_candidate(target, CandidateRefusal::FabricMismatch)),
-            (None, None) => all.extend(self.refused_fetch_candidate(target, CandidateRefusal::NoLink)),
+            (Some(replicate), _) => all.push(self.replicate_candidate(target, &replicate)),
+            (None, Some(_)) => all.extend(self.refused_replicate_candidate(target, CandidateRefusal::FabricMismatch)),
+            (None, None) => all.extend(self.refused_replicate_candidate(target, CandidateRefusal::NoLink)),
         }
         let prefiller = |helpers: FabricShortlist| helpers.prefillers().find(|place| *place != target);
         if let Some(prefiller) = helpers.and_then(prefiller) {
             all.push(self.remote_prefill_candidate(target, prefiller));
-        } else if around.is_some()
-            && let Some(barred) = fabrics.helpers_for(&self.layout.inputs, self.at(target)).and_then(prefiller)
+        } else if fabrics_around.is_some()
+            && let Some(disabled) = fabrics.helpers_for(&self.layout.inputs, self.at(target)).and_then(prefiller)
         {
             all.push(PlanCandidate {
-                rejection: Some(CandidateRefusal::LinkDisabled),
-                ..self.remote_prefill_candidate(target, barred)
+                refusal: Some(CandidateRefusal::LinkDisabled),
+                ..self.remote_prefill_candidate(target, disabled)
             });
         }
     }
@@ -120,7 +120,7 @@ impl CandidateBuilder<'_> {
     /// Returns the worker that would compute the prompt for this target.
     fn prefiller(&self, target: usize) -> Option<usize> {
         let helpers = match self.fabrics_around_disabled_links(target) {
-            Some(around) => around.helpers_for(&self.layout.inputs, self.at(target))?,
+            Some(fabrics) => fabrics.helpers_for(&self.layout.inputs, self.at(target))?,
             None => self.fabrics.as_ref()?.helpers_for(&self.layout.inputs, self.at(target))?,
         };
         helpers.prefillers().find(|place| *place != target)
@@ -154,21 +154,21 @@ impl CandidateBuilder<'_> {
     }
 
     /// The sealed prefix is replicated to the target, which serves the step, in the cheapest way that is enabled.
-    fn fetch_candidate(&self, target: usize, replicate: &ReplicateOption) -> PlanCandidate {
-        let ReplicateOption { from, split: way, alternative_split: other, .. } = *replicate;
+    fn replicate_candidate(&self, target: usize, replicate: &ReplicateOption) -> PlanCandidate {
+        let ReplicateOption { from, split, alternative_split, .. } = *replicate;
         let ownership = self.ownership(target, Some(HandoffKind::Replicate));
-        let first = self.price_fetch(target, from, &way, &ownership);
-        let second = other.map(|other| (other, self.price_fetch(target, from, &other, &ownership)));
-        let (way, PricedReplicate { terms, action, rejection }) = match second {
-            Some((other, second)) if second.preference() < first.preference() => (other, second),
-            _ => (way, first),
+        let price = |split: RestoreSplit| (split, self.price_replicate(target, from, &split, &ownership));
+        let (first, second) = (price(split), alternative_split.map(price));
+        let (split, PricedReplicate { terms, action, refusal }) = match second {
+            Some(second) if second.1.preference() < first.1.preference() => second,
+            _ => first,
         };
-        let leg = self.leg(target, LegRole::Serve, way.start);
-        let sequence = PlanSequence::replicate(self.replicate_handoff(from, &way, &leg), leg);
-        CandidateDraft { sequence, ownership, terms }.labelled(action, rejection)
+        let leg = self.leg(target, LegRole::Serve, split.start);
+        let sequence = PlanSequence::replicate(self.replicate_handoff(from, &split, &leg), leg);
+        CandidateDraft { sequence, ownership, terms }.labelled(action, refusal)
     }
 
-    fn price_fetch(
+    fn price_replicate(
         &self,
         target: usize,
         from: usize,
@@ -207,13 +207,13 @@ impl CandidateBuilder<'_> {
             _ if holds_more || split.recomputes_windows() => Action::TailRecompute,
             _ => Action::ArtifactFetch,
         };
-        let rejection = (!self.layout.inputs.allows(action)).then_some(CandidateRefusal::ActionDisabled);
-        PricedReplicate { terms, action, rejection }
+        let refusal = (!self.layout.inputs.allows(action)).then_some(CandidateRefusal::ActionDisabled);
+        PricedReplicate { terms, action, refusal }
     }
 
     /// Another worker holds a longer prefix but cannot send it to the target.
-    fn refused_fetch_candidate(&self, target: usize, why: CandidateRefusal) -> Option<PlanCandidate> {
-        let (from, held) = self.layout.longest_prefix_elsewhere(target)?;
+    fn refused_replicate_candidate(&self, target: usize, why: CandidateRefusal) -> Option<PlanCandidate> {
+        let (from, believed) = self.layout.longest_prefix_elsewhere(target)?;
         let fits = self.layout.inputs.can_read(self.at(from).shape, self.at(target).shape);
         let why = match why {
             CandidateRefusal::FabricMismatch if !fits => CandidateRefusal::ParallelismMismatch,
@@ -224,7 +224,7 @@ impl CandidateBuilder<'_> {
             }
             why => why,
         };
-        let until = held.min(self.layout.replicable_tokens());
+        let until = believed.min(self.layout.replicable_tokens());
         let cached = self.at(target).prefix.cached;
         let bytes = (until > cached).then(|| self.cost_model.bytes(self.at(target), cached, until))?;
         let leg = self.leg(target, LegRole::Serve, cached);
@@ -292,8 +292,8 @@ impl CandidateBuilder<'_> {
             return None;
         }
         let [first, second] = self.restore_splits(from, target, until);
-        let (way, other) = first.map_or((second, None), |first| (Some(first), second));
-        way.map(|way| ReplicateOption { from, prefix_end: until, split: way, alternative_split: other })
+        let (split, alternative_split) = first.map_or((second, None), |first| (Some(first), second));
+        split.map(|split| ReplicateOption { from, prefix_end: until, split, alternative_split })
     }
 
     /// Returns the ways to bring the prefix up to `until` to `target`.
@@ -326,8 +326,8 @@ impl CandidateBuilder<'_> {
 
     /// Copy of a prefix from `from` to the worker of `leg`.
     fn replicate_handoff(&self, from: usize, split: &RestoreSplit, leg: &Leg) -> Handoff {
-        let WorkerCandidate { view, prefix: holding, .. } = self.at(from);
-        let source = WorkerRank { worker: view.id, rank: holding.rank };
+        let WorkerCandidate { view, prefix, .. } = self.at(from);
+        let source = WorkerRank { worker: view.id, rank: prefix.rank };
         let blocks = Some(split.loaded.whole_blocks(self.layout.inputs.request.block_size));
         Handoff { kind: HandoffKind::Replicate, source, target: leg.at(), blocks, bytes: split.bytes }
     }

@@ -20,7 +20,8 @@ pub struct PlanCandidate {
     #[serde(with = "vocabulary::micros_with_unit")]
     pub total_cost: Micros,
     /// Why the candidate may not be chosen; none if it may.
-    pub rejection: Option<CandidateRefusal>,
+    #[serde(rename = "rejection")]
+    pub refusal: Option<CandidateRefusal>,
 }
 
 /// Why a candidate may not be chosen.

@@ -189,7 +189,7 @@ type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> Fabrics<'a> {
     /// Helpers for all targets that have no barred link to them.
-    pub(crate) fn for_unbarred_targets(table: &FleetLayout<'a>, cost_model: &CostModel<'_>) -> Self {
+    pub(crate) fn without_disabled_links(table: &FleetLayout<'a>, cost_model: &CostModel<'_>) -> Self {
         Self::among(table, cost_model, |_| true)
     }
 

@@ -168,7 +168,7 @@ fn cheapest_replicate<'a>(
 ) -> Result<(&'a PlanCandidate, ReplicateTransfer), ReplicationSkipReason> {
     let mut why = ReplicationSkipReason::NoTarget;
     let mut best: Option<(&PlanCandidate, ReplicateTransfer)> = None;
-    for candidate in all.iter().filter(|candidate| candidate.rejection.is_none()) {
+    for candidate in all.iter().filter(|candidate| candidate.refusal.is_none()) {
         let Some(&Handoff { source: from, target: to, blocks: Some(blocks), bytes, .. }) =
             candidate.sequence.handoff(HandoffKind::Replicate)
         else {

@@ -14,7 +14,7 @@ use crate::{
 pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
     let table = FleetLayout::build(inputs)?;
     let candidates = candidates(&table);
-    let allowed = || candidates.iter().filter(|candidate| candidate.rejection.is_none());
+    let allowed = || candidates.iter().filter(|candidate| candidate.refusal.is_none());
     let chosen = match inputs.policy.policy {
         SelectionRule::LowestCost => allowed().min_by(|a, b| cheaper(inputs, a, b)),
         SelectionRule::RoundRobin => round_robin(inputs, allowed()),

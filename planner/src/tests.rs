@@ -312,11 +312,8 @@ pub(crate) fn decide(text: &str) -> String {
         Ok(decision) => {
             assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
             let Plan { action, sequence, ownership, rationale } = decision.plan;
-            let (terms, total, rejection) = (rationale.cost_terms, rationale.total_cost, None);
-            line(
-                &scene,
-                &PlanCandidate { action, sequence, ownership, cost_terms: terms, total_cost: total, rejection },
-            )
+            let (terms, total, refusal) = (rationale.cost_terms, rationale.total_cost, None);
+            line(&scene, &PlanCandidate { action, sequence, ownership, cost_terms: terms, total_cost: total, refusal })
         }
     }
 }
@@ -330,7 +327,7 @@ pub(crate) fn check(text: &str, expected: &str) {
 /// Returns every candidate of a scene, one per line; refused ones with the reason instead of the ownership.
 pub(crate) fn list(text: &str) -> Vec<String> {
     let scene = PlanningScene::read(text);
-    let each = |candidate: &PlanCandidate| match candidate.rejection {
+    let each = |candidate: &PlanCandidate| match candidate.refusal {
         None => line(&scene, candidate),
         Some(why) => format!("{} at {}: {}", candidate.action, scene.name(candidate.sequence.target()), why.as_str()),
     };

@@ -250,7 +250,7 @@ proptest! {
             });
             alone.unwrap().sequence.answer_leg().cached_tokens
         };
-        for candidate in candidates.iter().filter(|one| one.rejection.is_none()) {
+        for candidate in candidates.iter().filter(|one| one.refusal.is_none()) {
             let target = candidate.sequence.target();
             let stored = scene.ask.prompt_tokens + scene.ask.expected_output_tokens - cached(target);
             let price = |worker, stored, stays| plain.eviction_cost(&scene, place(worker), (stored, cached(worker), stays));

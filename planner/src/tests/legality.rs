@@ -49,7 +49,7 @@ fn receive_only_worker_is_not_a_source() {
     };
     assert_eq!(violation_after(FETCH, |scene, _| only(scene, "a")), PlanViolation::SendsNothing(id("a")));
     let mut scene = PlanningScene::read(FETCH);
-    let transfers = |candidate: &&PlanCandidate| candidate.sequence.has_handoff() && candidate.rejection.is_none();
+    let transfers = |candidate: &&PlanCandidate| candidate.sequence.has_handoff() && candidate.refusal.is_none();
     let with = scene.plan().candidates.iter().filter(transfers).count();
     only(&mut scene, "a");
     let without = scene.plan().candidates.iter().filter(transfers).count();
@@ -176,8 +176,8 @@ fn sequence_is_read_from_json_as_it_was_written() {
 fn request_may_forbid_every_handoff() {
     let bar = TransferObstacle::SeveralChoices;
     for scene in [FETCH, REMOTE] {
-        let rejection = violation_after(scene, |scene, _| scene.ask.transfers = TransferPermission::Forbidden(bar));
-        assert_eq!(rejection, PlanViolation::TransferForbidden(bar));
+        let refusal = violation_after(scene, |scene, _| scene.ask.transfers = TransferPermission::Forbidden(bar));
+        assert_eq!(refusal, PlanViolation::TransferForbidden(bar));
     }
 }
 

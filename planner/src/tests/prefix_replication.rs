@@ -218,8 +218,8 @@ proptest! {
             let sequence = &candidate.sequence;
             sequence.target() == chosen.to && sequence.handoff(HandoffKind::Replicate).is_some()
         });
-        let PlanCandidate { action, sequence, ownership, rejection, .. } = *same.unwrap();
-        prop_assert_eq!(rejection, None);
+        let PlanCandidate { action, sequence, ownership, refusal, .. } = *same.unwrap();
+        prop_assert_eq!(refusal, None);
         let as_plan = Plan { action, sequence, ownership, rationale: decision.plan.rationale };
         prop_assert_eq!(as_plan.check(&inputs), Ok(()));
     }

@@ -113,7 +113,7 @@ fn own_scenes() -> impl Strategy<Value = PlanningScene> {
 
 /// Sorts a decision's candidates independently of the fleet's order.
 fn sorted(mut decision: Decision) -> Decision {
-    decision.candidates.sort_by_key(|c| (c.sequence.target(), c.action, c.total_cost, c.rejection));
+    decision.candidates.sort_by_key(|c| (c.sequence.target(), c.action, c.total_cost, c.refusal));
     decision
 }
 
@@ -137,7 +137,7 @@ proptest! {
     fn every_allowed_candidate_is_legal(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
         for PlanCandidate { action, sequence, ownership, .. } in
-            decision.candidates.into_iter().filter(|candidate| candidate.rejection.is_none())
+            decision.candidates.into_iter().filter(|candidate| candidate.refusal.is_none())
         {
             let plan = Plan { action, sequence, ownership, rationale: decision.plan.rationale };
             prop_assert_eq!(plan.check(&scene.inputs()), Ok(()), "{:?}", plan);
@@ -147,7 +147,7 @@ proptest! {
     #[test]
     fn chosen_plan_is_the_cheapest_allowed_candidate(scene in own_scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
-        let allowed = decision.candidates.iter().filter(|candidate| candidate.rejection.is_none());
+        let allowed = decision.candidates.iter().filter(|candidate| candidate.refusal.is_none());
         let least = allowed.clone().map(|candidate| candidate.total_cost).min();
         prop_assert_eq!(Some(decision.plan.rationale.total_cost), least);
         let Plan { action, sequence, ownership, .. } = decision.plan;
@@ -158,11 +158,11 @@ proptest! {
     #[test]
     fn cost_terms_sum_to_the_total(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
-        for PlanCandidate { cost_terms: terms, total_cost: total, rejection, .. } in decision.candidates {
+        for PlanCandidate { cost_terms: terms, total_cost: total, refusal, .. } in decision.candidates {
             let CostTerms { queue, compute, network, restore, memory, interference, eviction } = terms;
             let sum = [queue, compute, network, restore, memory, interference, eviction];
             prop_assert_eq!(sum.into_iter().sum::<Micros>(), total);
-            prop_assert!(rejection.is_none_or(|why| why == CandidateRefusal::ActionDisabled || total == Micros::ZERO));
+            prop_assert!(refusal.is_none_or(|why| why == CandidateRefusal::ActionDisabled || total == Micros::ZERO));
         }
     }
 
@@ -185,7 +185,7 @@ proptest! {
     #[test]
     fn excluded_worker_appears_in_no_allowed_candidate(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
-        for candidate in decision.candidates.iter().filter(|candidate| candidate.rejection.is_none()) {
+        for candidate in decision.candidates.iter().filter(|candidate| candidate.refusal.is_none()) {
             let sources = candidate.sequence.handoffs().map(|handoff| handoff.source.worker);
             let mut part = candidate.sequence.workers().chain(sources);
             prop_assert!(!part.any(|worker| scene.excluded.contains(&worker)));
@@ -251,12 +251,12 @@ proptest! {
             let handoff = candidate.sequence.handoffs().next()?;
             Some((handoff.source.worker, handoff.target.worker))
         };
-        for candidate in decision.candidates.iter().filter(|candidate| candidate.rejection.is_none()) {
+        for candidate in decision.candidates.iter().filter(|candidate| candidate.refusal.is_none()) {
             let link = over(candidate).map(|(from, to)| DisabledLink { from, to });
             prop_assert!(link.is_none_or(|link| !scene.barred.contains(&link)), "{:?}", candidate);
         }
         // Candidates that use no barred link are still offered, at the same cost.
-        for candidate in free.unwrap().candidates.iter().filter(|candidate| candidate.rejection.is_none()) {
+        for candidate in free.unwrap().candidates.iter().filter(|candidate| candidate.refusal.is_none()) {
             let link = over(candidate).map(|(from, to)| DisabledLink { from, to });
             if link.is_some_and(|link| !scene.barred.contains(&link)) {
                 prop_assert!(decision.candidates.contains(candidate), "{:?}", candidate);

@@ -563,7 +563,7 @@ mod tests {
                 ownership: planner::OwnershipEffect::Claim,
                 cost_terms: Default::default(),
                 total_cost: Micros(0),
-                rejection: None,
+                refusal: None,
             };
             let rationale = PlanRationale {
                 policy: planner::SelectionRule::LowestCost,
