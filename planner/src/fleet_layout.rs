@@ -37,33 +37,25 @@ enum LastResort {
 
 impl<'a> FleetLayout<'a> {
     pub(crate) fn build(inputs: &PlanningInputs<'a>) -> Result<Self, PlanningError> {
-        let holdings = cached_prefixes(inputs);
-        let visit = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
-        let stand = |(view, holding)| WorkerCandidate::new((inputs, visit), view, holding);
-        let standings: Vec<_> = inputs.workers.iter().zip(holdings).map(stand).collect();
-        let able = |s: &WorkerCandidate<'_>| s.can_serve() && !s.is_draining();
-        let last_resort = if standings.iter().any(able) {
+        let session_lookup = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
+        let candidate = |(view, prefix)| WorkerCandidate::new((inputs, session_lookup), view, prefix);
+        let candidates: Vec<_> = inputs.workers.iter().zip(cached_prefixes(inputs)).map(candidate).collect();
+        let can_serve_undrained = |c: &WorkerCandidate<'_>| c.can_serve() && !c.is_draining();
+        let last_resort = if candidates.iter().any(can_serve_undrained) {
             LastResort::No
-        } else if standings.iter().any(WorkerCandidate::can_serve) {
+        } else if candidates.iter().any(WorkerCandidate::can_serve) {
             LastResort::Draining
         } else {
-            return Err(planning_error(inputs, &standings));
+            return Err(planning_error(inputs, &candidates));
         };
         let owner = inputs.session.owner.and_then(|owner| {
-            standings.iter().position(|s| (s.view.id, s.view.incarnation) == (owner.worker, owner.incarnation))
+            candidates.iter().position(|c| (c.view.id, c.view.incarnation) == (owner.worker, owner.incarnation))
         });
-        let deepest = longest_prefix(&standings);
-        let mut table = Self {
-            inputs: *inputs,
-            session_lookup: visit,
-            candidates: standings,
-            owner,
-            move_reason: None,
-            last_resort,
-            longest_prefix: deepest,
-        };
-        table.move_reason = table.move_reason();
-        Ok(table)
+        let longest_prefix = longest_prefix(&candidates);
+        let mut layout =
+            Self { inputs: *inputs, session_lookup, candidates, owner, move_reason: None, last_resort, longest_prefix };
+        layout.move_reason = layout.move_reason();
+        Ok(layout)
     }
 
     /// Returns why a worker cannot be a target.
@@ -110,9 +102,9 @@ impl<'a> FleetLayout<'a> {
     /// Returns why ownership should move to this target. Overload is no reason to move to a target that is overloaded
     /// too, or sessions would move in circles when every worker is.
     pub(crate) fn move_reason_for(&self, target: usize) -> Option<MoveReason> {
-        let in_vain =
+        let is_futile =
             |why: &MoveReason| *why == MoveReason::OwnerOverloaded && self.is_overloaded(&self.candidates[target]);
-        self.move_reason.filter(|why| !in_vain(why))
+        self.move_reason.filter(|why| !is_futile(why))
     }
 
     fn is_overloaded(&self, candidate: &WorkerCandidate<'_>) -> bool {
@@ -188,42 +180,46 @@ pub(crate) struct Fabrics<'a>(Vec<(FabricKey<'a>, FabricShortlist)>);
 type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> Fabrics<'a> {
-    /// Helpers for all targets that have no barred link to them.
-    pub(crate) fn without_disabled_links(table: &FleetLayout<'a>, cost_model: &CostModel<'_>) -> Self {
-        Self::among(table, cost_model, |_| true)
+    /// Helpers for all targets that have no disabled link to them.
+    pub(crate) fn without_disabled_links(layout: &FleetLayout<'a>, cost_model: &CostModel<'_>) -> Self {
+        Self::among(layout, cost_model, |_| true)
     }
 
-    /// Helpers for one target with barred links to it, without the workers that would send over those links.
-    pub(crate) fn around_disabled_links(table: &FleetLayout<'a>, cost_model: &CostModel<'_>, target: WorkerId) -> Self {
-        Self::among(table, cost_model, |from| !table.inputs.is_link_disabled(from, target))
+    /// Helpers for one target with disabled links to it, without the workers that would send over those links.
+    pub(crate) fn around_disabled_links(
+        layout: &FleetLayout<'a>,
+        cost_model: &CostModel<'_>,
+        target: WorkerId,
+    ) -> Self {
+        Self::among(layout, cost_model, |from| !layout.inputs.is_link_disabled(from, target))
     }
 
-    fn among(table: &FleetLayout<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
+    fn among(layout: &FleetLayout<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
         let mut all = Self(Vec::with_capacity(2));
-        for (at, standing) in table.candidates.iter().enumerate() {
-            let Some(fabric) = fabric(standing) else { continue };
-            let sends = standing.view.link.as_ref().is_some_and(|link| link.carries.exports_kv());
-            if standing.refusal.is_some() || !sends || !may_send(standing.view.id) {
+        for (at, candidate) in layout.candidates.iter().enumerate() {
+            let Some(fabric) = fabric(candidate) else { continue };
+            let sends = candidate.view.link.as_ref().is_some_and(|link| link.carries.exports_kv());
+            if candidate.refusal.is_some() || !sends || !may_send(candidate.view.id) {
                 continue;
             }
-            let key = |price| (price, Reverse(standing.rendezvous_weight), standing.view.id);
-            let helpers = all.entry((fabric, standing.shape));
+            let key = |price| (price, Reverse(candidate.rendezvous_weight), candidate.view.id);
+            let helpers = all.entry((fabric, candidate.shape));
             let offer = |best: &mut CheapestPair, to: Tokens| {
                 // Check lower bounds first: the eviction term is skipped for a worker that is already too expensive.
-                if best.may_take(key(cost_model.earliest_finish(standing, to)))
-                    && best.may_take(key(cost_model.source_terms_without_eviction(standing, to).total()))
+                if best.may_take(key(cost_model.earliest_finish(candidate, to)))
+                    && best.may_take(key(cost_model.source_terms_without_eviction(candidate, to).total()))
                 {
-                    best.offer(key(cost_model.source_terms(standing, to).total()), at);
+                    best.offer(key(cost_model.source_terms(candidate, to).total()), at);
                 }
             };
-            let movable = table.replicable_tokens();
-            if standing.prefix.believed.min(movable) > Tokens::ZERO {
+            let replicable = layout.replicable_tokens();
+            if candidate.prefix.believed.min(replicable) > Tokens::ZERO {
                 // Tokens of the sealed prefix that the source lacks are computed somewhere; they are priced at the
                 // source's own rate.
-                offer(&mut helpers.sources, movable);
+                offer(&mut helpers.sources, replicable);
             }
-            if standing.view.role != WorkerRole::Decode && standing.view.health == WorkerHealth::Ready {
-                offer(&mut helpers.prefillers, table.inputs.request.prompt_tokens);
+            if candidate.view.role != WorkerRole::Decode && candidate.view.health == WorkerHealth::Ready {
+                offer(&mut helpers.prefillers, layout.inputs.request.prompt_tokens);
             }
         }
         all
@@ -236,10 +232,10 @@ impl<'a> Fabrics<'a> {
         target: &WorkerCandidate<'_>,
     ) -> Option<FabricShortlist> {
         let name = fabric(target)?;
-        let mut those =
+        let mut matching =
             self.0.iter().filter(|((fabric, shape), _)| *fabric == name && inputs.can_read(*shape, target.shape));
-        let mut helpers = those.next().map_or_else(FabricShortlist::default, |(_, helpers)| *helpers);
-        those.for_each(|(_, more)| helpers.merge(*more));
+        let mut helpers = matching.next().map_or_else(FabricShortlist::default, |(_, helpers)| *helpers);
+        matching.for_each(|(_, more)| helpers.merge(*more));
         Some(helpers)
     }
 
@@ -256,23 +252,23 @@ fn fabric<'a>(candidate: &WorkerCandidate<'a>) -> Option<&'a str> {
     candidate.view.link.as_ref().filter(|link| usable(link)).map(|link| &*link.fabric)
 }
 
-fn longest_prefix(standings: &[WorkerCandidate<'_>]) -> Option<(usize, Tokens)> {
-    let holds = |s: &WorkerCandidate<'_>| s.refusal.is_none() && s.prefix.believed > Tokens::ZERO;
-    let holders = standings.iter().enumerate().filter(|(_, standing)| holds(standing));
-    let most = holders.max_by_key(|(_, s)| (s.prefix.believed, s.rendezvous_weight, Reverse(s.view.id)));
-    most.map(|(at, standing)| (at, standing.prefix.believed))
+fn longest_prefix(candidates: &[WorkerCandidate<'_>]) -> Option<(usize, Tokens)> {
+    let has_prefix = |c: &WorkerCandidate<'_>| c.refusal.is_none() && c.prefix.believed > Tokens::ZERO;
+    let holders = candidates.iter().enumerate().filter(|(_, candidate)| has_prefix(candidate));
+    let longest = holders.max_by_key(|(_, c)| (c.prefix.believed, c.rendezvous_weight, Reverse(c.view.id)));
+    longest.map(|(at, candidate)| (at, candidate.prefix.believed))
 }
 
 /// Returns why no worker can serve: the first requirement that all of them fail.
-fn planning_error(inputs: &PlanningInputs<'_>, standings: &[WorkerCandidate<'_>]) -> PlanningError {
-    if standings.iter().all(|s| s.refusal == Some(CandidateRefusal::ModelNotServed)) {
-        let ask = inputs.request;
-        let known = inputs.workers.iter().any(|view| view.models.contains(&ask.model));
-        let missing = ask.adapter.as_ref().filter(|_| known).unwrap_or(&ask.model);
+fn planning_error(inputs: &PlanningInputs<'_>, candidates: &[WorkerCandidate<'_>]) -> PlanningError {
+    if candidates.iter().all(|s| s.refusal == Some(CandidateRefusal::ModelNotServed)) {
+        let request = inputs.request;
+        let known = inputs.workers.iter().any(|view| view.models.contains(&request.model));
+        let missing = request.adapter.as_ref().filter(|_| known).unwrap_or(&request.model);
         return PlanningError::UnknownModel { model: missing.clone() };
     }
     let decoding =
-        || standings.iter().filter(|s| s.view.role.decodes() && s.refusal != Some(CandidateRefusal::ModelNotServed));
+        || candidates.iter().filter(|s| s.view.role.decodes() && s.refusal != Some(CandidateRefusal::ModelNotServed));
     let fits = |s: &WorkerCandidate<'_>| length_refusal(inputs.request, s.view).is_none();
     if decoding().next().is_some() && !decoding().any(fits) {
         return PlanningError::TooLong { longest: decoding().map(max_step_tokens).max().unwrap_or_default() };
