@@ -30,15 +30,20 @@ impl LivenessReports {
     /// Sends the pending reports; keeps them for the next time if that fails.
     pub(crate) fn send_with<E>(
         &self,
-        tell: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>,
+        send: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>,
     ) -> Result<(), E> {
         let alive = self.take();
-        tell(alive.clone()).inspect_err(|_| self.requeue(alive))
+        send(alive.clone()).inspect_err(|_| self.requeue(alive))
     }
 
     /// Removes expiries of workers that were reported less than a lease ago.
-    pub(crate) fn filter_expiries(&self, ends: Vec<ExpireLease>, ledger: &Ledger, lease: Duration) -> Vec<ExpireLease> {
-        self.0.lock().filter_expiries(ends, ledger, (lease, Instant::now()))
+    pub(crate) fn veto_recently_reached(
+        &self,
+        expiries: Vec<ExpireLease>,
+        ledger: &Ledger,
+        lease: Duration,
+    ) -> Vec<ExpireLease> {
+        self.0.lock().veto_recently_reached(expiries, ledger, (lease, Instant::now()))
     }
 }
 

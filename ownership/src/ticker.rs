@@ -66,9 +66,10 @@ impl Ticker {
     fn expire(&self, time_leading: Micros) {
         let view = self.core.view();
         let lease = self.options.lease;
-        let expired = self.core.reports.filter_expiries(expiries(&view, time_leading, Micros::of(lease)), &view, lease);
+        let expired =
+            self.core.reports.veto_recently_reached(expiries(&view, time_leading, Micros::of(lease)), &view, lease);
         for expire in expired {
-            let Ok(ticket) = self.core.submit(Command::Expire(expire)) else { return };
+            let Ok(ticket) = self.core.submit(Command::ExpireLease(expire)) else { return };
             let (core, worker) = (self.core.clone(), expire.worker);
             tokio::spawn(async move {
                 if ticket.await == Ok(Outcome::Done) {

@@ -123,7 +123,8 @@ impl Subsystems {
         discovery.reconcile()?;
         let (reconciled, expired) = (discovery.clone(), discovery.clone());
         tasks.push(supervision.supervise_forever("discovery", move || reconciled.clone().run()));
-        tasks.push(supervision.supervise_forever("registrations", move || expired.clone().expire()));
+        tasks
+            .push(supervision.supervise_forever("registrations", move || expired.clone().drop_expired_registrations()));
         for name in config.discovery.dns.iter().cloned().enumerate() {
             let discovery = discovery.clone();
             tasks.push(supervision.supervise_forever("dns", move || dns::follow(discovery.clone(), name.clone())));

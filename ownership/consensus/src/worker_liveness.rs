@@ -48,19 +48,20 @@ impl<I: Instant> WorkerLiveness<I> {
         }
     }
 
-    /// Removes from `ends` the incarnations that were reported less than `lease` ago, and drops older reports.
-    pub fn filter_expiries(
+    /// Removes the expiries of workers whose current incarnation was reported alive less than `lease` ago. Drops older
+    /// reports.
+    pub fn veto_recently_reached(
         &mut self,
-        ends: Vec<ExpireLease>,
+        expiries: Vec<ExpireLease>,
         ledger: &Ledger,
         (lease, now): (Duration, I),
     ) -> Vec<ExpireLease> {
-        self.last_reached.retain(|_, (_, noted)| now.saturating_duration_since(*noted) < lease);
-        let is_alive = |end: &ExpireLease| {
-            let noted = self.last_reached.get(&end.worker).map(|(incarnation, _)| *incarnation);
-            noted.is_some() && noted == ledger.worker(end.worker).map(|worker| worker.incarnation)
+        self.last_reached.retain(|_, (_, reached)| now.saturating_duration_since(*reached) < lease);
+        let is_alive = |expiry: &ExpireLease| {
+            let reached = self.last_reached.get(&expiry.worker).map(|(incarnation, _)| *incarnation);
+            reached.is_some() && reached == ledger.worker(expiry.worker).map(|worker| worker.incarnation)
         };
-        ends.into_iter().filter(|end| !is_alive(end)).collect()
+        expiries.into_iter().filter(|expiry| !is_alive(expiry)).collect()
     }
 }
 
@@ -94,32 +95,35 @@ mod tests {
 
     #[test]
     fn a_recently_reached_incarnation_keeps_its_lease() {
-        let (mut signs, ledger, start) = (WorkerLiveness::default(), ledger(), Instant::now());
-        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, start)), [overdue_expiry()]);
-        assert!(signs.record((WorkerId(1), Incarnation(2)), start));
-        assert_eq!(signs.take(), [(WorkerId(1), Incarnation(2))]);
-        assert_eq!(signs.take(), []);
-        signs.requeue(vec![(WorkerId(1), Incarnation(2))]);
-        assert_eq!(signs.take(), [(WorkerId(1), Incarnation(2))]);
+        let (mut liveness, ledger, start) = (WorkerLiveness::default(), ledger(), Instant::now());
+        assert_eq!(liveness.veto_recently_reached(vec![overdue_expiry()], &ledger, (LEASE, start)), [overdue_expiry()]);
+        assert!(liveness.record((WorkerId(1), Incarnation(2)), start));
+        assert_eq!(liveness.take(), [(WorkerId(1), Incarnation(2))]);
+        assert_eq!(liveness.take(), []);
+        liveness.requeue(vec![(WorkerId(1), Incarnation(2))]);
+        assert_eq!(liveness.take(), [(WorkerId(1), Incarnation(2))]);
         let almost = start + LEASE - Duration::from_millis(1);
-        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, almost)), []);
-        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, start + LEASE)), [overdue_expiry()]);
+        assert_eq!(liveness.veto_recently_reached(vec![overdue_expiry()], &ledger, (LEASE, almost)), []);
+        assert_eq!(
+            liveness.veto_recently_reached(vec![overdue_expiry()], &ledger, (LEASE, start + LEASE)),
+            [overdue_expiry()]
+        );
     }
 
     #[test]
     fn a_report_of_another_incarnation_keeps_no_lease() {
-        let (mut signs, ledger, start) = (WorkerLiveness::default(), ledger(), Instant::now());
-        assert!(signs.record((WorkerId(1), Incarnation(1)), start));
-        assert_eq!(signs.filter_expiries(vec![overdue_expiry()], &ledger, (LEASE, start)), [overdue_expiry()]);
+        let (mut liveness, ledger, start) = (WorkerLiveness::default(), ledger(), Instant::now());
+        assert!(liveness.record((WorkerId(1), Incarnation(1)), start));
+        assert_eq!(liveness.veto_recently_reached(vec![overdue_expiry()], &ledger, (LEASE, start)), [overdue_expiry()]);
     }
 
     #[test]
     fn liveness_reports_are_bounded_by_max_workers() {
-        let (mut signs, now) = (WorkerLiveness::default(), Instant::now());
+        let (mut liveness, now) = (WorkerLiveness::default(), Instant::now());
         for n in 0..MAX_WORKERS as u64 {
-            assert!(signs.record((WorkerId(n), Incarnation(1)), now));
+            assert!(liveness.record((WorkerId(n), Incarnation(1)), now));
         }
-        assert!(!signs.record((WorkerId(u64::MAX), Incarnation(1)), now));
-        assert!(signs.record((WorkerId(0), Incarnation(2)), now));
+        assert!(!liveness.record((WorkerId(u64::MAX), Incarnation(1)), now));
+        assert!(liveness.record((WorkerId(0), Incarnation(2)), now));
     }
 }

@@ -110,7 +110,7 @@ impl Ledger {
             Command::RetireWorker(worker) => Ok(self.retire_worker(*worker)),
             Command::SetGroup(set) => self.set_group(*set),
             Command::Intent(intent) => self.set_intent(*intent),
-            Command::Expire(expire) => self.expire(*expire),
+            Command::ExpireLease(expire) => self.expire(*expire),
             Command::OpenClient(_) | Command::Barrier => Ok(Outcome::Done),
             Command::Batch(_) => Err(Refusal::InvalidBatch),
             Command::AdmitNode(admit) => self.admit_node(admit),

@@ -82,8 +82,10 @@ pub enum Command {
     SetGroup(SetGroup),
     /// Announces that a step was dispatched, or withdraws the announcement.
     Intent(SetIntent),
-    /// Expires a lease.
-    Expire(ExpireLease),
+    /// Expires a lease. Keeps its earlier name in the log and in metrics.
+    #[serde(rename = "Expire")]
+    #[strum(serialize = "expire")]
+    ExpireLease(ExpireLease),
     /// Opens a client for one boot of a node.
     OpenClient(NodeId),
     /// Executes several commands, with one outcome each. Neither atomic nor nested.

@@ -76,12 +76,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Returns whether the lease is held.
+    /// Returns whether this incarnation holds a lease that has neither expired nor been retired.
     pub fn is_live(&self) -> bool {
         matches!(self.lease, Lease::Held { .. })
     }
 
-    /// Returns whether `owner` is a rank of this incarnation.
+    /// Returns whether `owner` names this incarnation and one of its ranks.
     pub fn matches(&self, owner: Owner) -> bool {
         self.id == owner.worker && self.incarnation == owner.incarnation && owner.rank < DpRank(self.spec.ranks)
     }

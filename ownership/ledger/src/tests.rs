@@ -113,7 +113,7 @@ impl LedgerFixture {
             self.entry(MAX_CLOCK_STEP, Vec::new());
         }
         let expire = ExpireLease { worker: worker.id, epoch: worker.epoch, deadline: until };
-        assert_eq!(self.run(Command::Expire(expire)), Outcome::Done);
+        assert_eq!(self.run(Command::ExpireLease(expire)), Outcome::Done);
     }
 
     pub(crate) fn locate(&self, session: Option<SessionId>, chain: &PrefixChain) -> LocateResult {

@@ -308,11 +308,14 @@ impl SimNode {
                 let lease = Micros::of(LEASE);
                 let mut signs = self.liveness.lock().unwrap_or_else(PoisonError::into_inner);
                 let renewal = renewal(&view, signs.take(), lease);
-                let expiries =
-                    signs.filter_expiries(expiries(&view, time_leading, lease), &view, (LEASE, ProcessInstant::now()));
+                let expiries = signs.veto_recently_reached(
+                    expiries(&view, time_leading, lease),
+                    &view,
+                    (LEASE, ProcessInstant::now()),
+                );
                 drop(signs);
                 expiries.iter().for_each(|expire| self.world.recorder.on_expiry_proposed(expire.worker));
-                let expiries = expiries.into_iter().map(Command::Expire);
+                let expiries = expiries.into_iter().map(Command::ExpireLease);
                 renewal.into_iter().chain(expiries).for_each(|command| self.submit_internal(command));
                 self.finish_change(&mut unfinished);
             }

@@ -187,7 +187,7 @@ impl RecorderState {
                 if matches!((command, outcome), (Command::RaiseLevel(_), Outcome::Done)) {
                     *self.counts.entry("levels raised").or_default() += 1;
                 }
-                if matches!((command, outcome), (Command::Expire(_), Outcome::Done)) {
+                if matches!((command, outcome), (Command::ExpireLease(_), Outcome::Done)) {
                     *self.counts.entry("leases ended").or_default() += 1;
                 }
             }

@@ -233,7 +233,7 @@ fn incarnation_command(rng: &mut Rng, view: &ledger::Ledger) -> Command {
         (0, _) => Command::RetireWorker(WorkerId(worker)),
         // Only a leader should propose this, and never so early.
         (1, Some((epoch, Lease::Held { until: deadline }))) => {
-            Command::Expire(ExpireLease { worker: WorkerId(worker), epoch, deadline })
+            Command::ExpireLease(ExpireLease { worker: WorkerId(worker), epoch, deadline })
         }
         _ => register(worker, known + rng.below(2), Micros(20_000_000)),
     }

@@ -143,7 +143,7 @@ impl WorkerDiscovery {
     }
 
     /// Removes expired registrations. Never returns.
-    pub async fn expire(self: Arc<Self>) {
+    pub async fn drop_expired_registrations(self: Arc<Self>) {
         loop {
             tokio::time::sleep(MIN_UPDATE_INTERVAL).await;
             let mut registered = self.registered.lock();

@@ -209,7 +209,7 @@ fn worker_command(ledger: &Ledger, worker: u64, incarnation: u64, kind: u8) -> C
     let known = ledger.worker(WorkerId(worker));
     match (kind, known.map(|known| (known.epoch, known.lease))) {
         (0, Some((epoch, Lease::Held { until }))) => {
-            Command::Expire(ExpireLease { worker: WorkerId(worker), epoch, deadline: until })
+            Command::ExpireLease(ExpireLease { worker: WorkerId(worker), epoch, deadline: until })
         }
         (1 | 2, _) => Command::RenewLease(RenewLease {
             alive: ledger.workers().map(|worker| (worker.id, worker.incarnation)).collect(),

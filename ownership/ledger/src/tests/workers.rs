@@ -45,7 +45,7 @@ fn an_incarnation_with_a_lower_clock_is_accepted_after_the_lease_ends() {
 fn a_lease_expires_only_at_the_deadline_the_leader_saw() {
     let mut bench = LedgerFixture::new();
     let (epoch, Lease::Held { until }) = lease(&bench, 1) else { panic!("held") };
-    let expire = |deadline| Command::Expire(ExpireLease { worker: WorkerId(1), epoch, deadline });
+    let expire = |deadline| Command::ExpireLease(ExpireLease { worker: WorkerId(1), epoch, deadline });
     assert_eq!(bench.run(expire(until)), Outcome::Refused(Refusal::LeaseChanged), "its time has not come");
     bench.advance_time(Micros(10_000_000));
     assert_eq!(bench.run(renew(1, 1)), Outcome::Renewed { renewed: 1, refused: vec![] });

@@ -81,7 +81,7 @@ impl LeaseCheck {
                 let renewed = renewal.alive.iter().filter(|(worker, _)| !refused.contains(worker));
                 renewed.for_each(|life| self.renew(*life));
             }
-            (Command::Expire(expire), Outcome::Done) => return self.check_expiry(expire.worker),
+            (Command::ExpireLease(expire), Outcome::Done) => return self.check_expiry(expire.worker),
             _ => {}
         }
         Ok(())
