@@ -54,7 +54,7 @@ pub enum AdmissionReason {
 /// now. Zero when the KV fits, and when the memory's size is unknown. A session without KV at the worker is also
 /// charged its expected growth: the sessions already there keep growing, and would evict it at every step.
 ///
-/// Each victim at the decode worker counts `eviction_cost x p / (1 - p)`, where `p` is the chance that its session
+/// Each victim at the decode worker counts `recovery_cost x p / (1 - p)`, where `p` is the chance that its session
 /// comes back within 15 s: a returning session evicts another one, which returns with about the same chance, and so on.
 pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Micros {
     let leg = decision.plan.answer_leg();
@@ -80,7 +80,7 @@ fn cascading_recompute_cost<'a>(visit: SessionLookup<'a>, at: &WorkerCandidate<'
     let (mut left, mut again) = (evicted, 0.0);
     for EvictionVictim { tokens, return_probability: chance } in visit.short_term_victims(&at.headroom) {
         let part = tokens.min(left);
-        again += at.eviction_cost.span(tokens - part, tokens) * expected_recomputes(chance);
+        again += at.recovery_cost.span(tokens - part, tokens) * expected_recomputes(chance);
         left -= part;
         if left == Tokens::ZERO {
             break;

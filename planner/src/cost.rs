@@ -6,9 +6,9 @@
 use vocabulary::{Bytes, KvLink, Micros, Tokens};
 
 use crate::cached_prefix::CachedPrefix;
+use crate::eviction_cost::CopyKind;
 use crate::kv_occupancy::SessionLookup;
 use crate::micros::{micros, valid_or_zero};
-use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{AttentionSpec, CostTerms, LowerTiers, PlanningInputs, RequestProfile};
 
@@ -110,25 +110,25 @@ impl<'a> CostModel<'a> {
     ///   answer loses to prompts that arrive later, and what those lose to the computation here: see
     ///   `interference_cost`.
     /// - `T_eviction`: see `eviction_cost`.
-    pub(crate) fn target_terms(&self, at: &WorkerCandidate<'_>, serving: TargetWork) -> CostTerms {
-        let compute = match serving.compute_site {
-            ComputeSite::Here => at.speed.rate.span(serving.start, self.request.prompt_tokens),
+    pub(crate) fn target_terms(&self, at: &WorkerCandidate<'_>, work: TargetWork) -> CostTerms {
+        let compute = match work.compute_site {
+            ComputeSite::Here => at.speed.rate.span(work.start, self.request.prompt_tokens),
             ComputeSite::Pulled => Micros::ZERO,
         };
-        let fixed = at.base_cost.get_or_init(|| self.fixed(at));
-        let double = self.bytes(at, at.prefix.believed, serving.duplicated_until.min(self.request.prompt_tokens));
+        let base = at.base_cost.get_or_init(|| self.base_cost(at));
+        let duplicated = self.bytes(at, at.prefix.believed, work.duplicated_until.min(self.request.prompt_tokens));
         CostTerms {
             queue: at.speed.queue,
             compute,
             network: Micros::ZERO,
-            restore: fixed.restore,
-            memory: self.memory_cost(double, fixed.displaced),
-            interference: self.interference_cost(at, compute, fixed),
-            eviction: fixed.eviction,
+            restore: base.restore,
+            memory: self.memory_cost(duplicated, base.displaced),
+            interference: self.interference_cost(at, compute, base),
+            eviction: base.eviction,
         }
     }
 
-    fn fixed(&self, at: &WorkerCandidate<'_>) -> TargetBaseCost {
+    fn base_cost(&self, at: &WorkerCandidate<'_>) -> TargetBaseCost {
         let end = self.request.prompt_tokens + self.request.expected_output_tokens;
         TargetBaseCost {
             displaced: self.bytes(at, at.prefix.on_device(), end).0 as f64 * at.speed.usage,
@@ -137,14 +137,14 @@ impl<'a> CostModel<'a> {
                 * at.view.speeds.decode_slowdown.0 as f64
                 * self.request.expected_output_tokens.0 as f64,
             stall: self.stall_time(at),
-            eviction: self.eviction_cost(at, end - at.prefix.on_device(), CopyKind::Stays),
+            eviction: self.eviction_cost(at, end - at.prefix.on_device(), CopyKind::Resident),
         }
     }
 
     /// Returns the terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
     pub(crate) fn source_terms(&self, at: &WorkerCandidate<'_>, to: Tokens) -> CostTerms {
         CostTerms {
-            eviction: self.eviction_cost(at, to - at.prefix.on_device(), CopyKind::Passes),
+            eviction: self.eviction_cost(at, to - at.prefix.on_device(), CopyKind::Transfer),
             ..self.source_terms_without_eviction(at, to)
         }
     }
@@ -186,18 +186,18 @@ impl<'a> CostModel<'a> {
         micros(host + read(on_host, at.prefix.cached, self.tiers.disk_bandwidth))
     }
 
-    fn memory_cost(&self, double: Bytes, displaced: f64) -> Micros {
-        micros(self.lambda * (double.0 as f64 + displaced))
+    fn memory_cost(&self, duplicated: Bytes, displaced: f64) -> Micros {
+        micros(self.lambda * (duplicated.0 as f64 + displaced))
     }
 
     /// Running answers wait for the computation and are slowed down afterwards, and so is this answer. The cost is
     /// `w x delays + mu x slowdown` with `w = mu + (1 - mu) x compute / (compute + 1 s)`; with `mu` of zero or above
     /// one, `w = mu`.
-    fn interference_cost(&self, at: &WorkerCandidate<'_>, compute: Micros, fixed: &TargetBaseCost) -> Micros {
-        let answers = at.speed.running_answers * fixed.slowdown + fixed.stall;
-        let long = compute.0 as f64 / (compute.0 as f64 + NOTICEABLE_STALL_MICROS);
-        let dearer = if self.mu > 0.0 { (1.0 - self.mu).max(0.0) * long } else { 0.0 };
-        micros((self.mu + dearer) * self.delay_to_others(at, compute) + self.mu * answers)
+    fn interference_cost(&self, at: &WorkerCandidate<'_>, compute: Micros, base: &TargetBaseCost) -> Micros {
+        let answers = at.speed.running_answers * base.slowdown + base.stall;
+        let noticeable = compute.0 as f64 / (compute.0 as f64 + NOTICEABLE_STALL_MICROS);
+        let extra_weight = if self.mu > 0.0 { (1.0 - self.mu).max(0.0) * noticeable } else { 0.0 };
+        micros((self.mu + extra_weight) * self.delay_to_others(at, compute) + self.mu * answers)
     }
 
     /// Returns the microseconds that other requests wait for the computation: every running answer waits for all of it,
@@ -213,8 +213,8 @@ impl<'a> CostModel<'a> {
     /// Returns the microseconds that this answer loses to prompts that arrive later, at the recent arrival rate:
     /// `answer x step x h / (1 - h)`, where `h` is `DECODE_LOSS_DURING_PREFILL` x the share of time spent on prefill.
     fn stall_time(&self, at: &WorkerCandidate<'_>) -> f64 {
-        let held_up = DECODE_LOSS_DURING_PREFILL * at.headroom.inflow.utilization.clamp(0.0, 1.0);
-        self.request.expected_output_tokens.0 as f64 * at.speed.step.0 as f64 * held_up / (1.0 - held_up)
+        let lost_share = DECODE_LOSS_DURING_PREFILL * at.headroom.inflow.utilization.clamp(0.0, 1.0);
+        self.request.expected_output_tokens.0 as f64 * at.speed.step.0 as f64 * lost_share / (1.0 - lost_share)
     }
 }
 

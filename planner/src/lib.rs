@@ -23,7 +23,7 @@ mod plan_check;
 mod planning_case;
 mod policy;
 mod prefix_replication;
-mod pressure;
+mod recovery_cost;
 mod rendezvous;
 mod return_model;
 mod selection;

@@ -9,9 +9,9 @@ use smart_default::SmartDefault;
 use vocabulary::{Blocks, Bytes, DpRank, KvIndexState, Micros, Overlap, Tier, WorkerHealth, WorkerId};
 
 use crate::cost::CostModel;
+use crate::eviction_cost::CopyKind;
 use crate::fleet_layout::FleetLayout;
 use crate::micros::{micros, valid_or_zero};
-use crate::pressure::CopyKind;
 use crate::worker_candidate::WorkerSpeed;
 use crate::{
     Handoff, HandoffKind, OwnershipEffect, PlanCandidate, PlanningInputs, ReplicateSendTiming, SelectionRule,
@@ -225,5 +225,5 @@ fn replication_cost(
         OwnershipEffect::Move { .. } => Micros::ZERO,
         _ => micros(valid_or_zero(inputs.policy.memory_cost_per_mib) / MIB * sending.bytes.0 as f64),
     };
-    Some(transfer_time + copy + cost_model.eviction_cost(at, brought, CopyKind::Passes))
+    Some(transfer_time + copy + cost_model.eviction_cost(at, brought, CopyKind::Transfer))
 }

@@ -2,10 +2,10 @@
 
 mod admission;
 mod attention;
+mod eviction_cost;
 mod kv_occupancy;
 mod legality;
 mod prefix_replication;
-mod pressure;
 mod prices;
 mod properties;
 mod rank_memory;

@@ -5,9 +5,9 @@ use std::cell::OnceCell;
 use vocabulary::{Micros, Owner, Tokens, WorkerHealth, WorkerRole, WorkerView};
 
 use crate::cost::TargetBaseCost;
-use crate::eviction_cost::EvictionCost;
+use crate::eviction_cost::ExaminedVictimTotals;
 use crate::kv_occupancy::{RankHeadroom, SessionLookup};
-use crate::pressure::ExaminedVictimTotals;
+use crate::recovery_cost::RecoveryCost;
 use crate::{
     CandidateRefusal, ComputeRate, ParallelShape, PlanningInputs, Policy, RequestProfile, cached_prefix::CachedPrefix,
     micros::micros, rendezvous,
@@ -21,8 +21,8 @@ pub(crate) struct WorkerCandidate<'a> {
     pub(crate) refusal: Option<CandidateRefusal>,
     pub(crate) prefix: CachedPrefix,
     pub(crate) speed: WorkerSpeed,
-    /// Cost of restoring KV that was evicted here.
-    pub(crate) eviction_cost: EvictionCost,
+    /// Cost of getting back KV that was evicted here.
+    pub(crate) recovery_cost: RecoveryCost,
     /// Parallel shape of the worker, if known.
     pub(crate) shape: Option<ParallelShape>,
     pub(crate) headroom: RankHeadroom<'a>,
@@ -67,7 +67,7 @@ impl<'a> WorkerCandidate<'a> {
             prefix,
             shape: inputs.shape(view.id),
             speed,
-            eviction_cost: EvictionCost::of((view, speed.rate), &inputs.policy.tiers, inputs.attention),
+            recovery_cost: RecoveryCost::of((view, speed.rate), &inputs.policy.tiers, inputs.attention),
             rendezvous_weight: rendezvous::weight(inputs.session.id, view.id),
         }
     }
