@@ -62,37 +62,44 @@ pub fn displaced_compute(inputs: &PlanningInputs<'_>, decision: &Decision) -> Mi
     if view.capacity.kv == Tokens::ZERO {
         return Micros::ZERO;
     }
-    let visit = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
-    let alone = decision.local_legs().find(|alone| alone.worker == leg.worker);
-    let cached = alone.unwrap_or(leg).cached_tokens;
-    let at =
-        WorkerCandidate::new((inputs, visit), view, CachedPrefix { rank: leg.rank, cached, ..CachedPrefix::default() });
+    let session_lookup = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
+    let local_leg = decision.local_legs().find(|local_leg| local_leg.worker == leg.worker);
+    let cached = local_leg.unwrap_or(leg).cached_tokens;
+    let at = WorkerCandidate::new(
+        (inputs, session_lookup),
+        view,
+        CachedPrefix { rank: leg.rank, cached, ..CachedPrefix::default() },
+    );
     let stored =
         inputs.request.prompt_tokens + inputs.request.expected_output_tokens + at.expected_growth(inputs) - cached;
     match stored - at.headroom.free {
         Tokens::ZERO => Micros::ZERO,
-        missing => micros(cascading_recompute_cost(visit, &at, missing)),
+        missing => micros(cascading_recompute_cost(session_lookup, &at, missing)),
     }
 }
 
-fn cascading_recompute_cost<'a>(visit: SessionLookup<'a>, at: &WorkerCandidate<'a>, missing: Tokens) -> f64 {
+fn cascading_recompute_cost<'a>(session_lookup: SessionLookup<'a>, at: &WorkerCandidate<'a>, missing: Tokens) -> f64 {
     let evicted = missing.min(at.headroom.evictable());
-    let (mut left, mut again) = (evicted, 0.0);
-    for EvictionVictim { tokens, return_probability: chance } in visit.short_term_victims(&at.headroom) {
-        let part = tokens.min(left);
-        again += at.recovery_cost.span(tokens - part, tokens) * expected_recomputes(chance);
-        left -= part;
-        if left == Tokens::ZERO {
+    let (mut remaining, mut recompute_cost) = (evicted, 0.0);
+    for EvictionVictim { tokens, return_probability } in session_lookup.short_term_victims(&at.headroom) {
+        let part = tokens.min(remaining);
+        recompute_cost += at.recovery_cost.span(tokens - part, tokens) * expected_recomputes(return_probability);
+        remaining -= part;
+        if remaining == Tokens::ZERO {
             break;
         }
     }
-    if left > Tokens::ZERO && left < evicted {
-        again *= evicted.0 as f64 / (evicted - left).0 as f64;
+    if remaining > Tokens::ZERO && remaining < evicted {
+        recompute_cost *= evicted.0 as f64 / (evicted - remaining).0 as f64;
     }
-    again + at.speed.rate.span(Tokens::ZERO, missing - evicted).0 as f64 * MAX_RECOMPUTES
+    recompute_cost + at.speed.rate.span(Tokens::ZERO, missing - evicted).0 as f64 * MAX_RECOMPUTES
 }
 
 /// Expected number of recomputations if each one causes another with this chance: the geometric series, capped.
-fn expected_recomputes(chance: f64) -> f64 {
-    if chance < 1.0 { (chance / (1.0 - chance)).min(MAX_RECOMPUTES) } else { MAX_RECOMPUTES }
+fn expected_recomputes(return_probability: f64) -> f64 {
+    if return_probability < 1.0 {
+        (return_probability / (1.0 - return_probability)).min(MAX_RECOMPUTES)
+    } else {
+        MAX_RECOMPUTES
+    }
 }

@@ -46,12 +46,16 @@ enum PreferredRank {
 
 /// Returns one cached prefix for each of `inputs.workers`, in their order.
 pub(crate) fn cached_prefixes(inputs: &PlanningInputs<'_>) -> Vec<CachedPrefix> {
-    let places = WorkerPositions::of(inputs);
-    let mut raws = vec![RankOverlap::default(); inputs.workers.len()];
-    choose_ranks(inputs, &places, &mut raws);
-    fill_tiers(inputs, &places, &mut raws);
-    add_believed_blocks(inputs, &places, &mut raws);
-    raws.iter().zip(0..).map(|(raw, place)| resolve_prefix(inputs, place, raw)).collect()
+    let positions = WorkerPositions::of(inputs);
+    let mut rank_overlaps = vec![RankOverlap::default(); inputs.workers.len()];
+    choose_ranks(inputs, &positions, &mut rank_overlaps);
+    fill_tiers(inputs, &positions, &mut rank_overlaps);
+    add_believed_blocks(inputs, &positions, &mut rank_overlaps);
+    rank_overlaps
+        .iter()
+        .zip(0..)
+        .map(|(rank_overlap, position)| resolve_prefix(inputs, position, rank_overlap))
+        .collect()
 }
 
 /// Index of each worker in `inputs.workers`, by id.
@@ -59,9 +63,10 @@ struct WorkerPositions(Vec<(WorkerId, usize)>);
 
 impl WorkerPositions {
     fn of(inputs: &PlanningInputs<'_>) -> Self {
-        let mut places: Vec<_> = inputs.workers.iter().zip(0..).map(|(view, place)| (view.id, place)).collect();
-        places.sort_unstable();
-        Self(places)
+        let mut positions: Vec<_> =
+            inputs.workers.iter().zip(0..).map(|(view, position)| (view.id, position)).collect();
+        positions.sort_unstable();
+        Self(positions)
     }
 
     /// Returns each overlap with the index of its worker. Overlaps of one worker are mostly adjacent, so the last
@@ -69,12 +74,12 @@ impl WorkerPositions {
     fn of_overlaps<'a>(&self, inputs: &PlanningInputs<'a>) -> impl Iterator<Item = (usize, &'a Overlap)> {
         let mut last = None;
         inputs.overlaps.iter().filter_map(move |overlap| {
-            let place = match last {
-                Some((worker, place)) if worker == overlap.worker => place,
+            let position = match last {
+                Some((worker, position)) if worker == overlap.worker => position,
                 _ => self.find(overlap.worker),
             };
-            last = Some((overlap.worker, place));
-            Some((place?, overlap))
+            last = Some((overlap.worker, position));
+            Some((position?, overlap))
         })
     }
 
@@ -83,27 +88,27 @@ impl WorkerPositions {
     }
 }
 
-fn choose_ranks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, raws: &mut [RankOverlap]) {
+fn choose_ranks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_overlaps: &mut [RankOverlap]) {
     let owner = inputs.session.owner.map(|owner| (owner.worker, owner.rank));
-    for (place, overlap) in positions.of_overlaps(inputs) {
-        if overlap.rank.0 >= inputs.workers[place].ranks.max(1) {
+    for (position, overlap) in positions.of_overlaps(inputs) {
+        if overlap.rank.0 >= inputs.workers[position].ranks.max(1) {
             continue;
         }
         let preferred =
             if owner == Some((overlap.worker, overlap.rank)) { PreferredRank::Yes } else { PreferredRank::No };
         let key = (overlap.blocks, Reverse(overlap.tier), preferred, Reverse(overlap.rank));
-        if raws[place].best_overlap.is_none_or(|best| key > best) {
-            raws[place].best_overlap = Some(key);
-            raws[place].rank = overlap.rank;
+        if rank_overlaps[position].best_overlap.is_none_or(|best| key > best) {
+            rank_overlaps[position].best_overlap = Some(key);
+            rank_overlaps[position].rank = overlap.rank;
         }
     }
 }
 
-fn fill_tiers(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, raws: &mut [RankOverlap]) {
-    for (place, overlap) in positions.of_overlaps(inputs) {
-        let raw = &mut raws[place];
-        if raw.best_overlap.is_some() && raw.rank == overlap.rank {
-            let depth = &mut raw.depth_by_tier[overlap.tier as usize];
+fn fill_tiers(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_overlaps: &mut [RankOverlap]) {
+    for (position, overlap) in positions.of_overlaps(inputs) {
+        let rank_overlap = &mut rank_overlaps[position];
+        if rank_overlap.best_overlap.is_some() && rank_overlap.rank == overlap.rank {
+            let depth = &mut rank_overlap.depth_by_tier[overlap.tier as usize];
             *depth = overlap.blocks.max(*depth);
         }
     }
@@ -111,56 +116,67 @@ fn fill_tiers(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, raws: &m
 
 /// Adds beliefs. Owners and replicas count only at workers without exact KV events; live intents of other routers count
 /// everywhere.
-fn add_believed_blocks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, raws: &mut [RankOverlap]) {
-    let mut note = |place: usize, rank: DpRank, blocks: Blocks| {
-        if rank.0 < inputs.workers[place].ranks.max(1) {
-            raws[place].believed = raws[place].believed.max(Some((blocks, Reverse(rank))));
+fn add_believed_blocks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_overlaps: &mut [RankOverlap]) {
+    let mut add_belief = |position: usize, rank: DpRank, blocks: Blocks| {
+        if rank.0 < inputs.workers[position].ranks.max(1) {
+            rank_overlaps[position].believed = rank_overlaps[position].believed.max(Some((blocks, Reverse(rank))));
         }
     };
     for Owner { worker, incarnation, rank } in inputs.session.owner.iter().chain(&inputs.session.replicas) {
-        let Some(place) = positions.find(*worker) else { continue };
-        let view = &inputs.workers[place];
+        let Some(position) = positions.find(*worker) else { continue };
+        let view = &inputs.workers[position];
         if view.kv_index_state != KvIndexState::Exact && view.incarnation == *incarnation {
-            note(place, *rank, inputs.session.sealed);
+            add_belief(position, *rank, inputs.session.sealed);
         }
     }
-    for promise in &inputs.session.peer_intents {
-        if let Some(place) = positions.find(promise.worker) {
-            note(place, promise.rank, promise.blocks);
+    for intent in &inputs.session.peer_intents {
+        if let Some(position) = positions.find(intent.worker) {
+            add_belief(position, intent.rank, intent.blocks);
         }
     }
 }
 
-fn resolve_prefix(inputs: &PlanningInputs<'_>, place: usize, raw: &RankOverlap) -> CachedPrefix {
-    let view = &inputs.workers[place];
+fn resolve_prefix(inputs: &PlanningInputs<'_>, position: usize, rank_overlap: &RankOverlap) -> CachedPrefix {
+    let view = &inputs.workers[position];
     let block = inputs.request.block_size;
-    let [hbm, host, disk] = raw.depth_by_tier.map(|blocks| blocks.tokens(block).min(inputs.request.prompt_tokens));
-    let seen = hbm.max(host).max(disk);
-    let trust = &inputs.policy.kv_index_confidence;
-    let expected = share(seen, trust.share(view.kv_index_state));
-    let belief = raw.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
+    let [hbm, host, disk] =
+        rank_overlap.depth_by_tier.map(|blocks| blocks.tokens(block).min(inputs.request.prompt_tokens));
+    let observed = hbm.max(host).max(disk);
+    let confidence = &inputs.policy.kv_index_confidence;
+    let expected = share(observed, confidence.share(view.kv_index_state));
+    let belief = rank_overlap.believed.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
         let cached_tokens = blocks.tokens(block).min(inputs.request.prompt_tokens);
-        (rank, cached_tokens, share(cached_tokens, trust.share(KvIndexState::Approximate)))
+        (rank, cached_tokens, share(cached_tokens, confidence.share(KvIndexState::Approximate)))
     });
     match belief {
-        Some((rank, held, hoped)) if hoped > expected || seen == Tokens::ZERO => CachedPrefix {
-            rank,
-            believed: held,
-            cached: usable_tokens(inputs, place, hoped),
-            ..CachedPrefix::default()
-        },
-        _ if seen == Tokens::ZERO => CachedPrefix { rank: fresh_rank(inputs, place), ..CachedPrefix::default() },
+        Some((rank, believed, expected_from_belief)) if expected_from_belief > expected || observed == Tokens::ZERO => {
+            CachedPrefix {
+                rank,
+                believed,
+                cached: usable_tokens(inputs, position, expected_from_belief),
+                ..CachedPrefix::default()
+            }
+        }
+        _ if observed == Tokens::ZERO => {
+            CachedPrefix { rank: rank_for_new_session(inputs, position), ..CachedPrefix::default() }
+        }
         _ => {
-            let cached = usable_tokens(inputs, place, expected);
+            let cached = usable_tokens(inputs, position, expected);
             let host_end = cached.min(hbm.max(host));
-            CachedPrefix { rank: raw.rank, believed: seen, cached, host: host_end - hbm, disk: cached - hbm.max(host) }
+            CachedPrefix {
+                rank: rank_overlap.rank,
+                believed: observed,
+                cached,
+                host: host_end - hbm,
+                disk: cached - hbm.max(host),
+            }
         }
     }
 }
 
 /// Returns the tokens that an engine reuses: whole blocks of its own, and never the whole prompt.
-fn usable_tokens(inputs: &PlanningInputs<'_>, place: usize, expected: Tokens) -> Tokens {
-    let unit = match inputs.workers[place].capacity.block {
+fn usable_tokens(inputs: &PlanningInputs<'_>, position: usize, expected: Tokens) -> Tokens {
+    let unit = match inputs.workers[position].capacity.block {
         Tokens::ZERO => inputs.request.block_size,
         own => own,
     };
@@ -173,8 +189,8 @@ fn share(tokens: Tokens, part: f64) -> Tokens {
 }
 
 /// Rank for a session of which a worker holds nothing.
-fn fresh_rank(inputs: &PlanningInputs<'_>, place: usize) -> DpRank {
-    let view = &inputs.workers[place];
+fn rank_for_new_session(inputs: &PlanningInputs<'_>, position: usize) -> DpRank {
+    let view = &inputs.workers[position];
     match view.ranks {
         0 | 1 => DpRank(0),
         ranks => {

@@ -58,7 +58,7 @@ struct WorkerOccupancy {
 /// Step history of one session.
 #[derive(Clone, Copy, Debug, Default)]
 struct SessionHistory {
-    habit: ReturnPattern,
+    return_pattern: ReturnPattern,
     answers: AnswerLengths,
     /// Most tokens that the session had after a step.
     max_tokens: Tokens,
@@ -81,57 +81,57 @@ impl OccupancyModel {
     /// Records that a step of a session is sent to a rank.
     pub fn step_started(&mut self, at: Owner, session: SessionId, footprint: KvFootprint, now: Micros) {
         self.forget_idle_sessions(now);
-        if let Some(seen) = self.sessions.get_mut(&session)
-            && let Some(since) = seen.idle_since.take()
+        if let Some(history) = self.sessions.get_mut(&session)
+            && let Some(since) = history.idle_since.take()
         {
             let gap = now - since;
-            self.returns.record_return(seen.habit, gap);
-            seen.habit = seen.habit.after_gap(gap);
+            self.returns.record_return(history.return_pattern, gap);
+            history.return_pattern = history.return_pattern.after_gap(gap);
         }
         if footprint.capacity > Tokens::ZERO {
-            self.place(at).step_started(session, footprint, now);
+            self.rank_update(at).step_started(session, footprint, now);
         }
     }
 
     /// Records that a worker is given a prompt, or part of one, that takes `work` microseconds to compute.
     pub fn prefill_started(&mut self, at: Owner, work: Micros, now: Micros) {
-        let Self { workers, residents: tenants, .. } = self;
-        current_incarnation(workers, tenants, at).prefill_load.add(work, now);
+        let Self { workers, residents, .. } = self;
+        current_incarnation(workers, residents, at).prefill_load.add(work, now);
     }
 
     /// Records that a step has ended; the session keeps `tokens` at the rank.
     pub fn step_ended(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
-        let seen = self.sessions.entry(session).or_default();
-        seen.idle_since = Some(now);
-        let pattern = seen.habit;
+        let history = self.sessions.entry(session).or_default();
+        history.idle_since = Some(now);
+        let pattern = history.return_pattern;
         self.step_ends.push_back((now, session));
-        if let Some(mut place) = self.known(at) {
-            place.step_ended(session, (tokens, pattern), now);
+        if let Some(mut rank) = self.known_rank(at) {
+            rank.step_ended(session, (tokens, pattern), now);
         }
     }
 
     /// Records that a step was served, after which the session has `tokens`. Not for failed steps: those tell nothing
     /// about sessions.
     pub fn step_served(&mut self, session: SessionId, tokens: Tokens) {
-        let seen = self.sessions.entry(session).or_default();
-        match seen.max_tokens {
+        let history = self.sessions.entry(session).or_default();
+        match history.max_tokens {
             Tokens::ZERO => self.growth.record_session(),
             most => self.growth.record_growth(tokens - most),
         }
-        seen.max_tokens = seen.max_tokens.max(tokens);
+        history.max_tokens = history.max_tokens.max(tokens);
     }
 
     /// Records the length of a complete answer.
     pub fn answer_completed(&mut self, session: SessionId, answer: Tokens) {
         self.answers.record(answer);
-        if let Some(seen) = self.sessions.get_mut(&session) {
-            seen.answers.record_own(answer);
+        if let Some(history) = self.sessions.get_mut(&session) {
+            history.answers.record_own(answer);
         }
     }
 
     /// Returns the expected length of the session's next answer.
     pub fn expected_answer(&self, session: SessionId) -> Tokens {
-        let own = self.sessions.get(&session).map_or_else(AnswerLengths::default, |seen| seen.answers);
+        let own = self.sessions.get(&session).map_or_else(AnswerLengths::default, |history| history.answers);
         self.answers.expected(&own)
     }
 
@@ -143,50 +143,50 @@ impl OccupancyModel {
     /// Returns the chance, 0 to 1, that an idle session comes back within 15 s; none while a step of it is running, or
     /// for an unknown session.
     pub fn short_term_return_probability(&self, session: SessionId, now: Micros) -> Option<f64> {
-        let seen = self.sessions.get(&session)?;
-        let idle = return_model::IdleClass::MAX.at_most(now - seen.idle_since?);
-        Some(self.returns.short_term_return_probability(seen.habit, idle))
+        let history = self.sessions.get(&session)?;
+        let idle = return_model::IdleClass::MAX.at_most(now - history.idle_since?);
+        Some(self.returns.short_term_return_probability(history.return_pattern, idle))
     }
 
     /// Records that a session's prefix was replicated to a rank while no step of it is running.
     pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, footprint: KvFootprint, now: Micros) {
-        let pattern = self.sessions.get(&session).map(|seen| seen.habit).unwrap_or_default();
+        let pattern = self.sessions.get(&session).map(|history| history.return_pattern).unwrap_or_default();
         if footprint.capacity > Tokens::ZERO {
-            let mut place = self.place(at);
-            place.step_started(session, footprint, now);
-            place.step_ended(session, (footprint.tokens, pattern), now);
+            let mut rank = self.rank_update(at);
+            rank.step_started(session, footprint, now);
+            rank.step_ended(session, (footprint.tokens, pattern), now);
         }
     }
 
     /// Records that a step failed: the KV it left at the rank is not counted.
     pub fn step_failed(&mut self, at: Owner, session: SessionId, now: Micros) {
-        if let Some(seen) = self.sessions.get_mut(&session) {
-            seen.idle_since = Some(now);
+        if let Some(history) = self.sessions.get_mut(&session) {
+            history.idle_since = Some(now);
             self.step_ends.push_back((now, session));
         }
-        if let Some(mut place) = self.known(at) {
-            place.step_failed(session);
+        if let Some(mut rank) = self.known_rank(at) {
+            rank.step_failed(session);
         }
     }
 
     /// Records that the session now lives elsewhere. Its old KV still takes memory until it is evicted, but has no
     /// value.
     pub fn session_moved(&mut self, at: Owner, session: SessionId) {
-        if let Some(mut place) = self.known(at) {
-            place.session_moved(session);
+        if let Some(mut rank) = self.known_rank(at) {
+            rank.session_moved(session);
         }
     }
 
     /// Returns whether a session has KV at a rank.
     pub fn is_resident(&self, at: Owner, session: SessionId) -> bool {
-        self.residents.of(session).iter().any(|(place, _)| *place == at)
+        self.residents.of(session).iter().any(|(owner, _)| *owner == at)
     }
 
     /// Records how many tokens, of all sessions, a rank was observed to hold. Less than half of the modelled idle
     /// tokens means that the cache was cleared; smaller differences are KV events still in flight.
     pub fn observe_held_tokens(&mut self, at: Owner, tokens: Tokens) {
-        if let Some(mut place) = self.known(at) {
-            place.observe_held_tokens(tokens);
+        if let Some(mut rank) = self.known_rank(at) {
+            rank.observe_held_tokens(tokens);
         }
     }
 
@@ -201,20 +201,20 @@ impl OccupancyModel {
         SessionLookup { occupancy: self, session, now, sessions: self.residents.of(session) }
     }
 
-    fn place(&mut self, at: Owner) -> RankUpdate<'_> {
-        let Self { workers, residents: tenants, .. } = self;
-        let worker = current_incarnation(workers, tenants, at);
-        let place = worker.ranks.iter().position(|(rank, _)| *rank == at.rank).unwrap_or_else(|| {
+    fn rank_update(&mut self, at: Owner) -> RankUpdate<'_> {
+        let Self { workers, residents, .. } = self;
+        let worker = current_incarnation(workers, residents, at);
+        let position = worker.ranks.iter().position(|(rank, _)| *rank == at.rank).unwrap_or_else(|| {
             worker.ranks.push((at.rank, RankOccupancy::default()));
             worker.ranks.len() - 1
         });
-        RankUpdate { at, rank: &mut worker.ranks[place].1, tenants }
+        RankUpdate { at, rank: &mut worker.ranks[position].1, residents }
     }
 
-    fn known(&mut self, at: Owner) -> Option<RankUpdate<'_>> {
+    fn known_rank(&mut self, at: Owner) -> Option<RankUpdate<'_>> {
         let worker = self.workers.get_mut(&at.worker).filter(|worker| worker.incarnation == at.incarnation)?;
         let (_, rank) = worker.ranks.iter_mut().find(|(rank, _)| *rank == at.rank)?;
-        Some(RankUpdate { at, rank, tenants: &mut self.residents })
+        Some(RankUpdate { at, rank, residents: &mut self.residents })
     }
 
     fn known_worker(&self, at: Owner) -> Option<&WorkerOccupancy> {
@@ -229,10 +229,10 @@ impl OccupancyModel {
                 return;
             }
             self.step_ends.pop_front();
-            if let Some(seen) = self.sessions.get(&session).filter(|seen| seen.idle_since == Some(end)) {
+            if let Some(history) = self.sessions.get(&session).filter(|history| history.idle_since == Some(end)) {
                 // A session dropped only because the list was full may still come back.
                 if now - end >= SESSION_RETENTION {
-                    self.returns.record_abandoned(seen.habit);
+                    self.returns.record_abandoned(history.return_pattern);
                 }
                 self.sessions.remove(&session);
             }
@@ -243,18 +243,18 @@ impl OccupancyModel {
 /// Returns the occupancy of a worker, and resets it if it belongs to another incarnation.
 fn current_incarnation<'a>(
     workers: &'a mut BTreeMap<WorkerId, WorkerOccupancy>,
-    tenants: &mut ResidentSessions,
+    residents: &mut ResidentSessions,
     at: Owner,
 ) -> &'a mut WorkerOccupancy {
-    let fresh = || WorkerOccupancy {
+    let empty = || WorkerOccupancy {
         incarnation: at.incarnation,
         ranks: Vec::new(),
         prefill_load: PrefillLoadAverage::default(),
     };
-    let worker = workers.entry(at.worker).or_insert_with(fresh);
+    let worker = workers.entry(at.worker).or_insert_with(empty);
     if worker.incarnation != at.incarnation {
-        *worker = fresh();
-        tenants.forget(at.worker);
+        *worker = empty();
+        residents.forget(at.worker);
     }
     worker
 }

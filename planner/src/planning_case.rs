@@ -70,7 +70,7 @@ impl PlanningCase {
 impl OccupancyModel {
     /// Returns what the planner read of the model for a step, rank by rank; unknown ranks are left out.
     pub fn recorded_memory(&self, inputs: &PlanningInputs<'_>, decision: &Decision) -> Vec<RankKvMemory> {
-        let visit = self.session_lookup(inputs.session.id, inputs.occupancy.now);
+        let session_lookup = self.session_lookup(inputs.session.id, inputs.occupancy.now);
         let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
         let mut all: Vec<RankKvMemory> = Vec::with_capacity(views.len());
         for &Leg { worker, rank, cached_tokens: found, .. } in decision.local_legs() {
@@ -80,17 +80,18 @@ impl OccupancyModel {
                 continue;
             }
             let capacity = view.capacity.kv;
-            let room = visit.headroom(at, capacity, found);
+            let headroom = session_lookup.headroom(at, capacity, found);
             // Upper bound of the tokens that a plan can need there, including the session's expected growth.
             let need = inputs.request.prompt_tokens + inputs.request.expected_output_tokens + Tokens(capacity.0 / 8);
-            let mut left = need - room.free;
-            let within = |victim: &EvictionVictim| {
-                let reached = left > Tokens::ZERO;
-                left -= victim.tokens;
+            let mut remaining = need - headroom.free;
+            let is_reachable = |victim: &EvictionVictim| {
+                let reached = remaining > Tokens::ZERO;
+                remaining -= victim.tokens;
                 reached
             };
-            let victims = visit.victims(&room).take_while(within).collect();
-            let (RankHeadroom { free, session_tokens: own, active, inflow, .. }, idle) = (room, room.evictable());
+            let victims = session_lookup.victims(&headroom).take_while(is_reachable).collect();
+            let (RankHeadroom { free, session_tokens: own, active, inflow, .. }, idle) =
+                (headroom, headroom.evictable());
             all.push(RankKvMemory {
                 worker,
                 rank,

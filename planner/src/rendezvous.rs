@@ -5,10 +5,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Returns the weight of a worker for a session; the highest wins. xxh3-64 over both ids, little endian.
 pub(crate) fn weight(session: SessionId, worker: WorkerId) -> u64 {
-    let mut both = [0u8; 24];
-    both[..16].copy_from_slice(&session.0.to_le_bytes());
-    both[16..].copy_from_slice(&worker.0.to_le_bytes());
-    xxh3_64(&both)
+    let mut key = [0u8; 24];
+    key[..16].copy_from_slice(&session.0.to_le_bytes());
+    key[16..].copy_from_slice(&worker.0.to_le_bytes());
+    xxh3_64(&key)
 }
 
 #[cfg(test)]

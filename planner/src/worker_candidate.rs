@@ -52,7 +52,7 @@ pub(crate) struct WorkerSpeed {
 
 impl<'a> WorkerCandidate<'a> {
     pub(crate) fn new(
-        (inputs, visit): (&PlanningInputs<'a>, SessionLookup<'a>),
+        (inputs, session_lookup): (&PlanningInputs<'a>, SessionLookup<'a>),
         view: &'a WorkerView,
         prefix: CachedPrefix,
     ) -> Self {
@@ -60,7 +60,7 @@ impl<'a> WorkerCandidate<'a> {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: prefix.rank };
         Self {
             view,
-            headroom: visit.headroom(at, view.capacity.kv, prefix.cached),
+            headroom: session_lookup.headroom(at, view.capacity.kv, prefix.cached),
             victim_totals: OnceCell::new(),
             base_cost: OnceCell::new(),
             refusal: participation_refusal(inputs, view),
@@ -104,9 +104,9 @@ impl<'a> WorkerCandidate<'a> {
 impl WorkerSpeed {
     pub(crate) fn of(view: &WorkerView, policy: &Policy) -> Self {
         const MIN_RATE: f64 = 1.0;
-        let known = |rate: f64| rate.is_finite() && rate > 0.0;
+        let is_valid = |rate: f64| rate.is_finite() && rate > 0.0;
         let rate = [view.speeds.prefill_tokens_per_second, policy.default_prefill_tokens_per_second];
-        let token = 1e6 / rate.into_iter().find(|rate| known(*rate)).unwrap_or(MIN_RATE);
+        let token = 1e6 / rate.into_iter().find(|rate| is_valid(*rate)).unwrap_or(MIN_RATE);
         let load = &view.load;
         let step = view.speeds.decode_step + view.speeds.decode_slowdown * u64::from(load.running);
         let in_flight = u64::from(load.running > 0);

@@ -47,8 +47,8 @@ impl<K: Copy + Eq> StepQueue<K> {
 
     /// Decides whether a step, new or queued, starts as it was just planned. A step that has queued for the longest
     /// time starts, and so does a new one when the queue is full. A step that has to wait is added to the queue.
-    pub fn admit(&mut self, step: K, asking: AdmissionRequest) -> AdmissionDecision {
-        let AdmissionRequest { prompt, displaced_compute: costs_others, now } = asking;
+    pub fn admit(&mut self, step: K, request: AdmissionRequest) -> AdmissionDecision {
+        let AdmissionRequest { prompt, displaced_compute: costs_others, now } = request;
         let AdmissionLimits { max_displaced_compute, max_wait, max_queue } = self.limits;
         let place = self.steps.iter().position(|waiting| waiting.step == step);
         let is_full = self.steps.len() >= max_queue;

@@ -81,12 +81,12 @@ impl EvictionOrder {
 
     /// Returns the number of recently active sessions in `newest` that live at this rank, without `own`.
     pub(super) fn active_count(&self, now: Micros, own: Option<EvictionKey>) -> u32 {
-        let lately = match now - self.oldest_of_newest < ACTIVE_WINDOW {
+        let active = match now - self.oldest_of_newest < ACTIVE_WINDOW {
             true => self.newest.len(),
             false => self.newest.partition_point(|(last, _)| now - *last < ACTIVE_WINDOW),
         };
-        let own = own.and_then(|own| self.newest[..lately].iter().position(|key| *key == own));
-        let others = ((1 << lately) - 1) & !own.map_or(0, |at| 1 << at);
+        let own = own.and_then(|own| self.newest[..active].iter().position(|key| *key == own));
+        let others = ((1 << active) - 1) & !own.map_or(0, |at| 1 << at);
         (self.resident_bits & others).count_ones()
     }
 
@@ -99,11 +99,11 @@ impl EvictionOrder {
     }
 
     fn refresh_oldest(&mut self) {
-        let idle = |(&(last, session), &(tokens, wanted)): (&EvictionKey, &(_, _))| IdleResident {
+        let idle = |(&(last, session), &(tokens, return_pattern)): (&EvictionKey, &(_, _))| IdleResident {
             session,
             last,
             tokens,
-            return_pattern: wanted,
+            return_pattern,
         };
         self.oldest.clear();
         self.oldest.extend(self.all.iter().take(MAX_VICTIMS + 1).map(idle));
@@ -112,9 +112,9 @@ impl EvictionOrder {
     fn refresh_newest(&mut self) {
         self.newest.clear();
         self.resident_bits = 0;
-        for (at, (key, (_, wanted))) in self.all.iter().rev().take(MAX_ACTIVE).enumerate() {
+        for (at, (key, (_, return_pattern))) in self.all.iter().rev().take(MAX_ACTIVE).enumerate() {
             self.newest.push(*key);
-            self.resident_bits |= u32::from(wanted.is_some()) << at;
+            self.resident_bits |= u32::from(return_pattern.is_some()) << at;
             self.oldest_of_newest = key.0;
         }
     }
@@ -143,9 +143,9 @@ mod tests {
             for (comes, second, session, lives, pick) in changes {
                 let (last, session) = (Micros(second * 7_000_000), SessionId(session));
                 if comes {
-                    let (tokens, wanted) = (Tokens(second + 1), lives.then_some(ReturnPattern::Quick));
-                    line.insert(IdleResident { session, last, tokens, return_pattern: wanted });
-                    plain.insert((last, session), (tokens, wanted));
+                    let (tokens, return_pattern) = (Tokens(second + 1), lives.then_some(ReturnPattern::Quick));
+                    line.insert(IdleResident { session, last, tokens, return_pattern });
+                    plain.insert((last, session), (tokens, return_pattern));
                 } else if let Some(key) = plain.keys().nth(pick as usize % plain.len().max(1)).copied() {
                     line.remove(key.0, key.1);
                     plain.remove(&key);
@@ -156,7 +156,7 @@ mod tests {
                 for now in [second * 7_000_000, 280_000_000, 320_000_000].map(Micros) {
                     for own in [None, plain.keys().last().copied(), plain.keys().next().copied()] {
                         let newest = plain.iter().rev().take(16).filter(|(key, _)| now - key.0 < Micros(60_000_000));
-                        let others = newest.filter(|(key, (_, wanted))| wanted.is_some() && Some(**key) != own);
+                        let others = newest.filter(|(key, (_, return_pattern))| return_pattern.is_some() && Some(**key) != own);
                         prop_assert_eq!(line.active_count(now, own) as usize, others.count(), "{:?}", line);
                     }
                 }

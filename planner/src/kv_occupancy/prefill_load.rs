@@ -39,9 +39,9 @@ pub(super) struct PrefillLoadAverage {
 impl PrefillLoadAverage {
     /// Adds a prompt that takes `work` microseconds to compute.
     pub(super) fn add(&mut self, work: Micros, now: Micros) {
-        let left = self.decay_factor(now);
-        self.work = self.work * left + work.min(DECAY_TIME).0 as f64;
-        self.prompts = self.prompts * left + 1.0;
+        let decay = self.decay_factor(now);
+        self.work = self.work * decay + work.min(DECAY_TIME).0 as f64;
+        self.prompts = self.prompts * decay + 1.0;
         self.last = now;
         self.load_after_last = self.decayed(1.0);
     }
@@ -51,12 +51,12 @@ impl PrefillLoadAverage {
         if now - self.last < MIN_DECAY_INTERVAL { self.load_after_last } else { self.decayed(self.decay_factor(now)) }
     }
 
-    fn decayed(&self, left: f64) -> PrefillLoad {
+    fn decayed(&self, decay: f64) -> PrefillLoad {
         let seconds = DECAY_TIME.0 as f64 / 1e6;
         // Rounded as the decision log stores them.
         let millionths = |value: f64| (value * 1e6).round() / 1e6;
-        let share = millionths((self.work * left / DECAY_TIME.0 as f64).min(1.0));
-        PrefillLoad { utilization: share, prompts_per_second: millionths(self.prompts * left / seconds) }
+        let share = millionths((self.work * decay / DECAY_TIME.0 as f64).min(1.0));
+        PrefillLoad { utilization: share, prompts_per_second: millionths(self.prompts * decay / seconds) }
     }
 
     fn decay_factor(&self, now: Micros) -> f64 {
@@ -74,9 +74,9 @@ mod tests {
 
     /// Prompts of 0.5 s of compute each, one per second, until `end`.
     fn steady(end: u64) -> PrefillLoadAverage {
-        let mut lately = PrefillLoadAverage::default();
-        (0..=end).for_each(|second| lately.add(Micros(500_000), seconds(second)));
-        lately
+        let mut average = PrefillLoadAverage::default();
+        (0..=end).for_each(|second| average.add(Micros(500_000), seconds(second)));
+        average
     }
 
     #[test]
@@ -95,9 +95,9 @@ mod tests {
 
     #[test]
     fn prefill_load_share_is_capped_at_one() {
-        let mut lately = PrefillLoadAverage::default();
-        (0..9).for_each(|_| lately.add(Micros(u64::MAX), seconds(5)));
-        assert_eq!(lately.load_at(seconds(5)).utilization, 1.0);
-        assert!(lately.load_at(seconds(600)).utilization < 1e-4, "and even that is forgotten");
+        let mut average = PrefillLoadAverage::default();
+        (0..9).for_each(|_| average.add(Micros(u64::MAX), seconds(5)));
+        assert_eq!(average.load_at(seconds(5)).utilization, 1.0);
+        assert!(average.load_at(seconds(600)).utilization < 1e-4, "and even that is forgotten");
     }
 }

@@ -49,50 +49,54 @@ pub struct EvictionVictim {
 
 impl<'a> SessionLookup<'a> {
     /// Returns the memory of a rank where the step finds `found` leading tokens. An unknown rank counts as empty.
-    pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, found: Tokens) -> RankHeadroom<'a> {
+    pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, cached: Tokens) -> RankHeadroom<'a> {
         if let Some(recorded) = &self.occupancy.recorded {
             let recorded = recorded.iter().find(|recorded| (recorded.worker, recorded.rank) == (at.worker, at.rank));
             return recorded.map_or(RankHeadroom::unknown(capacity), RankKvMemory::headroom);
         }
         let Some(worker) = self.occupancy.known_worker(at) else { return RankHeadroom::unknown(capacity) };
-        let mut room = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
+        let mut headroom = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
             Some((_, rank)) => {
-                let own = self.sessions.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
-                rank.headroom((self.session, own), (capacity, found), self.now)
+                let own = self.sessions.iter().find(|(place, _)| *place == at).map(|(_, resident)| resident);
+                rank.headroom((self.session, own), (capacity, cached), self.now)
             }
             None => RankHeadroom::unknown(capacity),
         };
-        room.inflow = worker.prefill_load.load_at(self.now);
-        room
+        headroom.inflow = worker.prefill_load.load_at(self.now);
+        headroom
     }
 
     /// Returns the first few victims in eviction order: other sessions' KV, and the session's own stale KV.
-    pub(crate) fn victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = EvictionVictim> + use<'a> {
-        self.victims_by(room, return_model::ReturnModel::return_probability)
+    pub(crate) fn victims(self, headroom: &RankHeadroom<'a>) -> impl Iterator<Item = EvictionVictim> + use<'a> {
+        self.victims_by(headroom, return_model::ReturnModel::return_probability)
     }
 
     /// Returns the same victims with the chance that their sessions come back within 15 s.
-    pub(crate) fn short_term_victims(self, room: &RankHeadroom<'a>) -> impl Iterator<Item = EvictionVictim> + use<'a> {
-        self.victims_by(room, return_model::ReturnModel::short_term_return_probability)
+    pub(crate) fn short_term_victims(
+        self,
+        headroom: &RankHeadroom<'a>,
+    ) -> impl Iterator<Item = EvictionVictim> + use<'a> {
+        self.victims_by(headroom, return_model::ReturnModel::short_term_return_probability)
     }
 
-    fn victims_by<F>(self, room: &RankHeadroom<'a>, chance: F) -> impl Iterator<Item = EvictionVictim> + use<'a, F>
+    fn victims_by<F>(self, headroom: &RankHeadroom<'a>, chance: F) -> impl Iterator<Item = EvictionVictim> + use<'a, F>
     where
         F: Fn(&return_model::ReturnModel, return_model::ReturnPattern, return_model::IdleClass) -> f64,
     {
         // Least recently used first: idle time never increases along the iteration.
-        let mut time = return_model::IdleClass::MAX;
-        let stale = room.stale;
-        let victims = room.oldest.iter().map(move |idle| {
+        let mut idle_class = return_model::IdleClass::MAX;
+        let stale = headroom.stale;
+        let victims = headroom.oldest.iter().map(move |idle| {
             if idle.session == self.session {
                 return EvictionVictim { tokens: stale, return_probability: 0.0 };
             }
-            time = time.at_most(self.now - idle.last);
-            let chance = idle.return_pattern.map_or(0.0, |habit| chance(&self.occupancy.returns, habit, time));
+            idle_class = idle_class.at_most(self.now - idle.last);
+            let chance =
+                idle.return_pattern.map_or(0.0, |pattern| chance(&self.occupancy.returns, pattern, idle_class));
             EvictionVictim { tokens: idle.tokens, return_probability: chance }
         });
         let victims = victims.filter(|victim| victim.tokens > Tokens::ZERO);
-        victims.chain(room.recorded_victims.iter().copied()).take(MAX_VICTIMS)
+        victims.chain(headroom.recorded_victims.iter().copied()).take(MAX_VICTIMS)
     }
 }
 

@@ -59,7 +59,7 @@ impl OccupancyModel {
 
     pub(crate) fn knows(&self, at: Owner) -> bool {
         match &self.recorded {
-            Some(told) => told.iter().any(|told| (told.worker, told.rank) == (at.worker, at.rank)),
+            Some(recorded) => recorded.iter().any(|recorded| (recorded.worker, recorded.rank) == (at.worker, at.rank)),
             None => self.known_worker(at).is_some(),
         }
     }

@@ -40,7 +40,7 @@ pub(super) struct RankOccupancy {
 pub(super) struct RankUpdate<'a> {
     pub(super) at: Owner,
     pub(super) rank: &'a mut RankOccupancy,
-    pub(super) tenants: &'a mut ResidentSessions,
+    pub(super) residents: &'a mut ResidentSessions,
 }
 
 impl ResidentSessions {
@@ -56,18 +56,18 @@ impl ResidentSessions {
         });
     }
 
-    fn insert(&mut self, at: Owner, session: SessionId, tenant: ResidentSession) {
-        self.0.entry(session).or_default().push((at, tenant));
+    fn insert(&mut self, at: Owner, session: SessionId, resident: ResidentSession) {
+        self.0.entry(session).or_default().push((at, resident));
     }
 
     fn remove(&mut self, at: Owner, session: SessionId) -> Option<ResidentSession> {
         let places = self.0.get_mut(&session)?;
         let place = places.iter().position(|(place, _)| *place == at)?;
-        let (_, tenant) = places.swap_remove(place);
+        let (_, resident) = places.swap_remove(place);
         if places.is_empty() {
             self.0.remove(&session);
         }
-        Some(tenant)
+        Some(resident)
     }
 
     #[cfg(test)]
@@ -79,13 +79,13 @@ impl ResidentSessions {
 impl RankUpdate<'_> {
     pub(super) fn step_started(&mut self, session: SessionId, footprint: KvFootprint, now: Micros) {
         let before = self.take(session);
-        let shared = before.map_or(footprint.cached, |tenant| tenant.shared.min(footprint.cached));
+        let shared = before.map_or(footprint.cached, |resident| resident.shared.min(footprint.cached));
         self.put(
             session,
             ResidentSession {
                 tokens: footprint.tokens - shared,
                 shared,
-                steps: before.map_or(0, |tenant| tenant.steps) + 1,
+                steps: before.map_or(0, |resident| resident.steps) + 1,
                 last: now,
                 return_pattern: Some(ReturnPattern::New),
             },
@@ -93,23 +93,23 @@ impl RankUpdate<'_> {
         self.evict_down_to(footprint.capacity);
     }
 
-    pub(super) fn step_ended(&mut self, session: SessionId, (tokens, habit): (Tokens, ReturnPattern), now: Micros) {
-        let Some(tenant) = self.take(session) else { return };
-        let steps = tenant.steps.saturating_sub(1);
-        let tokens = tokens - tenant.shared;
-        self.put(session, ResidentSession { tokens, steps, last: now, return_pattern: Some(habit), ..tenant });
+    pub(super) fn step_ended(&mut self, session: SessionId, (tokens, pattern): (Tokens, ReturnPattern), now: Micros) {
+        let Some(resident) = self.take(session) else { return };
+        let steps = resident.steps.saturating_sub(1);
+        let tokens = tokens - resident.shared;
+        self.put(session, ResidentSession { tokens, steps, last: now, return_pattern: Some(pattern), ..resident });
     }
 
     pub(super) fn step_failed(&mut self, session: SessionId) {
-        let Some(tenant) = self.take(session) else { return };
-        if tenant.steps > 1 {
-            self.put(session, ResidentSession { steps: tenant.steps - 1, ..tenant });
+        let Some(resident) = self.take(session) else { return };
+        if resident.steps > 1 {
+            self.put(session, ResidentSession { steps: resident.steps - 1, ..resident });
         }
     }
 
     pub(super) fn session_moved(&mut self, session: SessionId) {
-        let Some(tenant) = self.take(session) else { return };
-        self.put(session, ResidentSession { return_pattern: None, ..tenant });
+        let Some(resident) = self.take(session) else { return };
+        self.put(session, ResidentSession { return_pattern: None, ..resident });
     }
 
     pub(super) fn observe_held_tokens(&mut self, tokens: Tokens) {
@@ -123,38 +123,38 @@ impl RankUpdate<'_> {
         while self.rank.used > most {
             let Some(&IdleResident { session, tokens, .. }) = self.rank.idle.least_recently_used() else { return };
             let over = self.rank.used - most;
-            let Some(tenant) = self.take(session) else { return };
+            let Some(resident) = self.take(session) else { return };
             if tokens > over {
-                self.put(session, ResidentSession { tokens: tokens - over, ..tenant });
+                self.put(session, ResidentSession { tokens: tokens - over, ..resident });
             }
         }
     }
 
     /// Stores a session's KV; an idle session without tokens is dropped.
-    fn put(&mut self, session: SessionId, tenant: ResidentSession) {
-        let ResidentSession { tokens, steps, last, return_pattern: wanted, .. } = tenant;
+    fn put(&mut self, session: SessionId, resident: ResidentSession) {
+        let ResidentSession { tokens, steps, last, return_pattern, .. } = resident;
         if steps > 0 {
             self.rank.in_use += tokens;
             self.rank.served += 1;
         } else if tokens > Tokens::ZERO {
-            self.rank.idle.insert(IdleResident { session, last, tokens, return_pattern: wanted });
+            self.rank.idle.insert(IdleResident { session, last, tokens, return_pattern });
         } else {
             return;
         }
         self.rank.used += tokens;
-        self.tenants.insert(self.at, session, tenant);
+        self.residents.insert(self.at, session, resident);
     }
 
     fn take(&mut self, session: SessionId) -> Option<ResidentSession> {
-        let tenant = self.tenants.remove(self.at, session)?;
-        self.rank.used -= tenant.tokens;
-        if tenant.steps > 0 {
-            self.rank.in_use -= tenant.tokens;
+        let resident = self.residents.remove(self.at, session)?;
+        self.rank.used -= resident.tokens;
+        if resident.steps > 0 {
+            self.rank.in_use -= resident.tokens;
             self.rank.served -= 1;
         } else {
-            self.rank.idle.remove(tenant.last, session);
+            self.rank.idle.remove(resident.last, session);
         }
-        Some(tenant)
+        Some(resident)
     }
 }
 
@@ -164,18 +164,18 @@ impl RankOccupancy {
     pub(super) fn headroom(
         &self,
         (session, own): (SessionId, Option<&ResidentSession>),
-        (capacity, found): (Tokens, Tokens),
+        (capacity, cached): (Tokens, Tokens),
         now: Micros,
     ) -> RankHeadroom<'_> {
-        let has = own.map_or(Tokens::ZERO, |tenant| tenant.tokens);
-        let idle = own.filter(|tenant| tenant.steps == 0);
-        let served = self.served - u32::from(own.is_some_and(|tenant| tenant.steps > 0));
+        let session_tokens = own.map_or(Tokens::ZERO, |resident| resident.tokens);
+        let idle = own.filter(|resident| resident.steps == 0);
+        let served = self.served - u32::from(own.is_some_and(|resident| resident.steps > 0));
         RankHeadroom {
             free: capacity - self.used,
-            session_tokens: has,
-            others_idle: self.used - self.in_use - idle.map_or(Tokens::ZERO, |_| has),
-            stale: idle.map_or(Tokens::ZERO, |tenant| has.min(tenant.shared + has - found)),
-            active: served + self.idle.active_count(now, idle.map(|tenant| (tenant.last, session))),
+            session_tokens,
+            others_idle: self.used - self.in_use - idle.map_or(Tokens::ZERO, |_| session_tokens),
+            stale: idle.map_or(Tokens::ZERO, |resident| session_tokens.min(resident.shared + session_tokens - cached)),
+            active: served + self.idle.active_count(now, idle.map(|resident| (resident.last, session))),
             oldest: self.idle.oldest(),
             ..RankHeadroom::unknown(capacity)
         }
