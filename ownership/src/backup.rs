@@ -167,10 +167,10 @@ async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluste
     }
     let since = unix_time();
     let generation = generation_at(since.as_secs(), head.written)?;
-    let lost = since.saturating_sub(Duration::from_secs(head.written));
+    let age = since.saturating_sub(Duration::from_secs(head.written));
     let applied = ledger.applied();
     // The old cluster may have continued since; its clock never runs faster than real time.
-    let ledger = ledger.restored(RestorePoint { applied, clock: ledger.now().after(Micros::of(lost)), generation });
+    let ledger = ledger.restored(RestorePoint { applied, clock: ledger.now().after(Micros::of(age)), generation });
     let restored = RestoredCluster {
         cluster: ClusterId(random_u128()),
         node: ledger::FOUNDER,

@@ -321,8 +321,8 @@ impl Directory {
         self.core.close_queue();
         self.core.log.shortages().stop_retrying();
         let writer = self.writer.lock().take().map(AbortingTask);
-        let beside = std::mem::take(&mut *self.tasks.lock());
-        for task in writer.into_iter().chain(beside) {
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for task in writer.into_iter().chain(tasks) {
             task.abort_and_wait().await;
         }
         self.core.registry.close_links();

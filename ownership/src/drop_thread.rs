@@ -99,9 +99,9 @@ mod tests {
     use super::*;
 
     fn done(drop_thread: &DropThread) -> mpsc::Receiver<()> {
-        let (tell, told) = mpsc::channel();
-        drop_thread.run(move || tell.send(()).unwrap());
-        told
+        let (sender, receiver) = mpsc::channel();
+        drop_thread.run(move || sender.send(()).unwrap());
+        receiver
     }
 
     #[test]

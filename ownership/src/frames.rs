@@ -121,7 +121,7 @@ impl<R: Read> FrameReader<R> {
         }
         let mut header = [0; HEADER];
         self.read_whole(|from| from.read_exact(&mut header))?;
-        let (length, wanted) = header.split_at(4);
+        let (length, expected) = header.split_at(4);
         let length = u32::from_le_bytes(length.try_into().expect("split at 4")) as usize;
         if length > PAYLOAD {
             return Err(self.note_damage(format!("a frame of {length} bytes")));
@@ -129,7 +129,7 @@ impl<R: Read> FrameReader<R> {
         let mut payload = std::mem::take(&mut self.payload);
         payload.resize(length, 0);
         self.read_whole(|from| from.read_exact(&mut payload))?;
-        if checksum(self.number, &payload).to_le_bytes() != *wanted {
+        if checksum(self.number, &payload).to_le_bytes() != *expected {
             return Err(self.note_damage(format!("the checksum of these {} bytes is wrong", HEADER + length)));
         }
         (self.payload, self.read, self.is_finished) = (payload, 0, length == 0);

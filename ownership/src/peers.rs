@@ -43,8 +43,8 @@ pub(crate) use task::AbortingTask;
 pub(crate) use tls::PeerTls;
 
 /// Decodes another node's message.
-pub(crate) fn decode<A: DeserializeOwned>(said: &[u8]) -> Result<A, PeerError> {
-    rmp_serde::from_slice(said).map_err(|error| PeerError::Garbled(error.to_string()))
+pub(crate) fn decode<A: DeserializeOwned>(message: &[u8]) -> Result<A, PeerError> {
+    rmp_serde::from_slice(message).map_err(|error| PeerError::Garbled(error.to_string()))
 }
 
 /// Maximum size of a call or its answer, in bytes.

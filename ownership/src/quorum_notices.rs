@@ -114,21 +114,22 @@ mod tests {
     #[test]
     fn a_lost_quorum_is_reported_once_and_its_recovery_once() {
         let (mut contact, start) = (QuorumContact::default(), Instant::now());
-        let (lost, there) = (QuorumStatus { stale: true, ..QuorumStatus::default() }, QuorumStatus::default());
+        let (disconnected, connected) =
+            (QuorumStatus { stale: true, ..QuorumStatus::default() }, QuorumStatus::default());
         let at = |millis| (start + Duration::from_millis(millis), SILENCE_TIMEOUT);
-        let told = [
-            (&lost, 0, None),
-            (&lost, 2_900, None),
-            (&there, 2_950, None),
-            (&lost, 4_000, None),
-            (&lost, 7_000, Some(ContactChange::Lost)),
-            (&lost, 9_000, None),
-            (&there, 10_000, Some(ContactChange::Restored { after: Duration::from_secs(6) })),
-            (&there, 11_000, None),
-            (&lost, 12_000, None),
-            (&lost, 15_000, Some(ContactChange::Lost)),
+        let steps = [
+            (&disconnected, 0, None),
+            (&disconnected, 2_900, None),
+            (&connected, 2_950, None),
+            (&disconnected, 4_000, None),
+            (&disconnected, 7_000, Some(ContactChange::Lost)),
+            (&disconnected, 9_000, None),
+            (&connected, 10_000, Some(ContactChange::Restored { after: Duration::from_secs(6) })),
+            (&connected, 11_000, None),
+            (&disconnected, 12_000, None),
+            (&disconnected, 15_000, Some(ContactChange::Lost)),
         ];
-        for (quorum, millis, expected) in told {
+        for (quorum, millis, expected) in steps {
             assert_eq!(contact.note(quorum, at(millis)), expected, "after {millis} ms");
         }
     }

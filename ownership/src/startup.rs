@@ -82,7 +82,7 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     let raft = raft.map_err(|error| {
         unsupported_level(&observer).or_else(|| snapshots.find_damage()).unwrap_or_else(|| quorum_error(error))
     })?;
-    let (proposals, asked) = mpsc::channel(PROPOSAL_QUEUE);
+    let (proposals, proposal_requests) = mpsc::channel(PROPOSAL_QUEUE);
     let (queue, queued) = mpsc::channel(options.queue.max(1));
     let patience = options.peering.timers.election_max + options.peering.timers.election_min;
     let root = options.data_dir.clone();
@@ -105,11 +105,11 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     let mut tasks = Vec::new();
     let own = core.clone();
     tasks.push(AbortingTask(core.supervision.supervise("follower", move || raft_follower::follow(own.clone()))));
-    let (own, asked) = (core.clone(), Arc::new(AsyncMutex::new(asked)));
+    let (own, proposal_requests) = (core.clone(), Arc::new(AsyncMutex::new(proposal_requests)));
     tasks.push(AbortingTask(core.supervision.supervise("proposer", move || {
-        let (core, asked) = (own.clone(), asked.clone());
+        let (core, proposal_requests) = (own.clone(), proposal_requests.clone());
         // Unanswered submissions are submitted again by their writer and executed once.
-        async move { proposer::run(core, &mut *asked.lock().await).await }
+        async move { proposer::run(core, &mut *proposal_requests.lock().await).await }
     })));
     let own = core.clone();
     tasks.push(AbortingTask(

@@ -152,21 +152,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_panicking_task_is_counted_and_restarted_until_it_returns() {
-        let (supervision, (tell, mut told)) = (Arc::new(Supervision::default()), mpsc::channel(8));
+        let (supervision, (sender, mut receiver)) = (Arc::new(Supervision::default()), mpsc::channel(8));
         let mut life = 0;
         let task = supervision.supervise("ticker", move || {
-            let tell = tell.clone();
+            let sender = sender.clone();
             life += 1;
             async move {
-                tell.send(life).await.unwrap();
+                sender.send(life).await.unwrap();
                 assert!(life == 3, "life {life} ends");
             }
         });
         task.await.unwrap();
         for life in 1..=3 {
-            assert_eq!(told.recv().await, Some(life));
+            assert_eq!(receiver.recv().await, Some(life));
         }
-        assert_eq!(told.recv().await, None, "what a life held is gone");
+        assert_eq!(receiver.recv().await, None, "what a life held is gone");
         assert_eq!(
             (supervision.unexpected_ends(), supervision.recently_ended()),
             (BTreeMap::from([("ticker", 2)]), vec!["ticker"])
@@ -175,13 +175,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_without_an_end_that_returns_is_counted_and_begun_anew() {
-        let (supervision, (tell, mut told)) = (Arc::new(Supervision::default()), mpsc::channel(8));
+        let (supervision, (sender, mut receiver)) = (Arc::new(Supervision::default()), mpsc::channel(8));
         let task = supervision.supervise_forever("ticker", move || {
-            let tell = tell.clone();
-            async move { tell.send(()).await.unwrap() }
+            let sender = sender.clone();
+            async move { sender.send(()).await.unwrap() }
         });
         for _ in 0..3 {
-            told.recv().await.unwrap();
+            receiver.recv().await.unwrap();
         }
         task.abort();
         assert!(supervision.unexpected_ends()["ticker"] >= 2);

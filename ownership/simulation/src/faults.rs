@@ -207,8 +207,8 @@ async fn transfer_to_unreachable(world: &Arc<SimWorld>, rng: &mut Rng) {
     for _ in 0..rng.within(1, 4) {
         let leader = leader.clone();
         let pid = leader.pid;
-        let ask = async move { leader.raft.trigger().transfer_leader(to).await.is_ok() };
-        process::run_in(pid, || drop(SimulatedRuntime::spawn(ask)));
+        let transfer = async move { leader.raft.trigger().transfer_leader(to).await.is_ok() };
+        process::run_in(pid, || drop(SimulatedRuntime::spawn(transfer)));
         SimulatedRuntime::sleep(rng.millis(500, 2_500)).await;
     }
     restore_links(world, &cut);

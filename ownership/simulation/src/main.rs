@@ -49,11 +49,11 @@ fn run_seeds(options: &Options) -> bool {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let threads = options.threads.unwrap_or_else(cores).clamp(1, 256);
     let (next, end) = (AtomicU64::new(options.from), options.from.saturating_add(options.seeds));
-    let (teller, told) = mpsc::channel();
+    let (sender, reports) = mpsc::channel();
     let started = Instant::now();
     let totals = std::thread::scope(|scope| {
         for thread in 0..threads {
-            let (teller, next) = (teller.clone(), &next);
+            let (sender, next) = (sender.clone(), &next);
             let work = move || {
                 let seeds = std::iter::from_fn(|| Some(next.fetch_add(1, Relaxed)).filter(|seed| *seed < end));
                 // The receiver stays until all senders are gone.
@@ -62,14 +62,14 @@ fn run_seeds(options: &Options) -> bool {
                     if options.until_failure && report.violation.is_some() {
                         next.store(end, Relaxed);
                     }
-                    drop(teller.send(report));
+                    drop(sender.send(report));
                 }
             };
             let builder = std::thread::Builder::new().name(format!("seeds-{thread}"));
             drop(builder.spawn_scoped(scope, work));
         }
-        drop(teller);
-        collect_reports(&told, options.seeds, started)
+        drop(sender);
+        collect_reports(&reports, options.seeds, started)
     });
     let rate = totals.seeds as f64 / started.elapsed().as_secs_f64();
     say(&format!("{totals}\n{rate:.1} seeds/s on {threads} threads, {:.0} s", started.elapsed().as_secs_f64()));
@@ -80,10 +80,10 @@ fn run_seeds(options: &Options) -> bool {
     !totals.failed.is_empty()
 }
 
-fn collect_reports(told: &mpsc::Receiver<SeedReport>, all: u64, started: Instant) -> SeedTotals {
+fn collect_reports(reports: &mpsc::Receiver<SeedReport>, all: u64, started: Instant) -> SeedTotals {
     let mut totals = SeedTotals::default();
     let is_terminal = stdout().is_terminal();
-    for report in told {
+    for report in reports {
         if report.violation.is_some() {
             say(&verdict(&report));
         }

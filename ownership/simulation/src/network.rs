@@ -69,7 +69,7 @@ where
     drop(answer);
     let response = SimulatedRuntime::timeout(limit, async move {
         match rx.await {
-            Ok(heard) => heard,
+            Ok(reply) => reply,
             // Lost in transit: the caller cannot know.
             Err(_) => pending().await,
         }
@@ -112,7 +112,7 @@ struct ReplyHandle<T> {
 }
 
 impl<T: Send + 'static> ReplyHandle<T> {
-    fn send(self, said: Result<T, RpcFailure>) {
+    fn send(self, reply: Result<T, RpcFailure>) {
         let MessageFate::Arrives(delays) = self.world.fate(self.from, self.to) else { return };
         let Some(delay) = delays.first().copied() else { return };
         process::run_in(Pid::WORLD, || {
@@ -120,7 +120,7 @@ impl<T: Send + 'static> ReplyHandle<T> {
                 SimulatedRuntime::sleep(delay).await;
                 let waiting = self.tx.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
                 // A second answer to a duplicated request, or one that nobody waits for any more.
-                drop(waiting.map(|tx| tx.send(said)));
+                drop(waiting.map(|tx| tx.send(reply)));
             }));
         });
     }
@@ -212,8 +212,8 @@ impl RaftNetworkV2<LinkTypeConfig> for SimLink {
             |error: &dyn std::error::Error| StreamingError::Network(NetworkError::from_string(error.to_string()));
         futures::pin_mut!(sent, cancel);
         match futures::future::select(sent, cancel).await {
-            futures::future::Either::Left((said, _)) => {
-                let response = said.map_err(|error| network(&error))?;
+            futures::future::Either::Left((reply, _)) => {
+                let response = reply.map_err(|error| network(&error))?;
                 response.map_err(|error| network(&error))
             }
             futures::future::Either::Right((closed, _)) => Err(StreamingError::Closed(closed)),

@@ -66,8 +66,8 @@ async fn set_voters(world: &Arc<SimWorld>, rng: &mut Rng, voters: BTreeSet<u64>)
 
 async fn remove(world: &Arc<SimWorld>, id: u64) -> bool {
     run_at_leader(world, move |leader| async move {
-        let gone = ChangeMembers::RemoveNodes(BTreeSet::from([id]));
-        leader.raft.change_membership(gone, false).await.is_ok()
+        let removal = ChangeMembers::RemoveNodes(BTreeSet::from([id]));
+        leader.raft.change_membership(removal, false).await.is_ok()
     })
     .await
 }
@@ -100,12 +100,12 @@ pub(crate) async fn run_operator(world: Arc<SimWorld>) {
             1 | 2 if !learners.is_empty() => swap_voters(&world, &mut rng, (voters, learners)).await,
             3 if !learners.is_empty() => {
                 let Some(id) = rng.pick(&learners).copied() else { continue };
-                let gone = remove(&world, id).await && count(&world, "nodes removed");
+                let is_removed = remove(&world, id).await && count(&world, "nodes removed");
                 // Some removed nodes are switched off, others keep running.
-                if gone && rng.chance(500) {
+                if is_removed && rng.chance(500) {
                     world.end_process(id, ProcessEnd::Killed);
                 }
-                gone
+                is_removed
             }
             _ => {
                 let others: Vec<u64> = voters.into_iter().collect();

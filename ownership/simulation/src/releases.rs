@@ -53,12 +53,12 @@ async fn raise_while_node_joins(world: &Arc<SimWorld>, rng: &mut Rng) {
         let Some(newcomer) = newcomer else { return };
         SimulatedRuntime::sleep(after).await;
         // Like a joining node, it asks until it is admitted.
-        let asks = async {
+        let admission = async {
             while !admit_learner(world, newcomer).await {
                 SimulatedRuntime::sleep(Duration::from_micros(500)).await;
             }
         };
-        let was_let_in = SimulatedRuntime::timeout(JOIN_TIMEOUT, asks).await.is_ok();
+        let was_let_in = SimulatedRuntime::timeout(JOIN_TIMEOUT, admission).await.is_ok();
         world.recorder.count(if was_let_in { "let in beside a raise" } else { "not let in beside a raise" });
     };
     let (raised, ()) = join(raise_level(world, patience), joining).await;

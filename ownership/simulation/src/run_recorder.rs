@@ -139,13 +139,13 @@ impl RunRecorder {
     /// Checks changes that a watcher received; returns false if one should not have been sent.
     pub(crate) fn on_changes_delivered(
         &self,
-        who: &str,
+        reader: &str,
         progress: &mut WatchProgress,
         changes: &[ChangeEvent],
     ) -> bool {
         let mut pages = self.lock();
-        let checked = changes.iter().try_for_each(|change| pages.history.check_change(who, progress, change));
-        let checked = checked.and_then(|()| pages.history.check_whole_revision(who, progress));
+        let checked = changes.iter().try_for_each(|change| pages.history.check_change(reader, progress, change));
+        let checked = checked.and_then(|()| pages.history.check_whole_revision(reader, progress));
         *pages.counts.entry("changes told").or_default() += changes.len() as u64;
         drop(pages);
         let is_fine = checked.is_ok();
@@ -228,25 +228,25 @@ impl NodeProbe {
 
     /// Checks that the changes just published can be read by watchers.
     fn check_published_changes(&self, index: u64) -> PropertyResult {
-        let mut along = self.feed_reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let anew = || self.feed.cursor(index + 1).ok().map(|cursor| (cursor, WatchProgress::starting_at(index + 1)));
-        let Some((cursor, told)) = along.as_mut() else {
-            *along = anew();
+        let mut feed_reader = self.feed_reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let restart = || self.feed.cursor(index + 1).ok().map(|cursor| (cursor, WatchProgress::starting_at(index + 1)));
+        let Some((cursor, progress)) = feed_reader.as_mut() else {
+            *feed_reader = restart();
             return Ok(());
         };
-        let who = format!("who reads along at node {}", self.node);
+        let reader = format!("who reads along at node {}", self.node);
         loop {
             match self.feed.read(cursor) {
                 Ok(changes) if changes.is_empty() => break,
-                Ok(changes) if self.book.on_changes_delivered(&who, told, &changes) => {}
+                Ok(changes) if self.book.on_changes_delivered(&reader, progress, &changes) => {}
                 Ok(_) => break,
                 Err(_) => {
-                    *along = anew();
+                    *feed_reader = restart();
                     return Ok(());
                 }
             }
         }
-        self.book.lock().history.check_published(&who, *told, index)
+        self.book.lock().history.check_published(&reader, *progress, index)
     }
 }
 

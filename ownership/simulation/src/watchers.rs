@@ -30,8 +30,8 @@ pub(crate) async fn run_watcher(world: Arc<SimWorld>, histories: Arc<ClientHisto
     let mut watcher = FeedWatcher { name: format!("watcher {n}"), world: world.clone(), progress: None };
     loop {
         let last = histories.is_stopping().then(|| world.recorder.last_acknowledged());
-        if let (Some(last), Some(told)) = (last, watcher.progress)
-            && world.recorder.has_received_all(told, last)
+        if let (Some(last), Some(progress)) = (last, watcher.progress)
+            && world.recorder.has_received_all(progress, last)
         {
             return histories.finish_client();
         }
@@ -63,12 +63,12 @@ impl FeedWatcher {
             Ok(watch) => watch,
             Err(compacted) => return self.on_compacted(&node, compacted),
         };
-        let (teller, mut heard) = mpsc::unbounded();
+        let (sender, mut revisions) = mpsc::unbounded();
         process::run_in(node.pid, || {
-            drop(SimulatedRuntime::spawn(deliver_changes(node.clone(), watch.peekable(), (rng, pause), teller)))
+            drop(SimulatedRuntime::spawn(deliver_changes(node.clone(), watch.peekable(), (rng, pause), sender)))
         });
         let listen = async {
-            while let Some(revision) = heard.next().await {
+            while let Some(revision) = revisions.next().await {
                 match revision {
                     Ok(changes) => self.record_changes(&changes),
                     Err(compacted) => return self.on_compacted(&node, compacted),
@@ -87,9 +87,9 @@ impl FeedWatcher {
 
     /// Handles a compacted watch: reads the records again and watches from there.
     fn on_compacted(&mut self, node: &SimNode, compacted: CompactedRevision) {
-        let (told, applied) = (self.progress.unwrap_or(WatchProgress::starting_at(0)), node.view().applied());
+        let (progress, applied) = (self.progress.unwrap_or(WatchProgress::starting_at(0)), node.view().applied());
         self.world.recorder.count("watches compacted");
-        self.world.recorder.record_result(watches::check_compaction(&self.name, told, compacted, applied));
+        self.world.recorder.record_result(watches::check_compaction(&self.name, progress, compacted, applied));
         self.progress = Some(WatchProgress::starting_at(applied + 1));
     }
 }
@@ -101,7 +101,7 @@ async fn deliver_changes(
     node: Arc<SimNode>,
     mut watch: Peekable<ChangeStream>,
     (mut rng, pause): (Rng, u64),
-    teller: ChangeSender,
+    sender: ChangeSender,
 ) {
     loop {
         SimulatedRuntime::sleep(rng.millis(0, pause)).await;
@@ -111,10 +111,10 @@ async fn deliver_changes(
             None => return,
         };
         if let Some(first) = revision.as_ref().ok().and_then(|changes| changes.first()) {
-            let (who, applied) = (format!("who watches node {}", node.id), node.view().applied());
-            node.world().recorder.record_result(watches::check_shown(&who, first.revision, applied));
+            let (watcher, applied) = (format!("who watches node {}", node.id), node.view().applied());
+            node.world().recorder.record_result(watches::check_shown(&watcher, first.revision, applied));
         }
-        if teller.unbounded_send(revision).is_err() {
+        if sender.unbounded_send(revision).is_err() {
             return;
         }
     }

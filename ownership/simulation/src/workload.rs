@@ -54,13 +54,13 @@ impl ClientHistories {
     /// Checks every history; returns the first violation.
     pub(crate) fn check(&self) -> Result<usize, PropertyViolation> {
         let histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
-        histories.iter().try_for_each(|(thing, history)| lock::check(&format!("session {thing}"), history))?;
+        histories.iter().try_for_each(|(lock, history)| lock::check(&format!("session {lock}"), history))?;
         Ok(histories.values().map(Vec::len).sum())
     }
 
-    fn record_call(&self, thing: u64, request: LockRequest) -> Option<usize> {
+    fn record_call(&self, lock: u64, request: LockRequest) -> Option<usize> {
         let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
-        let history = histories.entry(thing).or_default();
+        let history = histories.entry(lock).or_default();
         // Operations beyond the maximum are not recorded or executed.
         (history.len() < MAX_OPERATIONS).then(|| {
             history.push(LockOperation { request, called_at: true_time(), returned: None });
@@ -68,9 +68,9 @@ impl ClientHistories {
         })
     }
 
-    fn record_return(&self, thing: u64, call: usize, reply: LockReply) {
+    fn record_return(&self, lock: u64, call: usize, reply: LockReply) {
         let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(operation) = histories.get_mut(&thing).and_then(|history| history.get_mut(call)) {
+        if let Some(operation) = histories.get_mut(&lock).and_then(|history| history.get_mut(call)) {
             operation.returned = Some((true_time(), reply));
         }
     }
@@ -119,13 +119,13 @@ async fn contend_for_lock(
     histories: &ClientHistories,
     held: &mut BTreeMap<u64, (Owner, Epoch)>,
 ) {
-    let thing = FIRST_LOCK + client.rng.below(LOCKS);
-    let subject = OwnershipSubject::Session(SessionId(u128::from(thing)));
+    let lock = FIRST_LOCK + client.rng.below(LOCKS);
+    let subject = OwnershipSubject::Session(SessionId(u128::from(lock)));
     let kind = client.rng.below(3);
     if kind == 0 {
-        return read_lock(client, histories, thing).await;
+        return read_lock(client, histories, lock).await;
     }
-    let (asked, command) = match held.get(&thing).copied().filter(|_| kind == 1) {
+    let (request, command) = match held.get(&lock).copied().filter(|_| kind == 1) {
         Some((owner, seen)) => {
             (LockRequest::Release(owner, seen), Command::Release(ReleaseOwner { subject, owner, seen }))
         }
@@ -134,32 +134,32 @@ async fn contend_for_lock(
             (LockRequest::Claim(owner), Command::ClaimOwner(ClaimOwner { subject, owner }))
         }
     };
-    let Some(call) = histories.record_call(thing, asked) else { return };
-    let Some(done) = client.execute(command).await else { return };
-    let reply = match done.outcome {
+    let Some(call) = histories.record_call(lock, request) else { return };
+    let Some(execution) = client.execute(command).await else { return };
+    let reply = match execution.outcome {
         Outcome::Granted { epoch } => LockReply::Granted(epoch),
         Outcome::Done => LockReply::Released,
         Outcome::Refused(Refusal::AlreadyOwned { by, epoch }) => LockReply::Owned(by, epoch),
         Outcome::Refused(Refusal::StaleEpoch { current }) => LockReply::Stale(current),
-        other => return client.world.recorder.record_result(Err(unexpected_outcome(thing, &other))),
+        other => return client.world.recorder.record_result(Err(unexpected_outcome(lock, &other))),
     };
-    match (asked, reply) {
-        (LockRequest::Claim(owner), LockReply::Granted(epoch)) => drop(held.insert(thing, (owner, epoch))),
-        (LockRequest::Claim(_), LockReply::Owned(by, epoch)) => drop(held.insert(thing, (by, epoch))),
-        _ => drop(held.remove(&thing)),
+    match (request, reply) {
+        (LockRequest::Claim(owner), LockReply::Granted(epoch)) => drop(held.insert(lock, (owner, epoch))),
+        (LockRequest::Claim(_), LockReply::Owned(by, epoch)) => drop(held.insert(lock, (by, epoch))),
+        _ => drop(held.remove(&lock)),
     }
-    histories.record_return(thing, call, reply);
+    histories.record_return(lock, call, reply);
 }
 
-fn unexpected_outcome(thing: u64, outcome: &Outcome) -> PropertyViolation {
+fn unexpected_outcome(lock: u64, outcome: &Outcome) -> PropertyViolation {
     PropertyViolation {
         check: "claims, releases and reads are linearizable",
-        detail: format!("session {thing}: {outcome:?}"),
+        detail: format!("session {lock}: {outcome:?}"),
     }
 }
 
-async fn read_lock(client: &mut SimClient, histories: &ClientHistories, thing: u64) {
-    let Some(call) = histories.record_call(thing, LockRequest::Read) else { return };
+async fn read_lock(client: &mut SimClient, histories: &ClientHistories, lock: u64) {
+    let Some(call) = histories.record_call(lock, LockRequest::Read) else { return };
     let last_acknowledged = client.world.recorder.last_acknowledged();
     let Some(view) = client.read().await else { return };
     client.world.recorder.count("linearizable reads");
@@ -170,11 +170,11 @@ async fn read_lock(client: &mut SimClient, histories: &ClientHistories, thing: u
             detail: format!("entry {last_acknowledged} was acknowledged, the read shows {}", view.applied()),
         }),
     });
-    match view.session(SessionId(u128::from(thing))) {
-        Some(session) => histories.record_return(thing, call, LockReply::Held(session.owner, session.epoch)),
+    match view.session(SessionId(u128::from(lock))) {
+        Some(session) => histories.record_return(lock, call, LockReply::Held(session.owner, session.epoch)),
         None => client.world.recorder.record_result(Err(PropertyViolation {
             check: "no acknowledged write is lost",
-            detail: format!("session {thing} was opened, and is not there at {}", view.applied()),
+            detail: format!("session {lock} was opened, and is not there at {}", view.applied()),
         })),
     }
 }

@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn tls_alerts_are_explained_with_their_fix() {
-        let told = |alert| tls_complaint(&io::Error::other(Error::AlertReceived(alert))).unwrap();
+        let complaint = |alert| tls_complaint(&io::Error::other(Error::AlertReceived(alert))).unwrap();
         for (alert, words) in [
             (AlertDescription::UnknownCA, "another authority"),
             (AlertDescription::DecryptError, "another authority"),
@@ -204,13 +204,13 @@ mod tests {
             (AlertDescription::HandshakeFailure, "no cipher"),
             (AlertDescription::ProtocolVersion, "no version of TLS"),
         ] {
-            let told = told(alert);
-            assert!(told.contains(words) && told.contains(&format!("TLS alert {alert:?}")), "{told}");
+            let complaint = complaint(alert);
+            assert!(complaint.contains(words) && complaint.contains(&format!("TLS alert {alert:?}")), "{complaint}");
         }
         for alert in
             [AlertDescription::HandshakeFailure, AlertDescription::ProtocolVersion, AlertDescription::InternalError]
         {
-            assert!(!told(alert).contains("refused this node's certificate"), "{}", told(alert));
+            assert!(!complaint(alert).contains("refused this node's certificate"), "{}", complaint(alert));
         }
     }
 

@@ -83,8 +83,8 @@ mod tests {
     #[test]
     fn dial_failures_of_many_nodes_and_causes_are_throttled_fairly() {
         let (mut misses, now) = (DialFailures::default(), Instant::now());
-        let told = (0..100).filter(|n| misses.record(NodeId(*n), tls("expired"), now).is_some()).count();
-        assert_eq!(told, 1);
+        let logged = (0..100).filter(|n| misses.record(NodeId(*n), tls("expired"), now).is_some()).count();
+        assert_eq!(logged, 1);
         let changing = (0..100).filter(|n| misses.record(NodeId(5), tls(&n.to_string()), now).is_some()).count();
         assert_eq!(changing, 0);
         assert_eq!(misses.record(NodeId(7), tls("expired"), now + LOG_INTERVAL), Some(199), "it was not told yet");

@@ -40,10 +40,10 @@ mod tests {
 
     #[test]
     fn a_throttled_log_counts_every_event() {
-        let (seldom, now) = (LogThrottle::default(), Instant::now());
-        let told: Vec<_> = (0..5).map(|_| seldom.record(now)).collect();
-        assert_eq!(told, [Some(0), None, None, None, None]);
-        assert_eq!(seldom.record(now + LOG_INTERVAL), Some(4), "so many went by untold");
-        assert_eq!(seldom.count(), 6);
+        let (throttle, now) = (LogThrottle::default(), Instant::now());
+        let logged: Vec<_> = (0..5).map(|_| throttle.record(now)).collect();
+        assert_eq!(logged, [Some(0), None, None, None, None]);
+        assert_eq!(throttle.record(now + LOG_INTERVAL), Some(4), "so many went by untold");
+        assert_eq!(throttle.count(), 6);
     }
 }

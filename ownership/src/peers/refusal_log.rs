@@ -28,12 +28,12 @@ impl RefusalLog {
         if self.logged.get(&node) == Some(refusal) {
             return None;
         }
-        let untold = self.throttle.record(now)?;
+        let suppressed = self.throttle.record(now)?;
         if self.logged.len() >= MAX_NODES {
             self.logged.clear();
         }
         self.logged.insert(node, refusal.clone());
-        Some(untold)
+        Some(suppressed)
     }
 
     pub(crate) fn clear(&mut self, node: Option<NodeId>) {
@@ -48,34 +48,34 @@ mod tests {
 
     #[test]
     fn a_refusal_is_logged_once_per_node_and_cause_until_the_node_is_accepted() {
-        let mut refused = RefusalLog::default();
+        let mut log = RefusalLog::default();
         let (node, removed) = (Some(NodeId(3)), HandshakeRefusal::Retired { node: NodeId(3) });
         let mut now = Instant::now();
-        let told: Vec<_> = (0..3).map(|_| refused.record(node, &removed, now)).collect();
-        assert_eq!(told, [Some(0), None, None]);
-        let mut later = |refused: &mut RefusalLog, node, refusal: &HandshakeRefusal| {
+        let logged: Vec<_> = (0..3).map(|_| log.record(node, &removed, now)).collect();
+        assert_eq!(logged, [Some(0), None, None]);
+        let mut later = |log: &mut RefusalLog, node, refusal: &HandshakeRefusal| {
             now += LOG_INTERVAL;
-            refused.record(node, refusal, now)
+            log.record(node, refusal, now)
         };
-        assert_eq!(later(&mut refused, node, &removed), None, "it was told");
-        assert_eq!(later(&mut refused, None, &removed), Some(0), "another one");
-        assert_eq!(later(&mut refused, node, &HandshakeRefusal::Protocol { spoken: 1 }), Some(0), "another cause");
-        refused.clear(node);
-        assert_eq!(later(&mut refused, node, &removed), Some(0));
+        assert_eq!(later(&mut log, node, &removed), None, "it was told");
+        assert_eq!(later(&mut log, None, &removed), Some(0), "another one");
+        assert_eq!(later(&mut log, node, &HandshakeRefusal::Protocol { spoken: 1 }), Some(0), "another cause");
+        log.clear(node);
+        assert_eq!(later(&mut log, node, &removed), Some(0));
         for n in 0..3 * MAX_NODES as u64 {
-            later(&mut refused, Some(NodeId(n)), &removed);
+            later(&mut log, Some(NodeId(n)), &removed);
         }
-        assert!(refused.logged.len() <= MAX_NODES);
+        assert!(log.logged.len() <= MAX_NODES);
     }
 
     #[test]
     fn refusals_of_ever_new_node_ids_are_throttled_and_hide_no_node() {
-        let (mut refused, now) = (RefusalLog::default(), Instant::now());
+        let (mut log, now) = (RefusalLog::default(), Instant::now());
         let refusal = HandshakeRefusal::Protocol { spoken: 1 };
-        let told = (0..1_000).filter(|n| refused.record(Some(NodeId(*n)), &refusal, now).is_some()).count();
-        assert_eq!(told, 1);
+        let logged = (0..1_000).filter(|n| log.record(Some(NodeId(*n)), &refusal, now).is_some()).count();
+        assert_eq!(logged, 1);
         assert_eq!(
-            refused.record(Some(NodeId(7)), &refusal, now + LOG_INTERVAL),
+            log.record(Some(NodeId(7)), &refusal, now + LOG_INTERVAL),
             Some(999),
             "it still calls, and is told of"
         );

@@ -143,8 +143,8 @@ impl<'a> Simulation<'a> {
         // Workers of a bound share one memory, so their own needs no bookkeeping.
         let sizes = if shared.is_some() { spec.sizes.device_only() } else { spec.sizes };
         let own = if shared.is_some() { 0 } else { runs };
-        let late = kind.residency_delay().map(|by| DelayedResidency::new(by, setup.workers, runs));
-        let is_late = late.is_some();
+        let delayed = kind.residency_delay().map(|by| DelayedResidency::new(by, setup.workers, runs));
+        let is_late = delayed.is_some();
         let worker = |_| {
             let engine = RunEngine::new(spec.timing, sizes, own);
             ScheduledEngine { engine: if is_late { engine.with_change_recording() } else { engine }, event_sequence: 0 }
@@ -156,7 +156,7 @@ impl<'a> Simulation<'a> {
             driver: PolicyDriver {
                 policy: kind.build(setup.seed),
                 watch: None,
-                delayed_residency: late,
+                delayed_residency: delayed,
                 model: None,
                 tier_policy: None,
             },
@@ -239,13 +239,13 @@ impl<'a> Simulation<'a> {
     fn advance_to(&mut self, until: Seconds) {
         self.tally.utilization.pass(until - self.now);
         self.now = until;
-        self.driver.delayed_residency.iter_mut().for_each(|late| late.pass(until));
+        self.driver.delayed_residency.iter_mut().for_each(|delayed| delayed.pass(until));
     }
 
     fn record_residency_changes(&mut self) {
-        let Some(late) = &mut self.driver.delayed_residency else { return };
+        let Some(delayed) = &mut self.driver.delayed_residency else { return };
         for (place, worker) in self.engines.iter_mut().enumerate() {
-            late.changed(place, self.now, worker.engine.take_changes());
+            delayed.changed(place, self.now, worker.engine.take_changes());
         }
     }
 

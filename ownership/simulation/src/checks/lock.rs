@@ -131,7 +131,7 @@ pub(crate) fn check(thing: &str, history: &[LockOperation]) -> PropertyResult {
         let rest = |n: &usize| done & (1 << n) == 0;
         let first_return = (0..history.len()).filter(rest).map(|n| returns[n]).min().unwrap_or(Duration::MAX);
         for n in (0..history.len()).rev().filter(rest).filter(|n| history[*n].called_at <= first_return) {
-            let reply = history[n].returned.map(|(_, said)| said);
+            let reply = history[n].returned.map(|(_, reply)| reply);
             open.extend(lock.successors(history[n].request, reply).into_iter().map(|next| (done | 1 << n, next)));
         }
     }
@@ -270,27 +270,27 @@ mod tests {
             let mut history = Vec::new();
             let (mut held, mut at, mut index) = (None, 1, 1);
             for n in 0..40u64 {
-                let who = rng.within(1, 3);
-                let (asked, said) = match rng.below(3) {
+                let client = rng.within(1, 3);
+                let (request, reply) = match rng.below(3) {
                     0 => match held {
-                        Some(by) if by != who => (claim(who), LockReply::Owned(owner(by), epoch(at))),
-                        Some(_) => (claim(who), LockReply::Granted(epoch(at))),
+                        Some(by) if by != client => (claim(client), LockReply::Owned(owner(by), epoch(at))),
+                        Some(_) => (claim(client), LockReply::Granted(epoch(at))),
                         None => {
                             index += 1;
-                            (held, at) = (Some(who), index);
-                            (claim(who), LockReply::Granted(epoch(at)))
+                            (held, at) = (Some(client), index);
+                            (claim(client), LockReply::Granted(epoch(at)))
                         }
                     },
-                    1 if held == Some(who) => {
-                        let asked = LockRequest::Release(owner(who), epoch(at));
+                    1 if held == Some(client) => {
+                        let request = LockRequest::Release(owner(client), epoch(at));
                         index += 1;
                         (held, at) = (None, index);
-                        (asked, LockReply::Released)
+                        (request, LockReply::Released)
                     }
                     _ => (LockRequest::Read, LockReply::Held(held.map(owner), epoch(at))),
                 };
                 // Calls and returns overlap with their neighbours'.
-                history.push(operation(asked, n * 10 - rng.below(n.min(1) * 10), n * 10 + rng.below(12), said));
+                history.push(operation(request, n * 10 - rng.below(n.min(1) * 10), n * 10 + rng.below(12), reply));
             }
             assert_eq!(check("lock", &history), Ok(()), "seed {seed}");
             let granted = |operation: &LockOperation| matches!(operation.returned, Some((_, LockReply::Granted(_))));

@@ -53,22 +53,27 @@ impl ChangeHistory {
         first.or_else(later)
     }
 
-    pub(crate) fn check_change(&self, who: &str, progress: &mut WatchProgress, change: &ChangeEvent) -> PropertyResult {
+    pub(crate) fn check_change(
+        &self,
+        watcher: &str,
+        progress: &mut WatchProgress,
+        change: &ChangeEvent,
+    ) -> PropertyResult {
         let next = self.next_change(*progress);
         let is_next = next
             .is_some_and(|(at, (key, op))| at.revision == change.revision && *key == change.key && *op == change.op);
-        ensure!(is_next, ORDER, "{who} was told {change:?}, and next was {next:?}")?;
+        ensure!(is_next, ORDER, "{watcher} was told {change:?}, and next was {next:?}")?;
         *progress = next.map_or(*progress, |(at, _)| WatchProgress { changes: at.changes + 1, ..at });
         Ok(())
     }
 
     /// Checks, when nothing more is available at once, that what was received are whole revisions.
-    pub(crate) fn check_whole_revision(&self, who: &str, progress: &mut WatchProgress) -> PropertyResult {
+    pub(crate) fn check_whole_revision(&self, watcher: &str, progress: &mut WatchProgress) -> PropertyResult {
         let all = self.0.get(&progress.revision).map_or(0, Vec::len);
         ensure!(
             progress.changes == 0 || progress.changes == all,
             WHOLE,
-            "{who} was told {progress:?} of {all} changes"
+            "{watcher} was told {progress:?} of {all} changes"
         )?;
         if progress.changes > 0 {
             *progress = WatchProgress::starting_at(progress.revision + 1);
@@ -82,30 +87,30 @@ impl ChangeHistory {
     }
 
     /// Checks that a reader of every published change has received everything that the view shows.
-    pub(crate) fn check_published(&self, who: &str, progress: WatchProgress, index: u64) -> PropertyResult {
+    pub(crate) fn check_published(&self, watcher: &str, progress: WatchProgress, index: u64) -> PropertyResult {
         ensure!(
             self.has_received_all(progress, index),
             ORDER,
-            "{who}: {index} is published, and told is {progress:?} only"
+            "{watcher}: {index} is published, and told is {progress:?} only"
         )
     }
 }
 
 /// Checks a compaction error from a node that shows `applied`.
 pub(crate) fn check_compaction(
-    who: &str,
+    watcher: &str,
     progress: WatchProgress,
     compacted: CompactedRevision,
     applied: u64,
 ) -> PropertyResult {
     let CompactedRevision { oldest } = compacted;
-    ensure!(oldest > progress.revision, COMPACTED, "{who} was told {progress:?}, and cut off before {oldest}")?;
-    ensure!(oldest <= applied + 1, COMPACTED, "{who} is sent to {oldest} by a node that shows {applied}")
+    ensure!(oldest > progress.revision, COMPACTED, "{watcher} was told {progress:?}, and cut off before {oldest}")?;
+    ensure!(oldest <= applied + 1, COMPACTED, "{watcher} is sent to {oldest} by a node that shows {applied}")
 }
 
 /// Checks that a node which delivers a revision shows it in its view.
-pub(crate) fn check_shown(who: &str, revision: u64, applied: u64) -> Result<(), PropertyViolation> {
-    ensure!(revision <= applied, SHOWN, "{who} was told of {revision}, the view shows {applied}")
+pub(crate) fn check_shown(watcher: &str, revision: u64, applied: u64) -> Result<(), PropertyViolation> {
+    ensure!(revision <= applied, SHOWN, "{watcher} was told of {revision}, the view shows {applied}")
 }
 
 #[cfg(test)]
@@ -133,10 +138,10 @@ mod tests {
     }
 
     fn progress_after(from: u64, changes: &[ChangeEvent]) -> Result<WatchProgress, PropertyViolation> {
-        let (history, mut told) = (history(), WatchProgress::starting_at(from));
-        changes.iter().try_for_each(|change| history.check_change("a watcher", &mut told, change))?;
-        history.check_whole_revision("a watcher", &mut told)?;
-        Ok(told)
+        let (history, mut progress) = (history(), WatchProgress::starting_at(from));
+        changes.iter().try_for_each(|change| history.check_change("a watcher", &mut progress, change))?;
+        history.check_whole_revision("a watcher", &mut progress)?;
+        Ok(progress)
     }
 
     #[test]

@@ -30,8 +30,8 @@ struct Program {
 
 impl ThunderAgent {
     fn used(&self, worker: usize) -> Tokens {
-        let here = self.programs.values().filter(|program| program.worker == Some(worker));
-        here.map(|program| program.context + BUFFER).sum()
+        let assigned = self.programs.values().filter(|program| program.worker == Some(worker));
+        assigned.map(|program| program.context + BUFFER).sum()
     }
 
     fn free_tokens(&self, fleet: &FleetView<'_>, worker: usize) -> Tokens {
@@ -64,7 +64,7 @@ impl ThunderAgent {
             }
         }
         chosen.sort_unstable_by(|a, b| b.cmp(a));
-        let mut due = Vec::new();
+        let mut resumed = Vec::new();
         for (context, session) in chosen {
             let worker = super::argmin(fleet.all(), |worker| std::cmp::Reverse(free_tokens[worker]));
             if free_tokens[worker] < context + BUFFER {
@@ -73,10 +73,10 @@ impl ThunderAgent {
             free_tokens[worker] -= context + BUFFER;
             if let Some(program) = self.programs.get_mut(&session) {
                 program.worker = Some(worker);
-                due.append(&mut program.waiting);
+                resumed.append(&mut program.waiting);
             }
         }
-        due
+        resumed
     }
 
     /// When contexts exceed a worker's memory, the shortest programs in a tool call lose their place.
@@ -105,8 +105,8 @@ impl RoutingPolicy for ThunderAgent {
         let (session, context) = (request.at.session, request.step.prompt);
         let queue = self.programs.values().any(|program| !program.waiting.is_empty());
         let known = self.programs.contains_key(&session);
-        let fresh = Program { context, worker: None, tool_call_since: None, waiting: Vec::new(), steps: 0 };
-        let program = self.programs.entry(session).or_insert(fresh);
+        let new_program = Program { context, worker: None, tool_call_since: None, waiting: Vec::new(), steps: 0 };
+        let program = self.programs.entry(session).or_insert(new_program);
         (program.tool_call_since, program.context) = (None, context);
         if program.worker.is_some() {
             program.steps += 1;
@@ -150,8 +150,8 @@ impl RoutingPolicy for ThunderAgent {
     }
 
     fn due_steps(&mut self, fleet: &FleetView<'_>) -> Vec<StepRef> {
-        let due = self.resume(fleet);
+        let resumed = self.resume(fleet);
         self.pause(fleet);
-        due
+        resumed
     }
 }

@@ -111,12 +111,13 @@ pub(super) fn with_confidence(cells: &[PolicySummary], names: &[&str]) -> Vec<Ve
     rows(cells, &metrics, |metric, mean| mean.format(metric.digits))
 }
 
-fn rows(cells: &[PolicySummary], metrics: &[&Metric], said: fn(&Metric, Mean) -> String) -> Vec<Vec<String>> {
+fn rows(cells: &[PolicySummary], metrics: &[&Metric], format_mean: fn(&Metric, Mean) -> String) -> Vec<Vec<String>> {
     let names = ["policy", "load"].into_iter().chain(metrics.iter().map(|metric| metric.name));
     let row = |summary: &PolicySummary| {
-        let said =
-            |metric: &&Metric| summary.mean(metric.name).map_or_else(|| "-".to_owned(), |mean| said(metric, mean));
-        [summary.policy.to_owned(), summary.load.to_string()].into_iter().chain(metrics.iter().map(said)).collect()
+        let cell_text = |metric: &&Metric| {
+            summary.mean(metric.name).map_or_else(|| "-".to_owned(), |mean| format_mean(metric, mean))
+        };
+        [summary.policy.to_owned(), summary.load.to_string()].into_iter().chain(metrics.iter().map(cell_text)).collect()
     };
     std::iter::once(names.map(str::to_owned).collect()).chain(cells.iter().map(row)).collect()
 }

@@ -262,10 +262,10 @@ pub fn csv(runs: &[RunStats]) -> String {
     let head = ["policy", "load", "seed"].into_iter().chain(names).chain(tiers);
     let mut text = head.collect::<Vec<_>>().join(",") + "\n";
     for run in runs {
-        let who = [run.policy.to_owned(), run.traffic.load.to_string(), run.traffic.seed.to_string()];
+        let labels = [run.policy.to_owned(), run.traffic.load.to_string(), run.traffic.seed.to_string()];
         let figures = Metric::ALL.iter().map(|metric| metric.format(run, ""));
         let tiers = tiers.map(|_| run.traffic.tier_policy.map(|policy| policy.to_string()).unwrap_or_default());
-        text += &(who.into_iter().chain(figures).chain(tiers).collect::<Vec<_>>().join(",") + "\n");
+        text += &(labels.into_iter().chain(figures).chain(tiers).collect::<Vec<_>>().join(",") + "\n");
     }
     text
 }

@@ -44,14 +44,15 @@ impl Simulation<'_> {
         let step = &trace.sessions[at.session].steps[at.step];
         let alone = trace.arrivals == ArrivalProcess::Recorded;
         let resident = self.resident_memory(step);
-        let late = self.driver.delayed_residency.as_ref().map(|late| self.visible_memory(late, step, &resident));
+        let delayed =
+            self.driver.delayed_residency.as_ref().map(|delayed| self.visible_memory(delayed, step, &resident));
         let watch = self.driver.watch;
         let dealt = self.ask_policy(|policy, fleet| {
             let ask = PlacementRequest {
                 at,
                 step,
                 is_independent: alone,
-                memory_by_worker: late.as_ref().unwrap_or(&resident),
+                memory_by_worker: delayed.as_ref().unwrap_or(&resident),
             };
             (policy.admit(&ask, fleet) == PlacementTiming::Now).then(|| {
                 watch.iter().for_each(|watch| watch.start());
@@ -71,50 +72,51 @@ impl Simulation<'_> {
     }
 
     /// Returns the seconds to load what is in slower tiers, except for the leading tokens that were sent.
-    pub(super) fn restoring(&self, depths: &TierDepths, sent: Tokens) -> f64 {
+    pub(super) fn restoring(&self, depths: &TierDepths, fetched_tokens: Tokens) -> f64 {
         let sizes = &self.setup.spec.sizes;
         let TierDepths { device, with_host, with_disk } = *depths;
-        let above_host = device.max(sent);
+        let above_host = device.max(fetched_tokens);
         let host = (with_host - above_host).0 as f64 / sizes.host_tokens_per_second;
-        host + (with_disk - with_host.max(sent)).0 as f64 / sizes.disk_speed.read
+        host + (with_disk - with_host.max(fetched_tokens)).0 as f64 / sizes.disk_speed.read
     }
 
     fn resident_memory(&self, step: &TraceStep) -> Vec<TierDepths> {
         let runs = &self.trace.runs;
         if let Some(shared) = &self.shared_cache {
-            let found = shared.matched(runs, &step.path);
-            return vec![TierDepths::on_device(found); self.engines.len()];
+            let matched = shared.matched(runs, &step.path);
+            return vec![TierDepths::on_device(matched); self.engines.len()];
         }
         self.engines.iter().map(|worker| worker.engine.cached_depths(runs, &step.path)).collect()
     }
 
     /// Returns the residency as the policy sees it.
-    fn visible_memory(&self, late: &DelayedResidency, step: &TraceStep, held: &[TierDepths]) -> Vec<TierDepths> {
-        let known = |(worker, memory): (usize, &TierDepths)| {
-            let device = late.matched_tokens(worker, &self.trace.runs, &step.path);
+    fn visible_memory(&self, delayed: &DelayedResidency, step: &TraceStep, resident: &[TierDepths]) -> Vec<TierDepths> {
+        let visible = |(worker, memory): (usize, &TierDepths)| {
+            let device = delayed.matched_tokens(worker, &self.trace.runs, &step.path);
             let sizes = &self.setup.spec.sizes;
-            let below =
-                |size: Tokens, now: Tokens, known: Tokens| if size > Tokens::ZERO { now.max(known) } else { known };
+            let below = |size: Tokens, now: Tokens, visible: Tokens| {
+                if size > Tokens::ZERO { now.max(visible) } else { visible }
+            };
             let with_host = below(sizes.host, memory.with_host, device);
             TierDepths { device, with_host, with_disk: below(sizes.disk, memory.with_disk, with_host) }
         };
-        held.iter().enumerate().map(known).collect()
+        resident.iter().enumerate().map(visible).collect()
     }
 
     fn dispatch(
         &mut self,
         (at, step): (StepRef, &TraceStep),
         since: Seconds,
-        (dispatch, held): (&Dispatch, &[TierDepths]),
+        (dispatch, resident): (&Dispatch, &[TierDepths]),
     ) {
         self.links.replication.step_dispatched((at, step), dispatch.prefill);
         let ticket = RunRequestId(u32::try_from(self.jobs.len()).expect("a trace has fewer steps"));
         let (prefill, decode) = (dispatch.prefill, dispatch.decode);
-        let PendingFetch { runs: fetched, pinned_runs: lent, ready } =
+        let PendingFetch { runs: fetched, pinned_runs: pinned, ready } =
             dispatch.fetch.map_or_else(PendingFetch::default, |fetch| self.fetch(ticket, step, (fetch, prefill)));
-        let there = held[prefill].with_disk;
-        let sent = dispatch.fetch.filter(|_| !fetched.is_empty()).map_or(Tokens::ZERO, |fetch| fetch.until);
-        let cached = there.max(sent);
+        let resident_tokens = resident[prefill].with_disk;
+        let fetched_tokens = dispatch.fetch.filter(|_| !fetched.is_empty()).map_or(Tokens::ZERO, |fetch| fetch.until);
+        let cached = resident_tokens.max(fetched_tokens);
         let expected = (step.prompt - cached).max(Tokens(1));
         let answered = if prefill == decode { DecodeLocation::Local } else { DecodeLocation::Remote };
         let prompt = RunRequest {
@@ -127,12 +129,13 @@ impl Simulation<'_> {
             fetched_runs: fetched,
             ready_at: ready,
             expected,
-            expected_work: self.setup.spec.timing.prefill_time(expected, cached) + self.restoring(&held[prefill], sent),
+            expected_work: self.setup.spec.timing.prefill_time(expected, cached)
+                + self.restoring(&resident[prefill], fetched_tokens),
         };
-        let best = if self.shared_cache.is_some() { Tokens::ZERO } else { deepest(held) };
+        let best = if self.shared_cache.is_some() { Tokens::ZERO } else { deepest(resident) };
         dispatch.prediction.iter().for_each(|prediction| self.tally.action(prediction.action));
         let stages = StageTimes::at_placement((since, self.now), ready);
-        self.jobs.push(Some(StepJob::new((at, stages), *dispatch, (lent, best))));
+        self.jobs.push(Some(StepJob::new((at, stages), *dispatch, (pinned, best))));
         if answered == DecodeLocation::Remote {
             self.engines[decode].engine.expect_arrival();
         }
@@ -184,15 +187,15 @@ impl Simulation<'_> {
     pub(super) fn fetch_arrived(&mut self, request: RunRequestId) {
         let runs = &self.trace.runs;
         let job = self.job(request);
-        let (dispatch, lent) = (job.dispatch, std::mem::take(&mut job.pinned_runs));
+        let (dispatch, pinned) = (job.dispatch, std::mem::take(&mut job.pinned_runs));
         if let Some(PrefixFetch { from, .. }) = dispatch.fetch {
-            self.engines[from].engine.transfer_sent(runs, &lent);
+            self.engines[from].engine.transfer_sent(runs, &pinned);
             self.wake_engine(dispatch.prefill);
             self.wake_engine(from);
         }
     }
 }
 
-fn deepest(held: &[TierDepths]) -> Tokens {
-    held.iter().map(|memory| memory.device).max().unwrap_or_default()
+fn deepest(resident: &[TierDepths]) -> Tokens {
+    resident.iter().map(|memory| memory.device).max().unwrap_or_default()
 }

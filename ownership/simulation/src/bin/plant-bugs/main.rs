@@ -101,22 +101,22 @@ fn selected_bugs<'a>(options: &Options, bugs: &'a BugList) -> Result<Vec<KnownBu
 /// found as known.
 fn replay(binary: &Path, wanted: &[KnownBug<'_>]) -> Result<usize> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (next, (teller, told)) = (AtomicUsize::new(0), mpsc::channel());
+    let (next, (sender, results)) = (AtomicUsize::new(0), mpsc::channel());
     let changes: Vec<(&str, Option<String>)> = std::thread::scope(|scope| {
         for _ in 0..cores {
-            let (teller, next) = (teller.clone(), &next);
+            let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 while let Some((name, finding)) = wanted.get(next.fetch_add(1, Relaxed)) {
-                    drop(teller.send(replay_bug(binary, name, *finding).map(|change| (*name, change))));
+                    drop(sender.send(replay_bug(binary, name, *finding).map(|change| (*name, change))));
                 }
             });
         }
-        drop(teller);
-        told.into_iter().collect::<Result<_, _>>()
+        drop(sender);
+        results.into_iter().collect::<Result<_, _>>()
     })?;
-    for (name, how) in changes.iter().filter_map(|(name, change)| Some((name, change.as_ref()?))) {
+    for (name, change) in changes.iter().filter_map(|(name, change)| Some((name, change.as_ref()?))) {
         let hunted = trial::hunt(binary, Some(name), SHORT_HUNT_SEEDS)?;
-        say(&format!("CHANGED {name}: {how}; {}", advice(name, &hunted, SHORT_HUNT_SEEDS)));
+        say(&format!("CHANGED {name}: {change}; {}", advice(name, &hunted, SHORT_HUNT_SEEDS)));
     }
     Ok(changes.iter().filter(|(_, change)| change.is_none()).count())
 }

@@ -46,22 +46,22 @@ impl OwnerServe {
         &mut self,
         fleet: &FleetView<'_>,
     ) -> Vec<((IdleAgent, SessionId), PrefixReplication)> {
-        let waiting: Vec<_> = self.idle_agents.0.values().filter(|waiting| !waiting.is_sent).cloned().collect();
+        let unsent: Vec<_> = self.idle_agents.0.values().filter(|agent| !agent.is_sent).cloned().collect();
         let bounds = ReplicationLimits::default();
         let mut moves = Vec::new();
-        for waiting in waiting {
-            let resident = held(&waiting.expected, fleet);
-            let ask = PlacementRequest {
-                at: waiting.after,
-                step: &waiting.expected,
+        for agent in unsent {
+            let resident = resident_depths(&agent.expected, fleet);
+            let request = PlacementRequest {
+                at: agent.after,
+                step: &agent.expected,
                 is_independent: false,
                 memory_by_worker: &resident,
             };
             let (chosen, located) =
-                self.with_inputs(&ask, fleet, |inputs| planner::plan_prefix_replication(inputs, &bounds));
-            moves.extend(chosen.ok().map(|chosen| ((waiting, located.session.id), chosen)));
+                self.with_inputs(&request, fleet, |inputs| planner::plan_prefix_replication(inputs, &bounds));
+            moves.extend(chosen.ok().map(|chosen| ((agent, located.session.id), chosen)));
         }
-        moves.sort_by_key(|((waiting, _), chosen)| (Reverse(chosen.saves - chosen.costs), waiting.after));
+        moves.sort_by_key(|((agent, _), chosen)| (Reverse(chosen.saves - chosen.costs), agent.after));
         moves
     }
 
@@ -69,21 +69,21 @@ impl OwnerServe {
     pub(super) fn record_replication(
         &mut self,
         fleet: &FleetView<'_>,
-        ((waiting, id), chosen): ((IdleAgent, SessionId), PrefixReplication),
+        ((agent, id), chosen): ((IdleAgent, SessionId), PrefixReplication),
     ) -> ReplicationOrder {
-        let IdleAgent { after, expected, .. } = waiting;
-        if let Some(noted) = self.idle_agents.0.get_mut(&(after.session, expected.agent)) {
-            noted.is_sent = true;
+        let IdleAgent { after, expected, .. } = agent;
+        if let Some(agent) = self.idle_agents.0.get_mut(&(after.session, expected.agent)) {
+            agent.is_sent = true;
         }
         let (from, to) = (worker_index(chosen.from), worker_index(chosen.to));
         let until = chosen.blocks.tokens(fleet.block);
-        let found = fleet.workers[to].cached_depths(fleet.runs, &expected.path).device;
-        let footprint = KvFootprint { tokens: until, cached: found, capacity: fleet.spec.sizes.device };
+        let cached = fleet.workers[to].cached_depths(fleet.runs, &expected.path).device;
+        let footprint = KvFootprint { tokens: until, cached, capacity: fleet.spec.sizes.device };
         self.occupancy.prefix_replicated(owner(to), id, footprint, micros(fleet.now.0));
         ReplicationOrder { after, path: expected.path, from, to, until }
     }
 }
 
-fn held(step: &TraceStep, fleet: &FleetView<'_>) -> Vec<TierDepths> {
+fn resident_depths(step: &TraceStep, fleet: &FleetView<'_>) -> Vec<TierDepths> {
     fleet.workers.iter().map(|engine| engine.cached_depths(fleet.runs, &step.path)).collect()
 }

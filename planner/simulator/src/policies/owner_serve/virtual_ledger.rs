@@ -93,38 +93,38 @@ impl VirtualLedger {
     }
 
     /// Returns what the ledger knows of a prompt at this time.
-    pub(super) fn locate(&mut self, asked: &PromptQuery<'_>, now: Micros) -> PromptMatch {
+    pub(super) fn locate(&mut self, prompt: &PromptQuery<'_>, now: Micros) -> PromptMatch {
         self.advance_clock(now);
-        let chain = self.chains.of(asked.path, asked.prompt);
+        let chain = self.chains.of(prompt.path, prompt.prompt);
         let query = LocateQuery {
             scope: self.scope,
-            session: asked.client_session,
+            session: prompt.client_session,
             chain: &chain,
             shared_prefix: Blocks::ZERO,
         };
         let found = self.ledger.locate(query);
-        let whose = found.resolve_session(asked.client_session, asked.new_session);
-        let record = self.ledger.session(whose.session);
+        let session_match = found.resolve_session(prompt.client_session, prompt.new_session);
+        let record = self.ledger.session(session_match.session);
         let owner = record.as_ref().and_then(|session| self.ledger.session_owner(session));
-        let shared = whose.head.map_or(Blocks::ZERO, |(_, shared)| shared);
-        let on_head = whose.head.filter(|(head, shared)| head.blocks == *shared);
+        let shared = session_match.head.map_or(Blocks::ZERO, |(_, shared)| shared);
+        let on_head = session_match.head.filter(|(head, shared)| head.blocks == *shared);
         PromptMatch {
             session: SessionView {
                 owner,
                 epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
                 sealed: found.known_blocks(),
                 replicas: found.sealed.as_ref().map_or_else(Vec::new, |sealed| sealed.holders(owner)),
-                ..SessionView::new(whose.session)
+                ..SessionView::new(session_match.session)
             },
-            relation: whose
+            relation: session_match
                 .head
                 .map_or(HeadRelation::Unknown, |(head, shared)| HeadRelation::of(chain.blocks(), head.blocks, shared)),
             shared,
             idle: record.map(|session| Micros(self.ledger.now().0 - session.touched.0)),
-            is_named: asked.client_session.is_some(),
-            parent: whose.parent,
+            is_named: prompt.client_session.is_some(),
+            parent: session_match.parent,
             base: on_head.map_or(chain.root, |(head, _)| head.id),
-            replaces: whose.replaced_head,
+            replaces: session_match.replaced_head,
             chain,
         }
     }

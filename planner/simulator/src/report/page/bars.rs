@@ -52,21 +52,21 @@ impl BarChart<'_> {
     }
 
     fn draw(&self, svg: &mut String, top: f64, bar: &Bar) {
-        let who = &*bar.name;
+        let bar_name = &*bar.name;
         let line = top + BAR_HEIGHT - 1.0;
-        let _ = write!(svg, "<text x=\"{}\" y=\"{line:.1}\" text-anchor=\"end\">{who}</text>", LEFT - 8.0);
+        let _ = write!(svg, "<text x=\"{}\" y=\"{line:.1}\" text-anchor=\"end\">{bar_name}</text>", LEFT - 8.0);
         let mut sum = 0.0;
         for (number_of_part, (part, name)) in bar.parts.iter().zip(self.parts).enumerate() {
             let (from, to) = (x_position(self.scale.position(sum)), x_position(self.scale.position(sum + part)));
             sum += part;
             let look = if self.parts.len() == 1 {
-                format!("bar {}", class(who))
+                format!("bar {}", class(bar_name))
             } else {
                 format!("part k{}", number_of_part % 8)
             };
             let place =
                 format!("x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{BAR_HEIGHT}\"", (to - from).max(0.0));
-            let label = format!("{who}: {name} {}{}", number(*part), self.unit);
+            let label = format!("{bar_name}: {name} {}{}", number(*part), self.unit);
             let _ = write!(svg, "<rect class=\"{look}\" {place}><title>{}</title></rect>", escaped(&label));
         }
         let at = x_position(self.scale.position(sum)) + 5.0;

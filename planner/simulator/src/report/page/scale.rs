@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn numbers_are_printed_with_three_significant_digits() {
-        let said: Vec<String> = [0.0, 0.0123, 0.5, 1.234, 12.34, 120.0, 1234.5].map(number).into();
-        assert_eq!(said, ["0", "0.012", "0.5", "1.23", "12.3", "120", "1234"]);
+        let labels: Vec<String> = [0.0, 0.0123, 0.5, 1.234, 12.34, 120.0, 1234.5].map(number).into();
+        assert_eq!(labels, ["0", "0.012", "0.5", "1.23", "12.3", "120", "1234"]);
     }
 }

@@ -25,15 +25,15 @@ pub(super) fn sweep(report: &SimulationReport) -> String {
         html += "<p>One load only: <code>--load 8,16,24,32</code> shows where each policy saturates.</p>";
     }
     html += "<p class=\"soft\">Upright lines are 95 % confidence over seeds.</p><div class=\"grid\">";
-    for (name, said, steps) in SWEEP {
-        html += &over_load(report, (name, said), steps);
+    for (name, title, steps) in SWEEP {
+        html += &over_load(report, (name, title), steps);
     }
     html += &format!("</div>{}", legend(&report.policies()));
     let names: Vec<&str> = SWEEP.iter().map(|(name, ..)| *name).collect();
     html + &collapsible_table("load sweep", &with_confidence(&report.cells, &names))
 }
 
-fn over_load(report: &SimulationReport, (name, said): (&str, &str), steps: ScaleKind) -> String {
+fn over_load(report: &SimulationReport, (name, title): (&str, &str), steps: ScaleKind) -> String {
     let line = |policy: &&'static str| {
         let cells = report.cells.iter().filter(|cell| cell.policy == *policy);
         let mut points: Vec<PlotPoint> = cells
@@ -46,13 +46,13 @@ fn over_load(report: &SimulationReport, (name, said): (&str, &str), steps: Scale
     let lines: Vec<PlotLine> = report.policies().iter().map(line).collect();
     let values = || lines.iter().flat_map(|line| &line.points);
     if values().next().is_none() {
-        return figure(said, "<p class=\"soft\">Nothing was measured.</p>");
+        return figure(title, "<p class=\"soft\">Nothing was measured.</p>");
     }
     let x = Axis::at(format!("load: {}", report.subject.load_is), report.loads());
     let ends = |point: &PlotPoint| [point.y, point.y + point.half_interval.unwrap_or_default()];
     let scale = AxisScale::covering(values().flat_map(ends), steps);
-    let y = Axis::new(said, scale);
-    figure(said, &plot(&format!("{said} over the load; the table below has the values"), (&x, &y), &lines))
+    let y = Axis::new(title, scale);
+    figure(title, &plot(&format!("{title} over the load; the table below has the values"), (&x, &y), &lines))
 }
 
 /// Selects the percentiles of a summary.
@@ -98,12 +98,12 @@ fn distribution(cells: &[&PolicySummary], (name, curve): (&str, PercentileSelect
 
 pub(super) fn memory(report: &SimulationReport) -> String {
     let mut html = String::new();
-    for (name, said, unit) in [
+    for (name, title, unit) in [
         ("duplicate_factor", "Duplicate factor: how often the average cached token lies in the fleet", ""),
         ("transferred_gb", "KV moved over links", " GB"),
     ] {
         let value = |summary: &PolicySummary| summary.mean(name).map(|mean| mean.mean).into_iter().collect();
-        html += &per_load(report, (said, unit), (&[name], value));
+        html += &per_load(report, (title, unit), (&[name], value));
     }
     html + &collapsible_table("copies, bytes and tokens", &with_confidence(&report.cells, &MEMORY))
 }
@@ -187,10 +187,10 @@ pub(super) fn predictions(report: &SimulationReport) -> String {
     let per_cent = |share: f64| format!("{:.1} %", 100.0 * share);
     let summary = |cell: &PolicySummary| -> Vec<Vec<String>> {
         let row = |(action, one): (&&str, &PredictionQuality)| {
-            let who = [cell.policy.to_owned(), cell.load.to_string(), (*action).to_owned(), one.steps.to_string()];
+            let labels = [cell.policy.to_owned(), cell.load.to_string(), (*action).to_owned(), one.steps.to_string()];
             let means = [one.predicted_mean, one.observed_mean].map(|seconds| format!("{seconds:.3}"));
             let offs = [one.error_p50, one.error_p90, one.bias_p50].map(per_cent);
-            who.into_iter().chain(means).chain(offs).collect()
+            labels.into_iter().chain(means).chain(offs).collect()
         };
         cell.ttft_prediction.iter().map(row).collect()
     };
@@ -223,17 +223,17 @@ pub(super) fn planning(report: &SimulationReport) -> String {
 /// Returns one bar chart per load, all with the same scale.
 fn per_load(
     report: &SimulationReport,
-    (said, unit): (&str, &str),
+    (title, unit): (&str, &str),
     (parts, values): (&[&str], impl Fn(&PolicySummary) -> Vec<f64>),
 ) -> String {
     let all = report.cells.iter().map(|cell| values(cell).iter().sum());
     let bars = BarChart {
-        title: format!("{said}; the table below has the values"),
+        title: format!("{title}; the table below has the values"),
         parts,
         unit,
         scale: AxisScale::from_zero(all),
     };
-    let mut html = format!("<h3>{}</h3>{}<div class=\"grid\">", escaped(said), legend_of(&bars));
+    let mut html = format!("<h3>{}</h3>{}<div class=\"grid\">", escaped(title), legend_of(&bars));
     for load in report.loads() {
         let cells = report.at(load);
         let rows: Vec<Bar> = cells.iter().map(|cell| Bar { name: cell.policy.into(), parts: values(cell) }).collect();
