@@ -145,18 +145,19 @@ impl BlockTree {
         &mut self,
         hash: EngineHash,
         (tier, group): (Tier, u32),
-        left: impl Fn(u32) -> u32 + Copy,
+        remaining: impl Fn(u32) -> u32 + Copy,
         out: &mut Vec<ResidencyChange>,
     ) -> Option<bool> {
         let at = self.engine_hashes.get(hash)?;
         let (served, before) = (self.serves(at, tier), self.node(at).copies);
-        let known = if let Some(after) = before.count_in(tier, group).map(left).and_then(|left| before.with_count(left))
+        let known = if let Some(after) =
+            before.count_in(tier, group).map(remaining).and_then(|remaining| before.with_count(remaining))
         {
             self.node_mut(at).copies = after;
             true
         } else {
             let mut copies = self.copies(at);
-            let known = copies.change_copies(tier, group, left);
+            let known = copies.change_copies(tier, group, remaining);
             self.set_copies(at, copies);
             known
         };
@@ -173,14 +174,14 @@ impl BlockTree {
 
     /// Returns the changes that remove all blocks. Keeps only the memory that this iteration needs.
     pub(crate) fn into_removals(self) -> impl Iterator<Item = ResidencyChange> + Send + Sync + use<> {
-        let left =
+        let tree =
             Self { nodes: self.nodes, overflow_copies: self.overflow_copies, inner: self.inner, ..Self::default() };
-        (0..left.nodes.len() as u32).flat_map(move |at| {
-            let mut gone = Vec::new();
-            for tier in TIERS.into_iter().filter(|tier| left.serves(at, *tier)) {
-                gone.extend(left.chain_blocks(at).map(|hash| ResidencyChange::Removed(hash, tier)));
+        (0..tree.nodes.len() as u32).flat_map(move |at| {
+            let mut removals = Vec::new();
+            for tier in TIERS.into_iter().filter(|tier| tree.serves(at, *tier)) {
+                removals.extend(tree.chain_blocks(at).map(|hash| ResidencyChange::Removed(hash, tier)));
             }
-            gone
+            removals
         })
     }
 

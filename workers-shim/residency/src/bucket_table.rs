@@ -130,8 +130,8 @@ impl<const SKIPPED: u32> BucketTable<SKIPPED> {
 
     /// Adds a hash that is not in the table.
     pub(crate) fn insert(&mut self, hash: u64, value: u32) {
-        let room = self.buckets.len() * SLOTS;
-        if self.len >= room - room / 8 {
+        let capacity = self.buckets.len() * SLOTS;
+        if self.len >= capacity - capacity / 8 {
             self.resize(self.buckets.len() + self.buckets.len() / 2 + 1);
         }
         self.len += 1;

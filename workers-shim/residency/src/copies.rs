@@ -33,10 +33,10 @@ impl PackedCopies {
     const MAX_GROUP: u32 = (1 << (Self::TIER_SHIFT - Self::COUNT_BITS)) - 1;
     const WINDOW_FLAG: u16 = 1 << 12;
 
-    fn single_location(CopyCount { location: place, count }: CopyCount) -> Option<Self> {
-        let fits = place.group <= Self::MAX_GROUP && count <= u32::from(Self::MAX_COUNT);
-        let kind = if place.kind == KvCacheSpecKind::Window { Self::WINDOW_FLAG } else { 0 };
-        fits.then_some(Self(count as u16 | Self::pack_location(place.tier, place.group) | kind))
+    fn single_location(CopyCount { location, count }: CopyCount) -> Option<Self> {
+        let fits = location.group <= Self::MAX_GROUP && count <= u32::from(Self::MAX_COUNT);
+        let kind = if location.kind == KvCacheSpecKind::Window { Self::WINDOW_FLAG } else { 0 };
+        fits.then_some(Self(count as u16 | Self::pack_location(location.tier, location.group) | kind))
     }
 
     /// Packs a location without its kind. The group must fit.
@@ -59,9 +59,9 @@ impl PackedCopies {
 
     /// Returns how many there are, if all of them are in `tier` and `group`.
     pub(crate) fn count_in(self, tier: Tier, group: u32) -> Option<u32> {
-        let there =
+        let is_at_location =
             group <= Self::MAX_GROUP && self.packed_location() & !Self::WINDOW_FLAG == Self::pack_location(tier, group);
-        (there && self != Self::NONE && self != Self::OVERFLOW).then(|| u32::from(self.count()))
+        (is_at_location && self != Self::NONE && self != Self::OVERFLOW).then(|| u32::from(self.count()))
     }
 
     /// Returns this many copies in the same location; None if they do not fit.
@@ -98,8 +98,8 @@ impl PackedCopies {
         }
         let kind = if self.0 & Self::WINDOW_FLAG == 0 { KvCacheSpecKind::Full } else { KvCacheSpecKind::Window };
         let group = u32::from(self.0 >> Self::COUNT_BITS) & Self::MAX_GROUP;
-        let place = CopyLocation { tier: tier(usize::from(self.0 >> Self::TIER_SHIFT & 3)), group, kind };
-        BlockCopies { first: Some(CopyCount { location: place, count: u32::from(self.count()) }), others: Vec::new() }
+        let location = CopyLocation { tier: tier(usize::from(self.0 >> Self::TIER_SHIFT & 3)), group, kind };
+        BlockCopies { first: Some(CopyCount { location, count: u32::from(self.count()) }), others: Vec::new() }
     }
 }
 
@@ -148,10 +148,10 @@ impl BlockCopies {
     }
 
     /// Changes the number of copies in `tier` and `group`; returns false if there are none.
-    pub(crate) fn change_copies(&mut self, tier: Tier, group: u32, left: impl FnOnce(u32) -> u32) -> bool {
+    pub(crate) fn change_copies(&mut self, tier: Tier, group: u32, remaining: impl FnOnce(u32) -> u32) -> bool {
         let found = self.locations().find(|counted| (counted.location.tier, counted.location.group) == (tier, group));
         let Some(counted) = found else { return false };
-        counted.count = left(counted.count);
+        counted.count = remaining(counted.count);
         if counted.count == 0 {
             self.others.retain(|counted| counted.count > 0);
             if self.first.is_some_and(|counted| counted.count == 0) {
@@ -199,8 +199,8 @@ mod tests {
     #[test]
     fn copy_locations_are_counted_separately() {
         let mut copies = BlockCopies::default();
-        for place in [HBM, HOST, WINDOW] {
-            copies.add_copy(place);
+        for location in [HBM, HOST, WINDOW] {
+            copies.add_copy(location);
         }
         assert!(remove(&mut copies, HBM));
         assert!(!copies.serves(Tier::Hbm), "a window is no prefix");
@@ -245,8 +245,8 @@ mod tests {
             (Some(one), Some(PackedCopies::NONE), None, None)
         );
         assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !PackedCopies::NONE.serves(Tier::Hbm));
-        for place in [HOST, WINDOW, CopyLocation { kind: KvCacheSpecKind::Window, ..HBM }] {
-            assert_eq!(one.incremented(place), None, "another place");
+        for location in [HOST, WINDOW, CopyLocation { kind: KvCacheSpecKind::Window, ..HBM }] {
+            assert_eq!(one.incremented(location), None, "another place");
         }
         let full = one.with_count(31).unwrap();
         assert_eq!(

@@ -49,9 +49,9 @@ mod tests {
     fn near(depths: &[u64]) -> [u64; 3] {
         let overlap =
             |blocks: &u64| Overlap { worker: WorkerId(1), rank: DpRank(0), tier: Tier::Hbm, blocks: Blocks(*blocks) };
-        let near = DepthHint::from_depths(&depths.iter().map(overlap).collect::<Vec<_>>());
-        assert_eq!(DepthHint::from_packed(near.packed()), near);
-        near.depths().map(|depth| depth.0)
+        let hint = DepthHint::from_depths(&depths.iter().map(overlap).collect::<Vec<_>>());
+        assert_eq!(DepthHint::from_packed(hint.packed()), hint);
+        hint.depths().map(|depth| depth.0)
     }
 
     #[test]

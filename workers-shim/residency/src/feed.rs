@@ -112,8 +112,8 @@ impl ResidencyFeed {
 
     /// Forgets all blocks, because the engine cleared its cache or was replaced by another process.
     pub fn reset(&mut self) {
-        let gone = Box::new(self.source.clear());
-        self.steps.push_back(IndexUpdate::Reset(gone));
+        let removals = Box::new(self.source.clear());
+        self.steps.push_back(IndexUpdate::Reset(removals));
         // A new slot starts as one that may have holes.
         self.closure = PrefixClosure::Holed;
         self.set_closure(PrefixClosure::Whole);
@@ -140,8 +140,8 @@ impl ResidencyFeed {
 
     /// Forgets all blocks and releases the slot in the index.
     pub fn leave(&mut self) {
-        let gone = Box::new(self.source.clear());
-        self.steps.push_back(IndexUpdate::Leave(gone));
+        let removals = Box::new(self.source.clear());
+        self.steps.push_back(IndexUpdate::Leave(removals));
     }
 
     /// Sets how exactly the source's blocks are known.
@@ -178,10 +178,10 @@ impl ResidencyFeed {
 
     /// Applies about `budget` changes to the index at most.
     pub fn settle(&mut self, index: &mut ResidencyIndex, budget: usize) -> Result<ApplyStatus, TooManySources> {
-        let mut left = budget.max(1);
-        while left > 0 {
-            let Some(step) = self.steps.pop_front() else { return Ok(self.sweep_retired(index, left)) };
-            left -= self.apply(step, index, left)?.min(left);
+        let mut budget_left = budget.max(1);
+        while budget_left > 0 {
+            let Some(step) = self.steps.pop_front() else { return Ok(self.sweep_retired(index, budget_left)) };
+            budget_left -= self.apply(step, index, budget_left)?.min(budget_left);
         }
         Ok(ApplyStatus::More)
     }
@@ -190,10 +190,10 @@ impl ResidencyFeed {
     fn apply(&mut self, step: IndexUpdate, index: &mut ResidencyIndex, budget: usize) -> Result<usize, TooManySources> {
         match step {
             IndexUpdate::Changes(changes, done) => {
-                let due = chunk(&changes, done, budget);
-                let cost = due.len();
+                let chunk = chunk(&changes, done, budget);
+                let cost = chunk.len();
                 if let Some(slot) = self.slot {
-                    index.apply(slot, due);
+                    index.apply(slot, chunk);
                 }
                 if done + cost < changes.len() {
                     self.steps.push_front(IndexUpdate::Changes(changes, done + cost));
@@ -204,11 +204,11 @@ impl ResidencyFeed {
                 }
                 return Ok(cost);
             }
-            IndexUpdate::Reset(gone) => {
-                self.vacate(index, gone);
+            IndexUpdate::Reset(removals) => {
+                self.vacate(index, removals);
                 self.slot = Some(index.add_source(self.worker, self.rank, self.knowledge)?);
             }
-            IndexUpdate::Leave(gone) => self.vacate(index, gone),
+            IndexUpdate::Leave(removals) => self.vacate(index, removals),
             IndexUpdate::Knowledge(knowledge) => {
                 self.knowledge = knowledge;
                 if let Some(slot) = self.slot {
@@ -224,17 +224,17 @@ impl ResidencyFeed {
         Ok(1)
     }
 
-    fn vacate(&mut self, index: &mut ResidencyIndex, gone: RemovalIter) {
+    fn vacate(&mut self, index: &mut ResidencyIndex, removals: RemovalIter) {
         if let Some(slot) = self.slot.take() {
             index.retire(slot);
-            self.sweeps.push_back((slot, gone));
+            self.sweeps.push_back((slot, removals));
         }
     }
 
     /// Removes blocks of retired slots.
     fn sweep_retired(&mut self, index: &mut ResidencyIndex, budget: usize) -> ApplyStatus {
-        let Some((slot, gone)) = self.sweeps.front_mut() else { return ApplyStatus::Done };
-        let portion: Vec<ResidencyChange> = gone.take(budget).collect();
+        let Some((slot, removals)) = self.sweeps.front_mut() else { return ApplyStatus::Done };
+        let portion: Vec<ResidencyChange> = removals.take(budget).collect();
         index.apply(*slot, &portion);
         if portion.len() < budget {
             index.release(*slot);

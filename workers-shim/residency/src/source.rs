@@ -135,7 +135,7 @@ impl SourceBlocks {
 
     /// Adds one copy of each block of `event`.
     pub fn store(&mut self, event: &BlockStored, out: &mut Vec<ResidencyChange>) {
-        let place = CopyLocation { tier: event.tier, group: event.group, kind: event.kind };
+        let location = CopyLocation { tier: event.tier, group: event.group, kind: event.kind };
         let size = event.block_size as usize;
         if size == 0 || !u64::from(event.block_size).is_multiple_of(self.rules.block.0) {
             self.counts.indivisible += event.hashes.len() as u64;
@@ -153,11 +153,11 @@ impl SourceBlocks {
             let tokens = event.tokens.get(position * size..(position + 1) * size).unwrap_or_default();
             if let Some(at) = self.blocks.find(name) {
                 before = Some(self.child_of(at));
-                self.blocks.add_copy(at, place, out);
+                self.blocks.add_copy(at, location, out);
             } else {
                 let extra = if position == 0 { first_extra.clone() } else { extra_of(event, position) };
                 let block = ReportedBlock { engine_hash: name, parent, tokens, extra: &extra };
-                before = self.insert_new(block, before, place, out);
+                before = self.insert_new(block, before, location, out);
             }
             parent = Some(name);
         }
@@ -252,17 +252,17 @@ impl SourceBlocks {
 
     /// Removes one copy of each block of `event`, or sets the remaining number that it contains.
     pub fn remove(&mut self, event: &BlockRemoved, out: &mut Vec<ResidencyChange>) {
-        let place = (event.tier, event.group);
+        let location = (event.tier, event.group);
         for (position, &name) in event.hashes.iter().enumerate() {
-            let left = |count: u32| match (event.remaining.get(position), self.rules.removal) {
+            let remaining = |count: u32| match (event.remaining.get(position), self.rules.removal) {
                 (Some(remaining), _) => *remaining,
                 (None, RemovalSemantics::PerCopy) => count.saturating_sub(1),
                 (None, RemovalSemantics::LastCopy) => 0,
             };
-            let known = if let Some(known) = self.blocks.change_copies(name, place, left, out) {
+            let known = if let Some(known) = self.blocks.change_copies(name, location, remaining, out) {
                 known
             } else if let Some(orphan) = self.orphans.get_mut(name) {
-                let known = orphan.copies.change_copies(event.tier, event.group, left);
+                let known = orphan.copies.change_copies(event.tier, event.group, remaining);
                 if orphan.copies.is_empty() {
                     self.orphans.remove(name);
                 }

@@ -76,8 +76,8 @@ impl ReplayVerifier {
 
     /// Returns why the answer cannot be replayed at another engine, if it cannot.
     pub(super) fn check_replayable(&self) -> Result<(), TranscriptDefect> {
-        if let Some(lost) = self.failure {
-            Err(lost)
+        if let Some(defect) = self.failure {
+            Err(defect)
         } else if self.buffer.is_full() {
             Err(TranscriptDefect::TooLong)
         } else if self.determinism == AnswerDeterminism::UntilFirstOutput && self.buffer.has_output() {
@@ -115,7 +115,7 @@ impl ReplayVerifier {
         if self.phase == ReplayPhase::Replay && self.failure.is_some() {
             return Err(TranscriptDefect::Diverged);
         }
-        self.buffer.check_complete("").inspect_err(|lost| self.stop_verifying(*lost))
+        self.buffer.check_complete("").inspect_err(|defect| self.stop_verifying(*defect))
     }
 
     /// Records or verifies an event, and returns how to forward it.
@@ -127,14 +127,14 @@ impl ReplayVerifier {
             self.record_unreadable();
             return if self.phase == ReplayPhase::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
         };
-        let left = match self.api {
+        let remainder = match self.api {
             Api::Chat | Api::Completions => self.choices(&mut event),
             Api::Messages => self.message(&mut event),
             Api::Responses => self.response(&mut event),
         };
-        match (self.phase, left) {
-            (ReplayPhase::First, left) => {
-                self.record_first_attempt(left.map(drop));
+        match (self.phase, remainder) {
+            (ReplayPhase::First, remainder) => {
+                self.record_first_attempt(remainder.map(drop));
                 EventRewrite::Unchanged
             }
             (ReplayPhase::Replay, Ok(EventRemainder::New)) => EventRewrite::Replaced(self.serialize_event(event)),
@@ -150,14 +150,14 @@ impl ReplayVerifier {
     fn record_first_attempt(&mut self, understood: Result<(), TranscriptDefect>) {
         if understood.is_err() {
             self.stop_verifying(TranscriptDefect::Unreadable);
-        } else if let Err(lost) = self.check_replayable() {
-            self.stop_verifying(lost);
+        } else if let Err(defect) = self.check_replayable() {
+            self.stop_verifying(defect);
         }
     }
 
     /// Drops the buffer and stops verifying.
-    fn stop_verifying(&mut self, lost: TranscriptDefect) {
-        self.failure = self.failure.or(Some(lost));
+    fn stop_verifying(&mut self, defect: TranscriptDefect) {
+        self.failure = self.failure.or(Some(defect));
         self.buffer = ReplayBuffer::default();
     }
 

@@ -230,18 +230,18 @@ impl RequestBody {
             splice.remove(name);
         }
         let count = |name| self.fields.read::<u64>(name);
-        let (prompt, said) = (at.prompt.len() as u64, at.answer.len() as u64);
-        let most = match api {
+        let (prompt, answered) = (at.prompt.len() as u64, at.answer.len() as u64);
+        let max_tokens = match api {
             Api::Completions => count("max_tokens").unwrap_or(DEFAULT_COMPLETION_TOKENS),
             _ => {
-                let room = at.context.map(|context| context.0.saturating_sub(prompt));
-                count("max_completion_tokens").or(count("max_tokens")).or(room)?
+                let remaining_context = at.context.map(|context| context.0.saturating_sub(prompt));
+                count("max_completion_tokens").or(count("max_tokens")).or(remaining_context)?
             }
         };
         // Engines reject a limit of 0; an answer that reached its limit has already reported its end.
-        splice.set("max_tokens", most.saturating_sub(said).max(1).to_string().into_bytes());
-        if let Some(least) = count("min_tokens") {
-            splice.set("min_tokens", least.saturating_sub(said).to_string().into_bytes());
+        splice.set("max_tokens", max_tokens.saturating_sub(answered).max(1).to_string().into_bytes());
+        if let Some(min_tokens) = count("min_tokens") {
+            splice.set("min_tokens", min_tokens.saturating_sub(answered).to_string().into_bytes());
         }
         let ids: Vec<_> = at.prompt.iter().chain(at.answer).collect();
         splice.set("prompt", serde_json::to_vec(&ids).expect("numbers are always JSON"));
@@ -288,8 +288,8 @@ impl RequestBody {
     pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, Option<HandoffParams>)) -> Bytes {
         let mut splice = self.without_reserved(options);
         self.request_extras(&mut splice, options);
-        let tells = matches!(options.api, Api::Chat | Api::Completions) && !self.streams();
-        if transfer.returns_kv() == ReturnsKv::WithWholeAnswers && tells {
+        let wants_token_ids = matches!(options.api, Api::Chat | Api::Completions) && !self.streams();
+        if transfer.returns_kv() == ReturnsKv::WithWholeAnswers && wants_token_ids {
             // KV returned for the next step is usable only if its prompt continues exactly these tokens.
             splice.set("return_token_ids", b"true".as_slice());
         }

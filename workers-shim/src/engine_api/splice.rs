@@ -73,7 +73,7 @@ impl JsonFields {
 
     /// Returns the text of the value of `name` as the client wrote it; `null` counts as a value.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
-        self.position(name).map(|place| &self.body[self.fields[place].value.clone()])
+        self.position(name).map(|position| &self.body[self.fields[position].value.clone()])
     }
 
     /// Parses the value of `name` as a `T`; None if it is missing, null or of another type.
@@ -88,7 +88,7 @@ impl JsonFields {
 
     /// Returns whether any occurrence of the field is not null, also one that a later one overrides.
     pub fn has_any(&self, name: &str) -> bool {
-        self.positions(name).any(|place| self.body[self.fields[place].value.clone()] != b"null"[..])
+        self.positions(name).any(|position| self.body[self.fields[position].value.clone()] != b"null"[..])
     }
 
     fn position(&self, name: &str) -> Option<usize> {
@@ -96,7 +96,7 @@ impl JsonFields {
     }
 
     fn positions<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
-        (0..self.fields.len()).filter(move |place| self.is_named(&self.fields[*place], name))
+        (0..self.fields.len()).filter(move |position| self.is_named(&self.fields[*position], name))
     }
 
     /// Compares unescaped names, as a JSON parser does.
@@ -136,7 +136,7 @@ impl<'a> JsonSplice<'a> {
         match self.fields.position(name) {
             Some(last) => {
                 self.remove(name);
-                self.replaced.retain(|(place, _)| *place != last);
+                self.replaced.retain(|(position, _)| *position != last);
                 self.replaced.push((last, Some(value)));
             }
             None => {
@@ -149,8 +149,8 @@ impl<'a> JsonSplice<'a> {
     /// Removes all occurrences of the field; returns whether there were any.
     pub fn remove(&mut self, name: &str) -> bool {
         let places: Vec<usize> = self.fields.positions(name).collect();
-        self.replaced.retain(|(place, _)| !places.contains(place));
-        self.replaced.extend(places.iter().map(|place| (*place, None)));
+        self.replaced.retain(|(position, _)| !places.contains(position));
+        self.replaced.extend(places.iter().map(|position| (*position, None)));
         self.appended.retain(|(appended, _)| *appended != name);
         !places.is_empty()
     }
@@ -166,15 +166,15 @@ impl<'a> JsonSplice<'a> {
         let mut out = Vec::with_capacity(body.len() + added + appended);
         out.extend_from_slice(&body[..fields.first().map_or(*open, |first| first.name.start - 1)]);
         let mut written = false;
-        for (place, field) in fields.iter().enumerate() {
-            let value = match self.replaced.iter().find(|(replaced, _)| *replaced == place) {
+        for (position, field) in fields.iter().enumerate() {
+            let value = match self.replaced.iter().find(|(replaced, _)| *replaced == position) {
                 Some((_, None)) => continue,
                 Some((_, Some(value))) => &**value,
                 None => &body[field.value.clone()],
             };
             if written {
                 // What separates this field from the one before: a comma and the client's whitespace.
-                out.extend_from_slice(&body[fields[place - 1].value.end..field.name.start - 1]);
+                out.extend_from_slice(&body[fields[position - 1].value.end..field.name.start - 1]);
             }
             out.extend_from_slice(&body[field.name.start - 1..field.value.start]);
             out.extend_from_slice(value);

@@ -107,10 +107,11 @@ impl SseScanner {
 
     /// Returns the token ids after which another engine can continue; None where it has to generate the whole answer.
     pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, TranscriptDefect> {
-        let resume_ids = self.transcript.as_ref().map_or(Err(TranscriptDefect::NoIds), |said| said.resume_ids());
+        let resume_ids =
+            self.transcript.as_ref().map_or(Err(TranscriptDefect::NoIds), |transcript| transcript.resume_ids());
         match (resume_ids, &self.replay_verifier) {
             (Err(TranscriptDefect::Diverged), _) | (_, None) | (Ok(_), _) => resume_ids,
-            (Err(_), Some(retold)) => retold.check_replayable().map(|()| None),
+            (Err(_), Some(verifier)) => verifier.check_replayable().map(|()| None),
         }
     }
 
@@ -142,13 +143,13 @@ impl SseScanner {
         self.budget.reserve(0);
         (self.facts.error, self.facts.done) = (None, false);
         // It continues either after the token ids or from the beginning.
-        self.transcript = self.transcript.take().filter(|said| said.resume_ids().is_ok());
+        self.transcript = self.transcript.take().filter(|transcript| transcript.resume_ids().is_ok());
         match (&mut self.transcript, &mut self.replay_verifier) {
-            (Some(said), _) => {
-                said.switch_engine();
+            (Some(transcript), _) => {
+                transcript.switch_engine();
                 self.replay_verifier = None;
             }
-            (None, Some(retold)) => retold.switch_engine(),
+            (None, Some(verifier)) => verifier.switch_engine(),
             (None, None) => {}
         }
     }
@@ -157,13 +158,15 @@ impl SseScanner {
     /// off.
     pub fn closing_events(&self) -> Option<Bytes> {
         let is_open = self.facts.error.is_none() || self.withheld_error.is_some();
-        let is_said = self.facts.finish.is_some() && !self.facts.done && is_open;
-        let transcript =
-            self.transcript.as_ref().filter(|said| is_said && said.resume_ids() != Err(TranscriptDefect::Diverged))?;
-        let is_told = self.facts.usage.is_some() || self.usage == UsageEventVisibility::Hidden;
+        let is_answer_complete = self.facts.finish.is_some() && !self.facts.done && is_open;
+        let transcript = self
+            .transcript
+            .as_ref()
+            .filter(|transcript| is_answer_complete && transcript.resume_ids() != Err(TranscriptDefect::Diverged))?;
+        let is_usage_done = self.facts.usage.is_some() || self.usage == UsageEventVisibility::Hidden;
         Some(
             transcript
-                .closing_events(if is_told { UsageEventVisibility::Hidden } else { UsageEventVisibility::Shown })
+                .closing_events(if is_usage_done { UsageEventVisibility::Hidden } else { UsageEventVisibility::Shown })
                 .into(),
         )
     }
@@ -226,7 +229,7 @@ impl SseScanner {
 
     /// Returns whether an answer is being replayed, so that unreadable events must not be forwarded.
     fn is_replaying(&self) -> bool {
-        self.replay_verifier.as_ref().is_some_and(|retold| retold.is_replaying())
+        self.replay_verifier.as_ref().is_some_and(|verifier| verifier.is_replaying())
     }
 
     /// Limits the buffered tail: an event that grows too long is forwarded unread.
@@ -254,9 +257,10 @@ impl SseScanner {
     fn rewrite_event(&mut self, event: Bytes) -> EventRewrite {
         let shown = redact_event(&event);
         let whole = shown.as_ref().unwrap_or(&event);
-        let short = self.transcript.as_mut().and_then(|said| said.extract_prompt_ids(whole));
+        let short = self.transcript.as_mut().and_then(|transcript| transcript.extract_prompt_ids(whole));
         let passage = self.read_event(short.as_ref().unwrap_or(whole).clone());
-        let hides_ids = self.transcript.as_ref().is_some_and(|said| said.visible_ids() == TokenIdVisibility::None);
+        let hides_ids =
+            self.transcript.as_ref().is_some_and(|transcript| transcript.visible_ids() == TokenIdVisibility::None);
         match (passage, short.filter(|_| hides_ids).or(shown)) {
             (EventRewrite::Unchanged, Some(other)) => EventRewrite::Replaced(other.into()),
             (passage, _) => passage,
@@ -271,7 +275,7 @@ impl SseScanner {
             let Some(payload) = line.strip_prefix(b"data:") else { continue };
             let payload = payload.trim_ascii();
             if payload == b"[DONE]" {
-                let is_all = self.replay_verifier.as_mut().is_none_or(|retold| retold.finish_stream().is_ok());
+                let is_all = self.replay_verifier.as_mut().is_none_or(|verifier| verifier.finish_stream().is_ok());
                 self.facts.done = self.withheld_error.is_none() && is_all;
                 if !is_all {
                     passage = EventRewrite::Hidden;
@@ -332,7 +336,8 @@ impl SseScanner {
         }
         let before = self.facts.usage.unwrap_or_default();
         let usage = chunk.usage.or(inner.usage).map(|usage| usage.merged_after(before));
-        let usage = usage.map(|usage| self.transcript.as_ref().map_or(usage, |said| said.whole_answer_usage(usage)));
+        let usage = usage
+            .map(|usage| self.transcript.as_ref().map_or(usage, |transcript| transcript.whole_answer_usage(usage)));
         let choices = chunk.choices.unwrap_or_default();
         self.facts.outputs += u64::from(kind.ends_with("delta") && kind != "message_delta");
         self.facts.outputs += u64::from(choices.iter().any(StreamChoice::has_output));
@@ -350,10 +355,10 @@ impl SseScanner {
     /// Passes the event to the transcript or the replay verifier, where there is one.
     fn rewrite_payload(&mut self, payload: &[u8], event: &Bytes) -> EventRewrite {
         let rewrite =
-            self.replay_verifier.as_mut().map_or(EventRewrite::Unchanged, |retold| retold.rewrite_event(payload));
+            self.replay_verifier.as_mut().map_or(EventRewrite::Unchanged, |verifier| verifier.rewrite_event(payload));
         let Some(transcript) = &mut self.transcript else { return rewrite };
         match serde_json::from_slice::<ResumableEvent<'_>>(payload) {
-            Ok(told) => transcript.rewrite_event(event, told),
+            Ok(event_fields) => transcript.rewrite_event(event, event_fields),
             Err(_) => {
                 transcript.record_unreadable();
                 EventRewrite::Unchanged

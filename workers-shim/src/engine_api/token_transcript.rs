@@ -141,7 +141,7 @@ impl TokenTranscript {
     /// can be repeated as it is.
     pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, TranscriptDefect> {
         match (self.failure, &self.head) {
-            (Some(lost), _) => Err(lost),
+            (Some(defect), _) => Err(defect),
             (None, None) => Ok(None),
             (None, Some(_)) if self.prompt.is_empty() => Err(TranscriptDefect::NoIds),
             // The next output may be reasoning, which a completion does not separate from the text.
@@ -272,9 +272,9 @@ impl TokenTranscript {
             return;
         }
         self.ids.extend_from_slice(ids);
-        let (again, new) = text.split_at(text.len() - self.new_text(text).len());
-        debug_assert!(self.to_regenerate.0.starts_with(again));
-        self.to_regenerate.0.drain(..again.len());
+        let (repeated_text, new) = text.split_at(text.len() - self.new_text(text).len());
+        debug_assert!(self.to_regenerate.0.starts_with(repeated_text));
+        self.to_regenerate.0.drain(..repeated_text.len());
         self.unsettled_text.push_str(new);
         // Only an id that came alone certainly ends with a complete character.
         if self.text_delivery == TextDelivery::WithIds && ids.len() == 1 && !text.is_empty() {
@@ -289,8 +289,8 @@ impl TokenTranscript {
 
     /// Returns the new part of a text that may begin with text generated again.
     fn new_text<'t>(&self, text: &'t str) -> &'t str {
-        let again = &self.to_regenerate.0;
-        if again.starts_with(text) { "" } else { text.strip_prefix(again.as_str()).unwrap_or(text) }
+        let repeated_text = &self.to_regenerate.0;
+        if repeated_text.starts_with(text) { "" } else { text.strip_prefix(repeated_text.as_str()).unwrap_or(text) }
     }
 
     fn rewrite_continuation(&mut self, event_fields: ResumableEvent<'_>) -> EventRewrite {
@@ -303,15 +303,15 @@ impl TokenTranscript {
             return EventRewrite::Replaced(out);
         };
         let ids = choice.token_ids.and_then(parse_ids).unwrap_or_default();
-        let (text, again) = (choice.text(), &self.to_regenerate.0);
+        let (text, repeated_text) = (choice.text(), &self.to_regenerate.0);
         let repeated = ids.len().min(self.to_regenerate.1.len());
-        let goes_along = again.starts_with(text) || text.starts_with(again.as_str());
-        if !goes_along || self.to_regenerate.1[..repeated] != ids[..repeated] {
+        let repeats = repeated_text.starts_with(text) || text.starts_with(repeated_text.as_str());
+        if !repeats || self.to_regenerate.1[..repeated] != ids[..repeated] {
             self.failure = Some(TranscriptDefect::Diverged);
             return EventRewrite::Hidden;
         }
-        let (new, fresh) = (self.new_text(text), &ids[repeated..]);
-        let shown = (self.visible_ids == TokenIdVisibility::All).then_some(fresh);
+        let (new, new_ids) = (self.new_text(text), &ids[repeated..]);
+        let shown = (self.visible_ids == TokenIdVisibility::All).then_some(new_ids);
         self.write_choice(&mut out, choice, (new, shown));
         write_event_end(&mut out, usage);
         let is_nothing = new.is_empty() && shown.is_none_or(<[u32]>::is_empty) && choice.finish_reason.is_none();

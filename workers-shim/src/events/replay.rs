@@ -42,8 +42,8 @@ impl EventMessage {
 /// Requests all messages from `start` on and passes each to `show`, in order.
 pub(super) async fn replay(endpoint: &str, start: u64, mut show: impl FnMut(EventMessage)) -> Result<(), ReplayError> {
     let mut connection = with_timeout(ZmtpConnection::connect(endpoint, SocketType::Dealer)).await?;
-    let ask = [Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())];
-    with_timeout(connection.send(&ask)).await?;
+    let request = [Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())];
+    with_timeout(connection.send(&request)).await?;
     loop {
         let Some(message) = EventMessage::from_frames(with_timeout(connection.recv()).await?) else { continue };
         if message.sequence == END_SEQUENCE {

@@ -64,8 +64,8 @@ pub struct StepPromptChains<'a> {
 
 impl Default for SharedIndex {
     fn default() -> Self {
-        let near = std::iter::repeat_with(AtomicU64::default).take(MAX_DEPTH_HINTS).collect();
-        Self { index: Arc::default(), approximate: Arc::default(), depth_hints: near, started: Instant::now() }
+        let depth_hints = std::iter::repeat_with(AtomicU64::default).take(MAX_DEPTH_HINTS).collect();
+        Self { index: Arc::default(), approximate: Arc::default(), depth_hints, started: Instant::now() }
     }
 }
 
@@ -83,10 +83,10 @@ impl SharedIndex {
     /// Returns which workers hold how much of a prompt of `session`, of which the ledger knows `known` blocks. The
     /// depths found last time only speed up the search; the result is always current.
     pub fn overlaps(&self, session: SessionId, chain: &PrefixChain, known: Blocks) -> Vec<Overlap> {
-        let place = &self.depth_hints[session.0 as usize % MAX_DEPTH_HINTS];
-        let [least, middle, deepest] = DepthHint::from_packed(place.load(Relaxed)).depths();
+        let hint = &self.depth_hints[session.0 as usize % MAX_DEPTH_HINTS];
+        let [least, middle, deepest] = DepthHint::from_packed(hint.load(Relaxed)).depths();
         let found = self.read().overlaps_with_hint(chain, &[least, middle, deepest, known]);
-        place.store(DepthHint::from_depths(&found).packed(), Relaxed);
+        hint.store(DepthHint::from_depths(&found).packed(), Relaxed);
         found
     }
 
@@ -112,7 +112,7 @@ impl SharedIndex {
         &self,
         (worker, rank): (WorkerId, DpRank),
         step: StepPromptChains<'_>,
-        room: Option<Tokens>,
+        capacity: Option<Tokens>,
     ) -> KvIndexState {
         let now = Micros::of(self.started.elapsed());
         let mut all = self.approximate.lock();
@@ -120,7 +120,7 @@ impl SharedIndex {
             residency.mode == ApproximationMode::Observed && step.basis == HashInputKind::Tokens
         };
         if let Some(guesses) = all.get_mut(&worker).filter(|guesses| !is_told(guesses)) {
-            self.approximate(guesses, (worker, rank), (step.prompts, room), now);
+            self.approximate(guesses, (worker, rank), (step.prompts, capacity), now);
         }
         self.read().knowledge(worker)
     }
@@ -129,7 +129,7 @@ impl SharedIndex {
         &self,
         residency: &mut ApproximateResidency,
         (worker, rank): (WorkerId, DpRank),
-        (prompts, room): (&[&PrefixChain], Option<Tokens>),
+        (prompts, capacity): (&[&PrefixChain], Option<Tokens>),
         now: Micros,
     ) {
         let Some(block) = prompts.first().map(|chain| chain.block) else { return };
@@ -144,8 +144,8 @@ impl SharedIndex {
             residency.ranks.insert(rank, (RoutedBlocks::new(residency.limits), slot));
         }
         let Some((routed, slot)) = residency.ranks.get_mut(&rank) else { return };
-        let room = room.map_or(usize::MAX, |room| room.whole_blocks(block).0 as usize);
-        routed.set_limit(residency.limits.blocks.min(room));
+        let capacity = capacity.map_or(usize::MAX, |capacity| capacity.whole_blocks(block).0 as usize);
+        routed.set_limit(residency.limits.blocks.min(capacity));
         let mut changes = Vec::new();
         routed.record_prompts(prompts, now, &mut changes);
         self.apply(*slot, &changes);

@@ -38,11 +38,11 @@ pub(super) async fn discover_endpoint(
     let answer = get_url(client, &url, key).await.map_err(|_| ConnectorUnavailable::NoAnswer);
     match answer
         .and_then(|text| spoken.dialect().parse_endpoint(&url, &text))
-        .and_then(|place| check_role(place, &worker.spec))
+        .and_then(|endpoint| check_role(endpoint, &worker.spec))
     {
-        Ok(place) => KvConnectorCapability {
+        Ok(endpoint) => KvConnectorCapability {
             protocol: spoken,
-            endpoint: Some(Arc::new(place)),
+            endpoint: Some(Arc::new(endpoint)),
             missing_requirement: missing,
             ..KvConnectorCapability::default()
         },
@@ -62,12 +62,12 @@ fn is_under_endpoint(url: &str, endpoint: &str) -> bool {
     url.strip_prefix(endpoint).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-fn check_role(place: TransferEndpoint, spec: &WorkerDefinition) -> Result<TransferEndpoint, ConnectorUnavailable> {
-    match place.role {
+fn check_role(endpoint: TransferEndpoint, spec: &WorkerDefinition) -> Result<TransferEndpoint, ConnectorUnavailable> {
+    match endpoint.role {
         Some(role) if role != spec.role => {
             Err(ConnectorUnavailable::Role { actual: role, configured: spec.role, endpoint: spec.endpoint.clone() })
         }
-        _ => Ok(place),
+        _ => Ok(endpoint),
     }
 }
 

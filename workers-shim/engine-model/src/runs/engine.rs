@@ -177,9 +177,9 @@ impl RunEngine {
     pub fn prefill_left(&self, now: Seconds) -> f64 {
         let since = (now - self.clock).0.max(0.0);
         let pace = self.local_progress_rates().prefill;
-        let left = self.prefilling.as_ref().map_or(0.0, |prompt| (prompt.work_left / pace - since).max(0.0));
+        let seconds_left = self.prefilling.as_ref().map_or(0.0, |prompt| (prompt.work_left / pace - since).max(0.0));
         let queued: f64 = self.queue.iter().map(|prompt| prompt.expected_work).sum();
-        left + queued / pace
+        seconds_left + queued / pace
     }
 
     /// Returns how much of a prompt is stored here and need not be computed.
@@ -266,10 +266,10 @@ impl RunEngine {
         };
         let tokens = now.computed.max(Tokens(1));
         let chunk = now.total_work / tokens.0 as f64 * self.timing.chunk_tokens.min(tokens).0 as f64;
-        let beside = if requests > 0 { self.timing.step_beside_chunk } else { 0.0 };
-        let both = chunk + batch + beside;
-        let prefill = if both > 0.0 { chunk / both } else { 1.0 };
-        ProgressRates { prefill, token: both, token_alone: alone }
+        let overhead = if requests > 0 { self.timing.step_beside_chunk } else { 0.0 };
+        let step_time = chunk + batch + overhead;
+        let prefill = if step_time > 0.0 { chunk / step_time } else { 1.0 };
+        ProgressRates { prefill, token: step_time, token_alone: alone }
     }
 
     /// Advances the time to `now`.

@@ -101,15 +101,16 @@ impl RunPool {
         &self,
         runs: &RunTree,
         path: &[RunId],
-        (from, way): (Tokens, &RestoreChoice),
+        (from, choice): (Tokens, &RestoreChoice),
     ) -> LowerTierHit {
         let mut below = LowerTierHit::default();
         for run in path.iter().copied().skip_while(|run| runs.depth(*run) <= from) {
-            let (begin, end) = ((runs.depth(run) - runs.tokens(run)).max(from), runs.depth(run).min(way.loaded_until));
+            let (begin, end) =
+                ((runs.depth(run) - runs.tokens(run)).max(from), runs.depth(run).min(choice.loaded_until));
             if begin >= end {
                 break;
             }
-            let last = if end == way.loaded_until { way.windows } else { Tokens::ZERO };
+            let last = if end == choice.loaded_until { choice.windows } else { Tokens::ZERO };
             match self.is_above_disk(run) {
                 true => below.host += end - begin + last,
                 false => below.disk.push((run, end - begin + last)),
@@ -193,13 +194,13 @@ impl RunPool {
 
     /// Stores a run in reserved memory; returns false if it was cached in the meantime.
     pub(super) fn fill(&mut self, runs: &RunTree, run: RunId) -> bool {
-        let fresh = !self.cached.has(run);
-        if fresh {
+        let is_new = !self.cached.has(run);
+        if is_new {
             self.cached.touch(run);
             self.record_change((run, true));
             self.cached_tokens += runs.device_size(run);
         }
-        fresh
+        is_new
     }
 
     pub(super) fn pin(&mut self, runs: &RunTree, path: &[RunId]) {

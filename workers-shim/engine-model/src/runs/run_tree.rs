@@ -51,11 +51,11 @@ impl RunTree {
 
     /// Sets KV sizes for a model: `room` returns the size of each range of tokens, and every active sequence needs
     /// `windows` in addition.
-    pub fn with_kv_sizes(mut self, windows: Tokens, room: impl Fn(Tokens, Tokens) -> KvSize) -> Self {
+    pub fn with_kv_sizes(mut self, windows: Tokens, size: impl Fn(Tokens, Tokens) -> KvSize) -> Self {
         let all = (0..self.len() as u32).map(RunId);
-        let sizes = all.map(|run| room(self.depth(run) - self.tokens(run), self.depth(run)));
+        let sizes = all.map(|run| size(self.depth(run) - self.tokens(run), self.depth(run)));
         let short = |tokens: Tokens| u32::try_from(tokens.0).unwrap_or(u32::MAX);
-        let (device, lower) = sizes.map(|room| (short(room.device), short(room.lower))).unzip();
+        let (device, lower) = sizes.map(|size| (short(size.device), short(size.lower))).unzip();
         self.kv_sizes = Some(RunKvSizes { device, lower, windows });
         self
     }

@@ -81,8 +81,8 @@ mod tests {
             others.insert(*name, at);
         }
         assert!((0..).zip(&all).all(|(at, name)| names.get(*name) == Some(at)));
-        let told = |names: &EngineHashTable| names.entries().collect::<Vec<_>>();
-        let (mut one, mut other) = (told(&names), told(&others));
+        let entries = |names: &EngineHashTable| names.entries().collect::<Vec<_>>();
+        let (mut one, mut other) = (entries(&names), entries(&others));
         assert_ne!(one, other);
         one.sort_unstable();
         other.sort_unstable();

@@ -59,12 +59,12 @@ impl ConnectorProtocol for MooncakeConnector {
         Some(format!("{address}{PATH}"))
     }
 
-    fn parse_endpoint(&self, asked: &str, answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
+    fn parse_endpoint(&self, queried_url: &str, answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
         let ranks: BTreeMap<u16, BootstrapRank> = serde_json::from_str(answer).map_err(|_| ConnectorUnavailable::NoRanks)?;
         if ranks.is_empty() {
             return Err(ConnectorUnavailable::NoEngines);
         }
-        let address = asked.strip_suffix(PATH).unwrap_or(asked).to_owned();
+        let address = queried_url.strip_suffix(PATH).unwrap_or(queried_url).to_owned();
         let engines = ranks.into_iter().map(|(rank, entry)| (DpRank(rank), entry.engine_id)).collect();
         Ok(TransferEndpoint { address, engines, ..TransferEndpoint::default() })
     }

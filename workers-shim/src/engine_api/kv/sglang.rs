@@ -60,14 +60,14 @@ impl ConnectorProtocol for SglangConnector {
         Some(format!("{endpoint}{PATH}"))
     }
 
-    fn parse_endpoint(&self, asked: &str, answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
+    fn parse_endpoint(&self, queried_url: &str, answer: &str) -> Result<TransferEndpoint, ConnectorUnavailable> {
         let state: SglangServerState = serde_json::from_str(answer).map_err(|_| ConnectorUnavailable::NoServerInfo)?;
         let mode = state.disaggregation_mode.unwrap_or_default();
         let role = [WorkerRole::Prefill, WorkerRole::Decode].into_iter().find(|role| role.as_str() == mode);
         if role.is_none() {
             return Err(ConnectorUnavailable::Mode(mode));
         }
-        let host = crate::events::host_of(asked).trim_matches(['[', ']']).to_owned();
+        let host = crate::events::host_of(queried_url).trim_matches(['[', ']']).to_owned();
         let port = state.disaggregation_bootstrap_port.ok_or(ConnectorUnavailable::NoPort)?;
         Ok(TransferEndpoint { address: host, port, role, ..TransferEndpoint::default() })
     }

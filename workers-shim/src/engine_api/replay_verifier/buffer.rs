@@ -20,14 +20,14 @@ struct FieldCursor<T> {
 impl<T: PartialEq + Clone> FieldCursor<T> {
     /// Compares `next` with the values that follow here, and returns how many of its items were known. New items are
     /// stored if there is room.
-    fn match_next(&mut self, next: &[T], room: BufferSpace) -> Result<usize, TranscriptDefect> {
+    fn match_next(&mut self, next: &[T], space: BufferSpace) -> Result<usize, TranscriptDefect> {
         let rest = &self.values[self.matched..];
         let known = rest.len().min(next.len());
         if rest[..known] != next[..known] {
             return Err(TranscriptDefect::Diverged);
         }
         self.matched += known;
-        if room == BufferSpace::Available {
+        if space == BufferSpace::Available {
             self.values.extend_from_slice(&next[known..]);
             self.matched = self.matched + next.len() - known;
         }
@@ -73,50 +73,50 @@ pub(super) const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 impl ReplayBuffer {
     /// Returns the new part of `text`, the next fragment of the field `place`.
-    pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, TranscriptDefect> {
+    pub(super) fn text<'t>(&mut self, path: &str, text: &'t str) -> Result<&'t str, TranscriptDefect> {
         if text.is_empty() {
             return Ok(text);
         }
         self.has_output = true;
-        let room = self.space();
-        if !self.texts.contains_key(place) {
-            if room == BufferSpace::Full {
+        let space = self.space();
+        if !self.texts.contains_key(path) {
+            if space == BufferSpace::Full {
                 return Ok(text);
             }
-            self.reserve_space(place);
+            self.reserve_space(path);
         }
-        let known = self.texts.entry(place.to_owned()).or_default().match_next(text.as_bytes(), room)?;
-        self.size += if room == BufferSpace::Available { text.len() - known } else { 0 };
+        let known = self.texts.entry(path.to_owned()).or_default().match_next(text.as_bytes(), space)?;
+        self.size += if space == BufferSpace::Available { text.len() - known } else { 0 };
         text.get(known..).ok_or(TranscriptDefect::Diverged)
     }
 
     /// Returns how many of `items`, the next ones of the list `place`, were known.
-    pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, TranscriptDefect> {
-        let room = self.space();
-        if !self.lists.contains_key(place) {
-            if room == BufferSpace::Full {
+    pub(super) fn list(&mut self, path: &str, items: &[u64]) -> Result<usize, TranscriptDefect> {
+        let space = self.space();
+        if !self.lists.contains_key(path) {
+            if space == BufferSpace::Full {
                 return Ok(0);
             }
-            self.reserve_space(place);
+            self.reserve_space(path);
         }
-        let known = self.lists.entry(place.to_owned()).or_default().match_next(items, room)?;
-        self.size += if room == BufferSpace::Available { (items.len() - known) * size_of::<u64>() } else { 0 };
+        let known = self.lists.entry(path.to_owned()).or_default().match_next(items, space)?;
+        self.size += if space == BufferSpace::Available { (items.len() - known) * size_of::<u64>() } else { 0 };
         Ok(known)
     }
 
     /// Records a value that occurs once in an answer and must be equal when repeated.
-    pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<ReplayStatus, TranscriptDefect> {
-        let what = xxh3_64(what.as_bytes());
+    pub(super) fn mark(&mut self, path: &str, value: &str) -> Result<ReplayStatus, TranscriptDefect> {
+        let digest = xxh3_64(value.as_bytes());
         let is_full = self.is_full();
-        match self.marks.get_mut(place) {
+        match self.marks.get_mut(path) {
             None if is_full => Ok(ReplayStatus::New),
             None => {
-                self.reserve_space(place);
-                self.marks.insert(place.to_owned(), FieldDigest { digest: what, matched: true });
+                self.reserve_space(path);
+                self.marks.insert(path.to_owned(), FieldDigest { digest, matched: true });
                 Ok(ReplayStatus::New)
             }
-            Some(told) if told.digest == what => {
-                told.matched = true;
+            Some(earlier) if earlier.digest == digest => {
+                earlier.matched = true;
                 Ok(ReplayStatus::Known)
             }
             Some(_) => Err(TranscriptDefect::Diverged),
@@ -133,14 +133,14 @@ impl ReplayBuffer {
     }
 
     /// Returns whether `place` has a value.
-    pub(super) fn is_marked(&self, place: &str) -> bool {
-        self.marks.contains_key(place)
+    pub(super) fn is_marked(&self, path: &str) -> bool {
+        self.marks.contains_key(path)
     }
 
     /// Fails unless all fields and values whose paths begin with `places` were repeated in full.
     pub(super) fn check_complete(&self, places: &str) -> Result<(), TranscriptDefect> {
-        let marks = self.marks.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
-        if marks.into_iter().all(|(_, told)| told.matched) {
+        let marks = self.marks.range(places.to_owned()..).take_while(|(path, _)| path.starts_with(places));
+        if marks.into_iter().all(|(_, mark)| mark.matched) {
             self.check_fields_complete(places)
         } else {
             Err(TranscriptDefect::Diverged)
@@ -149,9 +149,9 @@ impl ReplayBuffer {
 
     /// Fails unless all texts and lists whose paths begin with `places` were repeated in full.
     pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), TranscriptDefect> {
-        fn all<T>(reels: &BTreeMap<String, FieldCursor<T>>, places: &str) -> bool {
-            let these = reels.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
-            these.into_iter().all(|(_, reel)| reel.matched == reel.values.len())
+        fn all<T>(cursors: &BTreeMap<String, FieldCursor<T>>, places: &str) -> bool {
+            let matching = cursors.range(places.to_owned()..).take_while(|(path, _)| path.starts_with(places));
+            matching.into_iter().all(|(_, cursor)| cursor.matched == cursor.values.len())
         }
         let is_through = all(&self.texts, places) && all(&self.lists, places);
         if is_through { Ok(()) } else { Err(TranscriptDefect::Diverged) }
@@ -159,9 +159,9 @@ impl ReplayBuffer {
 
     /// Marks all contents as not repeated.
     pub(super) fn rewind(&mut self) {
-        self.texts.values_mut().for_each(|reel| reel.matched = 0);
-        self.lists.values_mut().for_each(|reel| reel.matched = 0);
-        self.marks.values_mut().for_each(|told| told.matched = false);
+        self.texts.values_mut().for_each(|cursor| cursor.matched = 0);
+        self.lists.values_mut().for_each(|cursor| cursor.matched = 0);
+        self.marks.values_mut().for_each(|mark| mark.matched = false);
     }
 
     /// Returns whether there was output (text or a tool call) that another sample need not repeat.

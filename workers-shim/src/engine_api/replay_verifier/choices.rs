@@ -47,23 +47,23 @@ impl ReplayVerifier {
         }
         let Some(Value::Array(choices)) = event.get_mut("choices") else { return Err(TranscriptDefect::Unreadable) };
         if choices.is_empty() {
-            let left = self.check_once("usage", "")?;
+            let remainder = self.check_once("usage", "")?;
             self.buffer.check_complete("")?;
-            return Ok(left);
+            return Ok(remainder);
         }
-        let mut left = Vec::new();
+        let mut new_choices = Vec::new();
         for mut choice in std::mem::take(choices) {
             if self.choice(&mut choice)? == EventRemainder::New {
-                left.push(choice);
+                new_choices.push(choice);
             }
         }
-        let rest = if left.is_empty() { EventRemainder::Known } else { EventRemainder::New };
-        *choices = left;
+        let rest = if new_choices.is_empty() { EventRemainder::Known } else { EventRemainder::New };
+        *choices = new_choices;
         Ok(rest)
     }
 
-    pub(super) fn check_once(&mut self, place: &str, what: &str) -> Result<EventRemainder, TranscriptDefect> {
-        let mark = self.buffer.mark(place, what)?;
+    pub(super) fn check_once(&mut self, path: &str, what: &str) -> Result<EventRemainder, TranscriptDefect> {
+        let mark = self.buffer.mark(path, what)?;
         Ok(if mark == ReplayStatus::Known { EventRemainder::Known } else { EventRemainder::New })
     }
 
@@ -75,9 +75,9 @@ impl ReplayVerifier {
         let mut sorted = NoveltyCounts::default();
         self.ids_of(at, fields, &mut sorted)?;
         for name in ["text", "delta"] {
-            let place = format!("{at}/{name}");
+            let path = format!("{at}/{name}");
             if let Some(value) = fields.get_mut(name) {
-                self.value(&place, value, &mut sorted)?;
+                self.value(&path, value, &mut sorted)?;
             }
         }
         if let Some(Value::Object(logprobs)) = fields.get_mut("logprobs") {
@@ -116,29 +116,29 @@ impl ReplayVerifier {
     }
 
     /// Removes the known parts of all texts in a delta, or in a part of one.
-    fn value(&mut self, place: &str, value: &mut Value, counts: &mut NoveltyCounts) -> Result<(), TranscriptDefect> {
+    fn value(&mut self, path: &str, value: &mut Value, counts: &mut NoveltyCounts) -> Result<(), TranscriptDefect> {
         match value {
             Value::String(text) => {
-                let new = self.buffer.text(place, text)?.to_owned();
+                let new = self.buffer.text(path, text)?.to_owned();
                 counts.count(text.len(), text.len() - new.len());
                 *text = new;
             }
             Value::Object(fields) => {
                 let mut known = Vec::new();
                 for (name, value) in fields.iter_mut() {
-                    let place = format!("{place}/{name}");
+                    let path = format!("{path}/{name}");
                     match value.as_str().filter(|_| UNIQUE_DELTA_FIELDS.contains(&name.as_str())) {
                         // Every engine generates its own ids, so their values are not compared.
                         Some(text) if !text.is_empty() => {
                             if name == "name" {
                                 self.buffer.mark_output();
                             }
-                            let mark = self.buffer.mark(&place, if name == "id" { "" } else { text })?;
+                            let mark = self.buffer.mark(&path, if name == "id" { "" } else { text })?;
                             if counts.count_mark(mark) {
                                 known.push(name.clone());
                             }
                         }
-                        _ => self.value(&place, value, counts)?,
+                        _ => self.value(&path, value, counts)?,
                     }
                 }
                 fields.retain(|name, _| !known.contains(name));
@@ -146,7 +146,7 @@ impl ReplayVerifier {
             Value::Array(items) => {
                 for (position, item) in (0..).zip(items) {
                     let at = item["index"].as_u64().unwrap_or(position);
-                    self.value(&format!("{place}/{at}"), item, counts)?;
+                    self.value(&format!("{path}/{at}"), item, counts)?;
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
@@ -158,13 +158,13 @@ impl ReplayVerifier {
     /// numbers differ between engines and are not compared.
     fn logprobs(
         &mut self,
-        place: &str,
+        path: &str,
         lists: &mut Map<String, Value>,
         counts: &mut NoveltyCounts,
     ) -> Result<(), TranscriptDefect> {
         if let Some(Value::Array(tokens)) = lists.get("tokens") {
             let tokens: Vec<u64> = tokens.iter().map(hashed).collect();
-            let known = self.buffer.list(place, &tokens)?;
+            let known = self.buffer.list(path, &tokens)?;
             counts.count(tokens.len(), known);
             let same = |list: &&mut Vec<Value>| list.len() == tokens.len();
             lists.values_mut().filter_map(Value::as_array_mut).filter(same).for_each(|list| drop(list.drain(..known)));
@@ -172,16 +172,16 @@ impl ReplayVerifier {
         }
         for (name, list) in lists.iter_mut() {
             let Value::Array(items) = list else { continue };
-            let known = self.tokens(&format!("{place}/{name}"), items)?;
+            let known = self.tokens(&format!("{path}/{name}"), items)?;
             counts.count(items.len() + known, known);
         }
         Ok(())
     }
 
     /// Removes the known tokens from a list with log probabilities, and returns how many they were.
-    pub(super) fn tokens(&mut self, place: &str, items: &mut Vec<Value>) -> Result<usize, TranscriptDefect> {
+    pub(super) fn tokens(&mut self, path: &str, items: &mut Vec<Value>) -> Result<usize, TranscriptDefect> {
         let tokens: Vec<u64> = items.iter().map(|item| hashed(&item["token"])).collect();
-        let known = self.buffer.list(place, &tokens)?;
+        let known = self.buffer.list(path, &tokens)?;
         items.drain(..known);
         Ok(known)
     }

@@ -47,9 +47,9 @@ impl ReplayVerifier {
                 self.check_once(&format!("{at}/stop"), "")
             }
             "message_delta" | "message_stop" => {
-                let left = self.check_once(&kind, "")?;
+                let remainder = self.check_once(&kind, "")?;
                 self.buffer.check_complete("")?;
-                Ok(left)
+                Ok(remainder)
             }
             "ping" => Ok(EventRemainder::New),
             _ => Err(TranscriptDefect::Unreadable),
@@ -59,23 +59,23 @@ impl ReplayVerifier {
     /// Removes the known parts of a content block's delta.
     fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
         let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&format!("{at}/stop"));
-        let mut left = EventRemainder::Known;
+        let mut remainder = EventRemainder::Known;
         for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
-            let place = format!("{at}/{name}");
+            let path = format!("{at}/{name}");
             match value {
                 // Every engine generates its own signature, so its value is not compared.
-                Value::String(_) if name == "signature" => left = self.check_once(&place, "")?,
-                Value::String(said) => {
-                    let new = self.buffer.text(&place, said)?.to_owned();
+                Value::String(_) if name == "signature" => remainder = self.check_once(&path, "")?,
+                Value::String(text) => {
+                    let new = self.buffer.text(&path, text)?.to_owned();
                     if !new.is_empty() {
-                        left = EventRemainder::New;
+                        remainder = EventRemainder::New;
                     }
-                    *said = new;
+                    *text = new;
                 }
                 _ => return Err(TranscriptDefect::Unreadable),
             }
         }
-        if was_over && left == EventRemainder::New { Err(TranscriptDefect::Diverged) } else { Ok(left) }
+        if was_over && remainder == EventRemainder::New { Err(TranscriptDefect::Diverged) } else { Ok(remainder) }
     }
 
     /// Verifies an event of `/v1/responses`.
@@ -91,31 +91,31 @@ impl ReplayVerifier {
             }
         }
         let (item, part) = (number(event, "output_index"), part_of(event));
-        let place = format!("{item}/{part}/{kind}");
-        let left = match kind.as_str() {
+        let path = format!("{item}/{part}/{kind}");
+        let remainder = match kind.as_str() {
             "response.completed" | "response.incomplete" => {
-                let left = self.check_once("last", "")?;
-                self.buffer.check_complete("").map(|()| left)
+                let remainder = self.check_once("last", "")?;
+                self.buffer.check_complete("").map(|()| remainder)
             }
             "response.output_item.added" | "response.output_item.done" => self.item((item, &kind), event),
             _ if kind.ends_with(".delta") => {
-                let was_over = self.is_part_finished(item, part, &place);
-                match self.delta(&place, event) {
+                let was_over = self.is_part_finished(item, part, &path);
+                match self.delta(&path, event) {
                     Ok(EventRemainder::New) if was_over => Err(TranscriptDefect::Diverged),
-                    left => left,
+                    remainder => remainder,
                 }
             }
             _ => {
                 if kind.ends_with(".done") {
                     self.buffer.check_fields_complete(&format!("{item}/{part}/"))?;
                 }
-                self.check_once(if event.contains_key("output_index") { &place } else { &kind }, "")
+                self.check_once(if event.contains_key("output_index") { &path } else { &kind }, "")
             }
         };
         if !self.renamed_ids.is_empty() {
             rename(event, &self.renamed_ids);
         }
-        left
+        remainder
     }
 
     /// Returns whether the client has the end of the part, or of its item.
@@ -148,34 +148,34 @@ impl ReplayVerifier {
         self.check_once(&format!("{at}/{kind}"), &format!("{}/{}", text(item, "type"), text(item, "name")))
     }
 
-    fn delta(&mut self, place: &str, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
+    fn delta(&mut self, path: &str, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
         let logprobs = match event.get_mut("logprobs") {
             Some(Value::Array(items)) => {
-                self.tokens(&format!("{place}/logprobs"), items)?;
+                self.tokens(&format!("{path}/logprobs"), items)?;
                 items.len()
             }
             _ => 0,
         };
-        let Some(Value::String(said)) = event.get_mut("delta") else { return Err(TranscriptDefect::Unreadable) };
-        let new = self.buffer.text(place, said)?.to_owned();
+        let Some(Value::String(text)) = event.get_mut("delta") else { return Err(TranscriptDefect::Unreadable) };
+        let new = self.buffer.text(path, text)?.to_owned();
         let is_nothing = new.is_empty() && logprobs == 0;
-        *said = new;
+        *text = new;
         Ok(if is_nothing { EventRemainder::Known } else { EventRemainder::New })
     }
 
     /// Maps the current engine's `id` to the id that the first engine's answer has at `place`.
-    fn map_id(&mut self, place: &str, id: &str) -> Result<(), TranscriptDefect> {
+    fn map_id(&mut self, path: &str, id: &str) -> Result<(), TranscriptDefect> {
         if id.is_empty() {
             return Ok(());
         }
-        if !self.ids.contains_key(place) {
+        if !self.ids.contains_key(path) {
             if self.buffer.is_full() {
                 return Ok(());
             }
-            self.buffer.reserve_space(place);
+            self.buffer.reserve_space(path);
             self.buffer.reserve_space(id);
         }
-        let first = self.ids.entry(place.to_owned()).or_insert_with(|| id.to_owned());
+        let first = self.ids.entry(path.to_owned()).or_insert_with(|| id.to_owned());
         if first != id && !self.renamed_ids.contains_key(id) {
             if self.renamed_ids.len() == MAX_RENAMED {
                 return Err(TranscriptDefect::Diverged);

@@ -126,8 +126,8 @@ impl RankFollower {
                     Err(error) => Err(FollowEnd::Lost(error.into())),
                 },
                 _ = check.tick() => self.check_for_loss().await,
-                Some(asked) = self.snapshot_requests.recv() => {
-                    self.export_snapshot(asked).await;
+                Some(request) = self.snapshot_requests.recv() => {
+                    self.export_snapshot(request).await;
                     Ok(())
                 }
             };

@@ -19,8 +19,8 @@ impl RunEngine {
         // At large times, the remaining span can be below the resolution of the clock; it then counts as finished.
         let none_left = |seconds: f64| clock + seconds <= clock;
         let due = |ends: u64| {
-            let left = f64::from_bits(ends) - progress;
-            left <= TOKEN_EPSILON || none_left(left * pace.token)
+            let work_left = f64::from_bits(ends) - progress;
+            work_left <= TOKEN_EPSILON || none_left(work_left * pace.token)
         };
         while let Some(first) = self.batch.answers.first_entry().filter(|first| due(first.key().0)) {
             let over = first.remove();
@@ -62,8 +62,8 @@ impl RunEngine {
         let local = self.pool.matched(runs, &prompt.path);
         let fetched = depth_with_fetched(runs, &prompt, local);
         let [_, until] = self.pool.matched_in_lower_tiers(runs, &prompt.path, fetched);
-        let way = self.pool.restore_choice(&*self.rule, (runs, &prompt.path), (fetched, until));
-        let below = self.pool.lower_tier_hit(runs, &prompt.path, (fetched, &way));
+        let choice = self.pool.restore_choice(&*self.rule, (runs, &prompt.path), (fetched, until));
+        let below = self.pool.lower_tier_hit(runs, &prompt.path, (fetched, &choice));
         let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));
         let tail = prompt.tokens - runs.end_depth(&prompt.path);
         let need = missing.iter().map(|run| runs.device_size(*run)).sum::<Tokens>()
@@ -78,7 +78,8 @@ impl RunEngine {
         let found = prompt.path.iter().take_while(|run| runs.depth(**run) <= local).count();
         self.pool.touch(&prompt.path[..found]);
         let restoring = self.pool.lower.restore(runs, &below);
-        Ok(self.compute(PrefixHit { local, fetched, restored: way.compute_from, restoring }, (prompt, missing, need)))
+        Ok(self
+            .compute(PrefixHit { local, fetched, restored: choice.compute_from, restoring }, (prompt, missing, need)))
     }
 
     fn compute(

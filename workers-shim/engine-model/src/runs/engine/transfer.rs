@@ -17,9 +17,9 @@ pub struct TransferPin {
 impl RunEngine {
     /// Pins runs until they are sent; runs in slower tiers are read first.
     pub fn pin_for_transfer(&mut self, runs: &RunTree, path: &[RunId]) -> TransferPin {
-        let (kept, below): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
-        self.pool.pin(runs, &kept);
-        TransferPin { pinned: kept, load_seconds: self.pool.read_for_transfer(runs, &below) }
+        let (on_device, lower): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
+        self.pool.pin(runs, &on_device);
+        TransferPin { pinned: on_device, load_seconds: self.pool.read_for_transfer(runs, &lower) }
     }
 
     /// Unpins runs that were sent.
