@@ -22,7 +22,7 @@ use crate::node_folder::{
     ClusterId, IDENTITY_FILE, LOCK_FILE, LockedFolder, NodeFolder, UNFINISHED_RESTORE_DIR, random_u128,
 };
 use crate::raft::{LogId, SnapshotMeta, TokioTypeConfig, Vote};
-use crate::snapshots::{self, LoadedSnapshot, SnapshotFile};
+use crate::snapshot_file::{self, LoadedSnapshot, SnapshotFile};
 
 /// Term in which a restored cluster's log begins; its first leader has a later one.
 const FIRST_TERM: u64 = 1;
@@ -108,7 +108,7 @@ impl Directory {
 
 fn read_snapshot(path: &Path) -> Result<LoadedSnapshot, OwnershipError> {
     let mut file = File::open(path).map_err(OwnershipError::io(path))?;
-    snapshots::read(&mut file, path)
+    snapshot_file::read(&mut file, path)
 }
 
 /// Reads and verifies a whole snapshot and returns its ledger.

@@ -15,7 +15,7 @@ use raft_log::types::Checksum;
 use raft_log::{ChunkId, RaftLogRecord};
 
 use crate::error::OwnershipError;
-use crate::replay::{LogReplay, RecordPosition};
+use crate::log_replay::{LogReplay, RecordPosition};
 use crate::wal::WalTypes;
 
 /// Smallest unit that a disk writes atomically, in bytes.

@@ -20,7 +20,7 @@ use crate::directory::Directory;
 use crate::error::OwnershipError;
 use crate::log_store::LogStore;
 use crate::node_folder::NodeFolder;
-use crate::options::Options;
+use crate::node_options::Options;
 use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
 use crate::wal::MaxChunkSize;
 

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::command_queue::{CommandTicket, Urgency};
+use crate::command_writer::CommandWriter;
 use crate::counters::DirectoryStats;
 use crate::data_dir_guard::MAX_DETECTION_TIME;
 use crate::error::{OwnershipError, SubmitError};
@@ -25,14 +26,13 @@ use crate::members::{self, ClusterMember, MemberChange, MemberError};
 use crate::node_core::NodeCore;
 use crate::node_folder::{ClusterId, NodeFolder};
 use crate::node_observer::NodeStateMachine;
-use crate::options::Options;
+use crate::node_options::Options;
 use crate::peers::socket::DialPolicy as _;
 use crate::peers::{AbortingTask, PeerRpc, PeerService, PeerTls, Topic};
 use crate::raft::TokioTypeConfig;
 use crate::read::{self, ReadError};
 use crate::startup::{self, START_TIMEOUT, StartedNode};
 use crate::supervision::Supervision;
-use crate::writer::CommandWriter;
 
 /// How long a closing leader waits for another one to take over.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3);

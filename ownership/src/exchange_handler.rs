@@ -13,15 +13,15 @@ use tokio::sync::{mpsc, oneshot};
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::delivery::SubmitReply;
-use crate::network::CHUNK_TIMEOUT;
 use crate::node_core::{LeaderTransfer, NodeCore};
 use crate::peers::caller::Caller;
 use crate::peers::{self, ExchangeHandler, IncomingExchange, MAX_CALL_BYTES, PeerError, PeerMethod, ReplySender};
 use crate::proposal::ProposalRequest;
 use crate::raft::{TokioTypeConfig, Vote};
+use crate::raft_network::CHUNK_TIMEOUT;
 use crate::snapshot_stream::{self, SnapshotStreamHeader};
 use crate::terms::{self, NamedLogPositions};
-use crate::{access, admission, members, read};
+use crate::{access, joining, members, read};
 
 type CallResult = Result<Bytes, PeerError>;
 
@@ -97,8 +97,8 @@ impl NodeCore {
                 let all = alive.into_iter().all(|(worker, incarnation)| self.reports.record(worker, incarnation));
                 if all { Ok(Bytes::new()) } else { Err(PeerError::Busy) }
             }
-            PeerMethod::Admit => encode(&admission::admit(self, peers::decode(&question)?).await),
-            PeerMethod::Enrol => encode(&admission::enrol(self, from, peers::decode(&question)?).await),
+            PeerMethod::Admit => encode(&joining::admit(self, peers::decode(&question)?).await),
+            PeerMethod::Enrol => encode(&joining::enrol(self, from, peers::decode(&question)?).await),
             PeerMethod::Change => encode(&members::carry_out(self, peers::decode(&question)?).await),
             PeerMethod::Members => encode(&members::list(self)),
             PeerMethod::Exchange | PeerMethod::Residency | PeerMethod::Prompts => {

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use crate::drop_thread::DropThread;
 use crate::log_marks::{DurableEnd, LogMarksFile};
 use crate::raft::TokioTypeConfig;
-use crate::shortage::ResourceShortages;
+use crate::resource_shortages::ResourceShortages;
 use crate::wal::WalTypes;
 
 pub(crate) enum FlushWaiter {

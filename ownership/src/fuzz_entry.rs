@@ -11,7 +11,7 @@ use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use serde::de::DeserializeOwned;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::admission::JoinRequest;
+use crate::joining::JoinRequest;
 use crate::members::{Enrolment, MemberChange};
 use crate::node_folder::ClusterId;
 use crate::peers::frame::{self, PeerFrame};

@@ -3,10 +3,10 @@
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 
 mod access;
-mod admission;
 mod backup;
 mod chunks;
 mod command_queue;
+mod command_writer;
 mod counters;
 mod data_dir_guard;
 mod delivery;
@@ -19,36 +19,36 @@ mod flush;
 mod frames;
 #[doc(hidden)]
 pub mod fuzz_entry;
+mod joining;
 mod leader_call;
 mod liveness_reports;
 mod log_loss;
 mod log_marks;
+mod log_replay;
 mod log_store;
 mod members;
-mod network;
 mod node_core;
 mod node_folder;
 mod node_observer;
-mod options;
+mod node_options;
 mod peers;
 mod proposal;
 mod proposer;
 mod quorum_notices;
 mod raft;
 mod raft_follower;
+mod raft_network;
 mod read;
 mod remote_members;
-mod replay;
-mod shortage;
+mod resource_shortages;
+mod snapshot_file;
 mod snapshot_store;
 mod snapshot_stream;
-mod snapshots;
 mod startup;
 mod supervision;
 mod terms;
 mod ticker;
 mod wal;
-mod writer;
 
 pub use backup::{RestoredCluster, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
 pub use command_queue::CommandTicket;
@@ -62,15 +62,15 @@ pub use error::{OwnershipError, SubmitError};
 pub use ledger;
 pub use members::{ClusterMember, MemberChange, MemberError, MemberRole};
 pub use node_folder::ClusterId;
-pub use options::{ElectionTimers, Options, PeerOptions};
+pub use node_options::{ElectionTimers, Options, PeerOptions};
 pub use peers::{CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerError, PeerRpc, PeerService, TlsFiles, Topic};
 pub use read::ReadError;
 pub use supervision::Supervision;
 
 #[cfg(test)]
-mod admission_tests;
-#[cfg(test)]
 mod damage_tests;
+#[cfg(test)]
+mod joining_tests;
 #[cfg(test)]
 mod pending_voter_change_tests;
 #[cfg(test)]

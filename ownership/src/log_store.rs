@@ -20,7 +20,7 @@ use crate::flush::{self, FlushQueue, FlushWaiter};
 use crate::log_marks::LogMarksFile;
 use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
-use crate::shortage::ResourceShortages;
+use crate::resource_shortages::ResourceShortages;
 use crate::wal::{self, MaxChunkSize, WalTypes, WalValue};
 
 /// The log. Clones are handles of the same log.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
 use crate::error::OwnershipError;
-use crate::shortage::ResourceShortages;
+use crate::resource_shortages::ResourceShortages;
 
 /// Identity of a cluster, created once by the node that founded it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]

@@ -10,7 +10,7 @@ use smart_default::SmartDefault;
 
 use crate::counters::DirectoryCounters;
 use crate::log_loss::LogLossDetector;
-use crate::snapshots::SnapshotFile;
+use crate::snapshot_file::SnapshotFile;
 
 /// Number of changes that are kept for watchers.
 const FEED_CAPACITY: usize = 1 << 16;

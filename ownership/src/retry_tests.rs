@@ -9,10 +9,10 @@ use tokio::sync::{mpsc, oneshot};
 use vocabulary::{ClientId, ClientSerial, ModelId, NodeId, SessionId, TenantId};
 
 use crate::command_queue::{CommandTicket, QueuedCommand, Urgency};
+use crate::command_writer::CommandWriter;
 use crate::error::SubmitError;
 use crate::node_core::{NodeCore, NodeCoreParts};
 use crate::proposal::{ProposalRequest, ReturnedSubmissions, SubmissionFate};
-use crate::writer::CommandWriter;
 use crate::{Directory, Options};
 
 const SESSION: SessionId = SessionId(7);

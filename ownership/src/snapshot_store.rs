@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use consensus::{LedgerView, Snapshot, SnapshotContents, SnapshotStore};
 
-use crate::snapshots::SnapshotFile;
+use crate::snapshot_file::SnapshotFile;
 
 impl SnapshotStore for SnapshotFile {
     type Handle = File;

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::peers::PeerError;
 use crate::raft::{SnapshotMeta, Vote};
-use crate::snapshots;
+use crate::snapshot_file;
 
 /// Bytes of a snapshot per frame.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
@@ -118,7 +118,7 @@ pub(crate) async fn receive(
 /// Verifies every byte of a received snapshot: another node's damaged snapshot must not stop this node.
 pub(crate) async fn verify_received(mut file: File, meta: &SnapshotMeta) -> Result<File, PeerError> {
     let check = move || {
-        let head = snapshots::check(&mut file, Path::new("snapshot.incoming"));
+        let head = snapshot_file::check(&mut file, Path::new("snapshot.incoming"));
         head.map(|head| (file, head))
     };
     let checked = tokio::task::spawn_blocking(check).await.map_err(|error| PeerError::Failed(error.to_string()))?;
@@ -234,7 +234,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("snapshot");
         let body = consensus::SnapshotContents::default();
-        crate::snapshots::SnapshotFile::at(path.clone(), crate::ClusterId(1)).write(&body).unwrap();
+        crate::snapshot_file::SnapshotFile::at(path.clone(), crate::ClusterId(1)).write(&body).unwrap();
         assert!(verify_received(File::open(&path).unwrap(), &body.meta).await.is_ok());
         let last = crate::raft::LogId::new(<LeaderIdOf<TokioTypeConfig> as RaftLeaderIdExt>::new_committed(1, 1), 7);
         let other = SnapshotMeta { last_log_id: Some(last), ..body.meta.clone() };

@@ -13,24 +13,24 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::LedgerTime;
 
-use crate::admission::{self, JoinAttempt, UnidentifiedNode};
 use crate::command_queue::QueuedCommand;
 use crate::data_dir_guard::{self, DataDirGuard};
 use crate::error::OwnershipError;
 use crate::failure::{start_failure, unsupported_level};
+use crate::joining::{self, JoinAttempt, UnidentifiedNode};
 use crate::log_loss::refuse_log_loss;
 use crate::log_store::LogStore;
 use crate::members::is_retired;
-use crate::network::RaftClientFactory;
 use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts};
 use crate::node_folder::{LockedFolder, NodeFolder, NodeIdentity, founder};
 use crate::node_observer::{NodeObserver, NodeStateMachine};
-use crate::options::Options;
+use crate::node_options::Options;
 use crate::peers::{AbortingTask, PeerListener, PeerRegistry, PeerTls};
 use crate::proposer;
 use crate::raft::TokioTypeConfig;
 use crate::raft_follower;
-use crate::snapshots::SnapshotFile;
+use crate::raft_network::RaftClientFactory;
+use crate::snapshot_file::SnapshotFile;
 use crate::terms::MAX_TERM;
 use crate::ticker::Ticker;
 
@@ -216,7 +216,7 @@ async fn identify(
     let reachable = reachable.ok_or_else(|| unreachable_join_error(&folder, &seeds))?;
     let contact = (seeds.as_slice(), reachable.address.as_str());
     let stranger = UnidentifiedNode { levels: options.levels(), tls: reachable.tls.clone() };
-    let identity = admission::request_admission(&folder.root, contact, stranger, options.peering.join_timeout).await?;
+    let identity = joining::request_admission(&folder.root, contact, stranger, options.peering.join_timeout).await?;
     let NodeIdentity { cluster: found, node } = identity;
     if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
         let path = folder.root.clone();
@@ -346,15 +346,15 @@ pub(crate) async fn await_membership(
     if !is_new {
         let (own, join) = (core.clone(), options.peering.join.clone());
         let task = core.supervision.supervise("enrolment", move || {
-            let enrolling = admission::enrol_self(own.clone(), address.clone(), seeds.clone());
-            let comparing = admission::warn_of_foreign_seeds(own.clone(), join.clone());
+            let enrolling = joining::enrol_self(own.clone(), address.clone(), seeds.clone());
+            let comparing = joining::warn_of_foreign_seeds(own.clone(), join.clone());
             async move {
                 tokio::join!(enrolling, comparing);
             }
         });
         return Ok(Some(AbortingTask(task)));
     }
-    let mut enrolling = tokio::spawn(admission::enrol_self(core.clone(), address, seeds.clone()));
+    let mut enrolling = tokio::spawn(joining::enrol_self(core.clone(), address, seeds.clone()));
     let settled = tokio::time::timeout(options.peering.join_timeout, async {
         // It returns only once the cluster lists this node.
         drop((&mut enrolling).await);

@@ -11,7 +11,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
 use crate::node_core::NodeCore;
-use crate::options::Options;
+use crate::node_options::Options;
 use crate::peers::{Lane, PeerMethod};
 
 /// How long the leader may take to accept this node's reports.

@@ -4,11 +4,11 @@
 //! Pure. It never guesses: an unknown model is refused by name, and can be described in a file instead.
 
 mod checkpoints;
+mod config_fields;
 mod error;
-mod families;
-mod fields;
 mod file;
 mod layer;
+mod model_families;
 mod restore;
 mod shape;
 mod spec;

@@ -7,28 +7,30 @@
 //! OpenAI-compatible server, SGLang), the incarnation is always 0, and a restart between two probes goes unnoticed.
 //! **Load** without `/metrics` is this router's own requests in flight.
 
-mod config;
 mod endpoint_discovery;
 mod error;
 mod estimate;
 mod in_flight;
 mod kv_connector;
-mod link;
+mod link_estimate;
 pub(crate) mod peer_in_flight;
 pub(crate) mod probe;
 mod probe_round;
 mod router_peers;
 mod speeds;
+mod worker_definition;
 pub(crate) mod worker_handle;
 mod worker_registry;
 
 pub use crate::events::SourceRulesResolver;
-pub use config::{EventSourceSetting, KvExchangeSetting, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile};
 pub use error::FleetError;
 pub use estimate::{Confidence, SpeedConfidence};
 pub use in_flight::InFlightRequest;
 pub use peer_in_flight::{InFlightEntry, InFlightTable, MergeOutcome, SILENCE_TIMEOUT};
 pub use probe_round::Adapter;
+pub use worker_definition::{
+    EventSourceSetting, KvExchangeSetting, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile,
+};
 pub use worker_handle::LivenessReport;
 pub use worker_registry::FleetDiff;
 

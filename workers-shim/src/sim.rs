@@ -9,9 +9,9 @@ mod driver;
 mod event_frames;
 mod histogram;
 mod http;
-mod options;
 mod publisher;
 mod side_channel;
+mod sim_options;
 
 use std::net::SocketAddr;
 
@@ -53,7 +53,7 @@ mod worker;
 
 pub use codec::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
 pub use engine_model::EngineProfile;
-pub use options::{
+pub use sim_options::{
     EventFault, EventFaultError, EventOptions, SimOptions, TransferFault, TransferFaultError, TransferOptions,
 };
 pub use worker::{SimWorker, WORKER_HEADER};

@@ -5,7 +5,7 @@ use ledger::{Command, ExpireLease, Ledger, LedgerLimits, RenewLease};
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{Incarnation, LedgerTime, Micros, WorkerId};
 
-use crate::clock::LeaderClock;
+use crate::leader_clock::LeaderClock;
 
 /// Maximum number of leases that one tick may expire.
 const MAX_EXPIRIES: usize = 256;

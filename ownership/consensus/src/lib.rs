@@ -4,11 +4,11 @@
 //! Generic over the async runtime, so that servers and the deterministic simulation run the same code. Nothing here
 //! opens a file, a socket or a thread, or reads a clock that it was not given.
 
-mod changes;
-mod clock;
+mod change_feed;
+mod change_ring;
 mod config;
-mod feed;
 mod freshness;
+mod leader_clock;
 mod leader_term;
 mod levels;
 mod membership_lock;
@@ -20,11 +20,11 @@ mod types;
 mod view;
 mod worker_liveness;
 
-pub use changes::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
-pub use clock::LeaderClock;
+pub use change_feed::{ChangeFeed, ChangeStream};
+pub use change_ring::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
 pub use config::raft_config;
-pub use feed::{ChangeFeed, ChangeStream};
 pub use freshness::{Consistency, FreshnessClock, ReadIndexError, read_index};
+pub use leader_clock::LeaderClock;
 pub use leader_term::{LeaderTermClock, RequestedLedgerLimits, expiries, limit_widening, renewal};
 pub use levels::{MemberRelease, RaiseLevelError, SupportedLevels, UnsupportedLevel, check_command_level, check_raise};
 pub use membership_lock::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};

@@ -9,15 +9,14 @@ mod artifact_table;
 mod boundary_index;
 mod changes;
 mod clients;
+mod cluster_records;
 mod command;
 mod control;
-mod families;
 pub mod invariants;
 mod ledger;
 mod limits;
 mod listing;
 mod locate;
-mod node;
 mod origin_interner;
 mod outcome;
 mod packed_codec;
@@ -25,8 +24,9 @@ mod point;
 mod radix;
 mod record;
 mod ref_set;
+mod session_families;
 mod session_table;
-mod step;
+mod step_commit;
 mod tables;
 
 pub use apply::MAX_CLOCK_STEP;
@@ -35,6 +35,7 @@ pub use artifact::{
 };
 pub use artifact_table::BoundaryRef;
 pub use changes::{ChangeOp, RecordKey, RecordUpdate};
+pub use cluster_records::{FOUNDER, MembershipStatus, Node};
 pub use command::{
     AdvanceHead, ClaimOwner, Command, DropReplica, ExpireLease, ForkSession, LedgerEntry, MigrateSession, OpenSession,
     OwnershipSubject, PrefixRef, RegisterWorker, ReleaseOwner, RenewLease, ReplicateReadonly, SealBlocks, SetGroup,
@@ -46,12 +47,11 @@ pub use control::{
 pub use ledger::{Ledger, RestorePoint, TenantUsage};
 pub use limits::LedgerLimits;
 pub use locate::{LocateQuery, LocateResult, OwnershipStatus, ResolvedSession, SealedPrefixMatch, SessionMatch};
-pub use node::{FOUNDER, MembershipStatus, Node};
 pub use outcome::{HeadMovement, Outcome, Refusal, SealResult};
 pub use point::{ChainSegment, MAX_POINTS, PrefixPoint, WAYPOINT};
 pub use record::{Intent, Lease, Session, SessionHead, Worker, WorkerKind, WorkerSpec};
 pub use ref_set::{RefSet, RefSetMember};
-pub use step::{OwnershipTransition, StepCommit, StepOutcome};
+pub use step_commit::{OwnershipTransition, StepCommit, StepOutcome};
 
 #[cfg(test)]
 mod tests;

@@ -10,11 +10,11 @@ use ledger::{Command, Outcome, Refusal, Submission};
 use openraft::AsyncRuntime;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::network::{RpcFailure, ask};
 use crate::network_model::{FIRST_CLIENT, PeerNumber};
-use crate::node::{CommandAck, NodeReply, SimNode};
 use crate::rng::Rng;
 use crate::runtime::{SimulatedRuntime, true_time};
+use crate::sim_network::{RpcFailure, ask};
+use crate::sim_node::{CommandAck, NodeReply, SimNode};
 use crate::world::SimWorld;
 
 /// Timeout for one answer.

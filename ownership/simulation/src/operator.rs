@@ -9,10 +9,10 @@ use consensus::SupportedLevels;
 use openraft::{AsyncRuntime, ChangeMembers};
 
 use crate::disk::ProcessEnd;
-use crate::node::SimNode;
 use crate::process;
 use crate::rng::Rng;
 use crate::runtime::SimulatedRuntime;
+use crate::sim_node::SimNode;
 use crate::world::SimWorld;
 
 /// Maximum number of nodes, including removed ones.

@@ -11,11 +11,11 @@ use openraft::AsyncRuntime;
 use vocabulary::NodeId;
 
 use crate::disk::ProcessEnd;
-use crate::network::ask;
-use crate::node::{RPC_TIMEOUT, SimNode};
 use crate::operator::{add_node, admit_learner, run_at_leader};
 use crate::rng::Rng;
 use crate::runtime::SimulatedRuntime;
+use crate::sim_network::ask;
+use crate::sim_node::{RPC_TIMEOUT, SimNode};
 use crate::world::{OLD_LEVEL, SimWorld};
 
 /// How long a node of the older release asks to join during a raise.

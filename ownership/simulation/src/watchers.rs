@@ -12,10 +12,10 @@ use openraft::AsyncRuntime;
 
 use crate::checks::watches::{self, WatchProgress};
 use crate::client::SimClient;
-use crate::node::SimNode;
 use crate::process;
 use crate::rng::Rng;
 use crate::runtime::SimulatedRuntime;
+use crate::sim_node::SimNode;
 use crate::workload::ClientHistories;
 use crate::world::SimWorld;
 

@@ -11,11 +11,11 @@ use vocabulary::{Epoch, Incarnation, Micros, Owner, SessionId, WorkerId};
 
 use crate::checks::lock::{self, LockOperation, LockReply, LockRequest, MAX_OPERATIONS};
 use crate::client::SimClient;
-use crate::node::SimNode;
-use crate::plan::LEASE;
 use crate::property::PropertyViolation;
+use crate::run_plan::LEASE;
 use crate::runtime::{SimulatedRuntime, true_time};
 use crate::script;
+use crate::sim_node::SimNode;
 use crate::world::SimWorld;
 
 /// Number of locks that clients contend for.

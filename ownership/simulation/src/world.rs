@@ -14,12 +14,12 @@ use crate::checks::joint_configs::{JointConfigCheck, LeaderReport};
 use crate::checks::log_order::{self, LogProgress, ViewOrderCheck};
 use crate::disk::{ProcessEnd, SimDisk};
 use crate::network_model::{MessageFate, NetworkModel, PeerNumber};
-use crate::node::{SimNode, SimNodeParts};
-use crate::plan::SimPlan;
 use crate::process::{self, Pid};
 use crate::rng::Rng;
+use crate::run_plan::SimPlan;
 use crate::run_recorder::RunRecorder;
 use crate::runtime::SimulatedRuntime;
+use crate::sim_node::{SimNode, SimNodeParts};
 
 /// Feature level of the older release.
 pub(crate) const OLD_LEVEL: u32 = LEVEL - 1;

@@ -1,6 +1,6 @@
 //! Tests of several nodes in one process, over loopback TCP and a real disk, through the public interface.
 
-mod admission;
+mod joining;
 mod leases;
 mod lost_folders;
 mod membership;

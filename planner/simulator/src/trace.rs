@@ -5,12 +5,12 @@ mod azure;
 mod block_ids;
 mod error;
 mod generate;
-mod limits;
 mod mooncake;
 mod notes;
-mod radix;
 mod reader;
 mod record;
+mod replay_limits;
+mod run_builder;
 mod text;
 mod transcripts;
 
@@ -26,10 +26,10 @@ use self::error::TraceLocation;
 
 pub use error::{TraceError, TraceFault};
 pub use generate::{TrafficPattern, Workload};
-pub use limits::{ReplayLimits, SessionListError};
 pub use notes::{is_truncated, truncation_note};
 pub use reader::TraceReader;
 pub(crate) use record::MAX_SECONDS;
+pub use replay_limits::{ReplayLimits, SessionListError};
 
 /// A trace that can be replayed.
 #[derive(Clone, Debug)]

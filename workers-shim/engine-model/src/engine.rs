@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use vocabulary::Micros;
 
+use crate::engine_step::EngineStep;
 use crate::pool::BlockPool;
 use crate::sequence::Sequence;
-use crate::step::EngineStep;
 use crate::transfer::{HeldBlocks, PullState};
 use crate::{
     EngineOutput, EngineOutputKind, EngineProfile, EngineRequest, EngineStats, FinishReason, ModelError,

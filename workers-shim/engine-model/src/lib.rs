@@ -5,6 +5,8 @@
 //! The generated text is a function of the KV from which it was computed: a wrong or missing block changes the answer.
 
 mod engine;
+mod engine_stats;
+mod engine_step;
 mod error;
 mod keys;
 mod output;
@@ -14,14 +16,13 @@ mod request;
 pub mod runs;
 mod schedule;
 mod sequence;
-mod stats;
-mod step;
 #[cfg(test)]
 mod tests;
 mod token_generator;
 mod transfer;
 
 pub use engine::Engine;
+pub use engine_stats::{EngineStats, FinishCounts, PromptTokensBySource, TransferStats};
 pub use error::{ModelError, RequestRejection};
 pub use output::{EngineOutput, EngineOutputKind, FinishReason, FinishedRequest, PrefixCacheChange, StoredBlocks};
 pub use profile::EngineProfile;
@@ -29,6 +30,5 @@ pub use request::{
     CacheKeys, CacheReadPolicy, EngineRequest, EosPolicy, KvReportMode, RemoteBlocks, SamplingParams, SequenceId,
     TransferRole,
 };
-pub use stats::{EngineStats, FinishCounts, PromptTokensBySource, TransferStats};
 pub use token_generator::{KvFingerprint, TokenGenerator};
 pub use transfer::{BlockImage, HandoffOffer, HandoffTarget};

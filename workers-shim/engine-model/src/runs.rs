@@ -4,14 +4,14 @@
 //!
 //! It generates no text and no events. The tests compare its times and its cache with the block-level engine.
 
-mod disk;
-mod engine;
+mod disk_tier;
 mod ideal_shared_cache;
 mod lru_list;
 mod memory;
 mod offload_tiers;
-mod pool;
-mod request;
+mod run_engine;
+mod run_pool;
+mod run_request;
 mod run_tree;
 mod seconds;
 mod tier;
@@ -19,11 +19,11 @@ mod timing;
 
 use vocabulary::Tokens;
 
-pub use engine::{EngineBusyTime, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent, TransferPin};
 pub use ideal_shared_cache::{EngineEnvironment, IdealSharedCache};
 pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, TierDepths};
 pub use offload_tiers::RestoreTime;
-pub use request::{DecodeLocation, PrefilledRequest, RunRequest, RunRequestId};
+pub use run_engine::{EngineBusyTime, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent, TransferPin};
+pub use run_request::{DecodeLocation, PrefilledRequest, RunRequest, RunRequestId};
 pub use run_tree::{KvSize, RunId, RunTree};
 pub use seconds::Seconds;
 pub use timing::EngineTiming;

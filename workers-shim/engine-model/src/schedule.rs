@@ -3,7 +3,7 @@
 use vocabulary::Micros;
 
 use crate::engine::Engine;
-use crate::step::{EngineStep, ScheduledTokens};
+use crate::engine_step::{EngineStep, ScheduledTokens};
 use crate::{EngineOutputKind, SequenceId, TransferRole};
 
 impl Engine {

@@ -11,9 +11,9 @@ mod snapshot;
 use vocabulary::{BlockHash, PrefixId, Tier};
 
 use crate::copies::{BlockCopies, CopyLocation, PackedCopies};
-use crate::event::EngineHash;
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
+use crate::kv_event::EngineHash;
 use crate::prefix_closure::{ClosureTracker, PrefixClosure};
 use child_count::{ChildCount, LargeChildCounts, ServingChange};
 use engine_hashes::EngineHashTable;

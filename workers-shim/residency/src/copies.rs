@@ -2,8 +2,8 @@
 
 use vocabulary::Tier;
 
-use crate::event::KvCacheSpecKind;
 use crate::holder_sets::{plane, tier};
+use crate::kv_event::KvCacheSpecKind;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CopyLocation {

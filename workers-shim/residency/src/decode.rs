@@ -6,7 +6,7 @@
 use smart_default::SmartDefault;
 use vocabulary::DpRank;
 
-use crate::event::{
+use crate::kv_event::{
     BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch, tier_of,
 };
 use crate::msgpack::{MsgpackCursor, MsgpackItem};

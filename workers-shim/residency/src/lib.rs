@@ -13,16 +13,16 @@ mod bucket_table;
 mod copies;
 mod decode;
 mod depth_hint;
-mod event;
-mod feed;
+mod event_sequence;
 mod fold_hash;
 mod holder_sets;
 mod index;
+mod kv_event;
 mod msgpack;
 mod orphans;
 mod prefix_closure;
+mod residency_feed;
 mod routed_blocks;
-mod sequence;
 mod shard;
 mod snapshot;
 mod source;
@@ -31,12 +31,14 @@ mod tests;
 
 pub use decode::{DecodeError, DecodeLimits, decode};
 pub use depth_hint::DepthHint;
-pub use event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch};
-pub use feed::{ApplyStatus, ResidencyFeed};
+pub use event_sequence::{
+    KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, SequenceTracker, turnover_blocks,
+};
 pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
+pub use kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch};
 pub use prefix_closure::PrefixClosure;
+pub use residency_feed::{ApplyStatus, ResidencyFeed};
 pub use routed_blocks::{RoutedBlockLimits, RoutedBlocks};
-pub use sequence::{KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, SequenceTracker, turnover_blocks};
 pub use snapshot::{
     MAX_CHUNK_BYTES, ReadProgress, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader,
     ResidencySnapshotReader, ResidencySnapshotWriter,

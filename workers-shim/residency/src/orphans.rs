@@ -4,8 +4,8 @@
 use std::collections::hash_map::Iter;
 
 use crate::copies::BlockCopies;
-use crate::event::EngineHash;
 use crate::fold_hash::FoldHashMap;
+use crate::kv_event::EngineHash;
 
 /// A block that cannot be placed yet.
 #[derive(Clone, Default, Debug)]

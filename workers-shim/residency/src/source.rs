@@ -9,8 +9,8 @@ use vocabulary::{ChainNamespace, HashSeed, PrefixId, RootKeys, Tokens};
 
 use crate::block_tree::{BlockHandle, BlockPlacement, BlockTree};
 use crate::copies::{BlockCopies, CopyLocation};
-use crate::event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent};
 use crate::index::ResidencyChange;
+use crate::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent};
 use crate::orphans::{Orphan, Orphans};
 use crate::prefix_closure::PrefixClosure;
 

@@ -7,8 +7,8 @@
 //! byte for byte and left out. The continued prompt must not end within a character: vLLM would then emit the whole
 //! prompt as text.
 
-mod event;
 mod prompt_ids;
+mod resumable_event;
 
 use std::io::Write as _;
 
@@ -19,9 +19,9 @@ use vocabulary::Tokens;
 use super::answer::TokenUsage;
 use super::request::Api;
 use super::{TokenIdVisibility, UsageEventVisibility};
-use event::ResumableChoice;
-pub(super) use event::ResumableEvent;
 use prompt_ids::ExtractedPromptIds;
+use resumable_event::ResumableChoice;
+pub(super) use resumable_event::ResumableEvent;
 
 /// Maximum number of token ids kept for one answer, prompt included; 4 bytes each.
 const MAX_TOKEN_IDS: usize = 1 << 20;

@@ -20,7 +20,7 @@ use vocabulary::{Incarnation, ModelId, Tokens};
 
 use super::discovery::EventSource;
 use super::shared_index::SharedIndex;
-use super::snapshots::SnapshotProvider;
+use super::snapshot_provider::SnapshotProvider;
 use super::sources::InexactReason;
 use crate::fleet::EventSourceSetting;
 use crate::fleet::probe::get;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::config::WorkerDefinition;
 use super::kv_connector::{KvConnectorCapability, connector_of};
 use super::probe::get_url;
+use super::worker_definition::WorkerDefinition;
 use super::worker_handle::WorkerHandle;
 use crate::engine_api::{ConnectorUnavailable, TransferEndpoint};
 use crate::scrape::Scrape;

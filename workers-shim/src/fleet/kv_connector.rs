@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vocabulary::{DpRank, KvLinkMode};
 
-use super::config::{KvExchangeSetting, LinkProfile};
+use super::worker_definition::{KvExchangeSetting, LinkProfile};
 use crate::engine_api::{KvConnector, KvTransfer, TransferEndpoint, TransferHandshake};
 use crate::scrape::Scrape;
 

@@ -10,10 +10,10 @@ use tokio::time::{sleep, timeout};
 use vocabulary::{Incarnation, ModelId, Tokens};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::config::ProbeSettings;
 use super::endpoint_discovery::discover_endpoint;
 use super::error::FleetError;
 use super::probe_round::{Adapter, ProbeFailure, ProbeReply, ProbeRound, ServedModels};
+use super::worker_definition::ProbeSettings;
 use super::worker_handle::{LivenessReport, WorkerHandle};
 use crate::scrape::{EngineKind, MAX_BYTES, Scrape};
 

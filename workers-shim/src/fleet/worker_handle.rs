@@ -10,12 +10,12 @@ use vocabulary::{
     Bytes, Incarnation, KvIndexState, Micros, ModelId, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerView,
 };
 
-use super::config::{ProbeSettings, WorkerDefinition, WorkerProfile};
 use super::estimate::SpeedConfidence;
 use super::in_flight::{CounterSnapshot, InFlightTracker};
 use super::kv_connector::{KvConnectorCapability, connector_of};
-use super::link::{LinkEstimate, fabric};
+use super::link_estimate::{LinkEstimate, fabric};
 use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeRound, ProbeVerdict};
+use super::worker_definition::{ProbeSettings, WorkerDefinition, WorkerProfile};
 use crate::events::{SnapshotExporters, WorkerEventStatus};
 use crate::scrape::{EngineKind, Scrape};
 

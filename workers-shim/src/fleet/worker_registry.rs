@@ -11,8 +11,8 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use vocabulary::WorkerId;
 
-use super::config::WorkerDefinition;
 use super::error::FleetError;
+use super::worker_definition::WorkerDefinition;
 use super::worker_handle::WorkerHandle;
 
 /// Result of a change of the worker list.

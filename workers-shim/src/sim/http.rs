@@ -6,16 +6,16 @@ mod chat;
 mod choice;
 mod completions;
 mod errors;
-mod fields;
 mod generate;
 mod generation_params;
 mod messages;
 mod metrics;
 mod metrics_sglang;
 mod pooling;
+mod request_fields;
 mod responses;
-mod sse;
-mod state;
+mod sim_state;
+mod sse_writer;
 mod text;
 mod transfer_fields;
 mod transfer_service;
@@ -31,7 +31,7 @@ use axum::routing::{get, post};
 use serde_json::json;
 
 pub(crate) use adapters::AdapterNames;
-pub(crate) use state::{AdminState, SimState};
+pub(crate) use sim_state::{AdminState, SimState};
 pub(crate) use transfer_fields::SideChannelIdentity;
 pub(crate) use transfer_service::KvTransferResolver;
 

@@ -16,7 +16,7 @@ use tokio::sync::broadcast;
 
 use super::SimError;
 use super::event_frames;
-use super::options::{EventFault, EventOptions};
+use super::sim_options::{EventFault, EventOptions};
 use crate::zmtp::{SocketType, ZmtpConnection, publish, serve};
 
 /// Maximum number of batches queued for a subscriber.

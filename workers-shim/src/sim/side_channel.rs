@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::driver::EngineDriver;
-use super::options::TransferFault;
+use super::sim_options::TransferFault;
 
 /// Maximum size of a frame.
 const MAX_FRAME_BYTES: u32 = 256 << 20;

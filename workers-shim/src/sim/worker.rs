@@ -25,9 +25,9 @@ use super::detokenizer::token_generator_of;
 use super::driver::EngineDriver;
 use super::event_frames::default_topic;
 use super::http::{AdapterNames, AdminState, KvTransferResolver, SideChannelIdentity, SimState, routes};
-use super::options::{SimOptions, TransferOptions};
 use super::publisher::{EventEndpoints, EventPublisher};
 use super::side_channel::{self, KvProducer};
+use super::sim_options::{SimOptions, TransferOptions};
 
 const MAX_CONNECTIONS: usize = 4096;
 /// Timeout for a client's request headers.

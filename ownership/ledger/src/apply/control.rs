@@ -6,10 +6,10 @@ use vocabulary::{ArtifactId, NodeId, TenantId};
 
 use super::CommandResult;
 use crate::artifact::Artifact;
+use crate::cluster_records::{ClusterRecords, FOUNDER, MembershipStatus, Node};
 use crate::control::{AdmitNode, DrainWorker, NEXT_LEVEL, PinArtifact, SetQuota};
 use crate::ledger::Ledger;
 use crate::limits::LedgerLimits;
-use crate::node::{ClusterRecords, FOUNDER, MembershipStatus, Node};
 use crate::outcome::{Outcome, Refusal};
 use crate::record::Worker;
 

@@ -6,8 +6,8 @@ use vocabulary::{ArtifactId, GroupId};
 
 use super::*;
 use crate::clients::OutcomeRetention;
+use crate::cluster_records::ClusterRecords;
 use crate::ledger::LedgerIndexes;
-use crate::node::ClusterRecords;
 
 type LedgerCorruption = fn(&CorruptionFixture, &mut Ledger);
 

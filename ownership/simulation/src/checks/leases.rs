@@ -12,8 +12,8 @@ use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
 use crate::checks::log_order::TermLeader;
 use crate::ensure;
-use crate::plan::LEASE;
 use crate::property::PropertyResult;
+use crate::run_plan::LEASE;
 use crate::runtime::true_time;
 
 const BORROWED: &str = "the ledger's clock keeps up with its leader's";

@@ -6,8 +6,8 @@ use vocabulary::Micros;
 use super::TraceBuilder;
 use super::block_ids::BlockIds;
 use super::error::{TraceError, TraceLocation};
-use super::radix::RadixBuilder;
 use super::record::{json, lines};
+use super::run_builder::RadixBuilder;
 use super::{TraceSession, TraceStep};
 
 pub(super) const BLOCK: u32 = 512;

@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::TraceBuilder;
 use super::block_ids::BlockIds;
 use super::error::{TraceError, TraceLocation};
-use super::radix::RadixBuilder;
 use super::record::{json, lines};
+use super::run_builder::RadixBuilder;
 use super::{TraceSession, TraceStep};
 
 pub(super) const BLOCK: u32 = 16;

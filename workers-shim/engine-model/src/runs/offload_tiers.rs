@@ -2,7 +2,7 @@
 
 use vocabulary::Tokens;
 
-use super::disk::DiskTier;
+use super::disk_tier::DiskTier;
 use super::tier::LruTier;
 use super::{DiskTraffic, MemorySizes, RunId, RunTree, Seconds};
 

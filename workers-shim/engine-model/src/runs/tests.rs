@@ -1,11 +1,11 @@
 //! Tests of the run-level engine: against its formulas, by part, and in comparison with the block-level engine.
 
 mod block_engine_comparison;
-mod disk;
-mod engine;
+mod disk_tier;
 mod lru_list;
-mod pool;
 mod restore;
+mod run_engine;
+mod run_pool;
 mod soak;
 mod timing;
 

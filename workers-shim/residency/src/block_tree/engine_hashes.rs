@@ -2,7 +2,7 @@
 //! reused for the next one.
 
 use crate::bucket_table::{BucketTable, gather, random, spread};
-use crate::event::EngineHash;
+use crate::kv_event::EngineHash;
 
 /// Bits of the partition number.
 const PARTITION_BITS: u32 = 8;

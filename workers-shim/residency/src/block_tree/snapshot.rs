@@ -4,9 +4,9 @@ use vocabulary::{BlockHash, PrefixId};
 
 use super::{BlockHandle, BlockPlacement, BlockTree, NO_BLOCK};
 use crate::copies::BlockCopies;
-use crate::event::EngineHash;
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
+use crate::kv_event::EngineHash;
 
 /// A placed block, independent of others.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::event::KvCacheSpecKind;
+use crate::kv_event::KvCacheSpecKind;
 use crate::tests::root;
 use vocabulary::RootKeys;
 

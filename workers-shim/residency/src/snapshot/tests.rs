@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use vocabulary::{BlockHash, DpRank, Incarnation, KvIndexState, Overlap, Tier, WorkerId};
 
 use super::*;
-use crate::event::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind};
-use crate::feed::{ApplyStatus, ResidencyFeed};
+use crate::event_sequence::{MessageAction, SequenceTracker};
 use crate::index::ResidencyIndex;
-use crate::sequence::{MessageAction, SequenceTracker};
+use crate::kv_event::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind};
+use crate::residency_feed::{ApplyStatus, ResidencyFeed};
 use crate::tests::{chain, removed, rules, stored};
 
 const WORKER: WorkerId = WorkerId(5);

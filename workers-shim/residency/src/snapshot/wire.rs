@@ -5,8 +5,8 @@ use vocabulary::{BlockHash, PrefixId, Tier};
 use super::ResidencySnapshotError;
 use crate::block_tree::PlacedBlock;
 use crate::copies::{BlockCopies, CopyCount, CopyLocation};
-use crate::event::{EngineHash, KvCacheSpecKind};
 use crate::holder_sets::{plane, tier};
+use crate::kv_event::{EngineHash, KvCacheSpecKind};
 use crate::orphans::Orphan;
 
 pub(super) const PLACED: u8 = 0;

@@ -6,7 +6,7 @@ use vocabulary::PrefixId;
 
 use super::{CHUNK_BYTES, MAGIC, ResidencySnapshotHeader, VERSION, chain_digest, rules_digest, wire};
 use crate::block_tree::PlacedBlock;
-use crate::event::EngineHash;
+use crate::kv_event::EngineHash;
 use crate::orphans::Orphan;
 use crate::source::SourceBlocks;
 

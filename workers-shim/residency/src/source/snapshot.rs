@@ -4,8 +4,8 @@ use std::collections::hash_map::Iter;
 
 use super::{SourceBlocks, SourceRules};
 use crate::block_tree::{BlocksByEnd, PlacedBlock};
-use crate::event::EngineHash;
 use crate::index::ResidencyChange;
+use crate::kv_event::EngineHash;
 use crate::orphans::Orphan;
 
 impl SourceBlocks {

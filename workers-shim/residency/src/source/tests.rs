@@ -1,5 +1,5 @@
 use super::*;
-use crate::event::KvCacheSpecKind;
+use crate::kv_event::KvCacheSpecKind;
 use crate::tests::{chain, chain_from, removed, root, rules, stored};
 use vocabulary::{BlockHash, Tier};
 

@@ -15,7 +15,7 @@ use super::connection::{ConnectionLoss, subscribe, wait_unresponsive};
 use super::{FollowedWorker, misfit_reason, wait_incarnation_end};
 use crate::events::discovery::EventSource;
 use crate::events::replay::{EventMessage, replay};
-use crate::events::snapshots::SnapshotReply;
+use crate::events::snapshot_provider::SnapshotReply;
 use crate::events::sources::InexactReason;
 use crate::fleet::probe::current_incarnation;
 use crate::zmtp::ZmtpConnection;

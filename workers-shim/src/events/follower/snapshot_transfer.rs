@@ -4,7 +4,7 @@ use bytes::Bytes;
 use vocabulary::{Incarnation, KvIndexState};
 
 use super::rank::RankFollower;
-use crate::events::snapshots::{EncodedSnapshot, SnapshotReply, SnapshotRequest};
+use crate::events::snapshot_provider::{EncodedSnapshot, SnapshotReply, SnapshotRequest};
 
 impl RankFollower {
     /// Writes a snapshot, if the blocks are known exactly. Events wait in the socket meanwhile.

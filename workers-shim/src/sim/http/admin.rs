@@ -14,8 +14,8 @@ use vocabulary::WorkerRole;
 
 use super::SimState;
 use super::errors::ErrorResponse;
-use super::fields::{RequestFields, wrong};
-use super::state::VERSION;
+use super::request_fields::{RequestFields, wrong};
+use super::sim_state::VERSION;
 use crate::engine_api::KvConnector;
 
 /// Returns whether the engine is alive, without a body.

@@ -16,10 +16,10 @@ use crate::sim::codec::ConversationApi;
 use super::SimState;
 use super::choice::AnswerPart;
 use super::errors::ErrorResponse;
-use super::fields::{RequestFields, wrong};
 use super::generate::{CompletedAnswer, collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
-use super::sse::{StreamFormatter, data, stream_answer};
+use super::request_fields::{RequestFields, wrong};
+use super::sse_writer::{StreamFormatter, data, stream_answer};
 use super::usage::UsageTotals;
 
 pub(crate) async fn chat(

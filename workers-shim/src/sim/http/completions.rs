@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::SimState;
 use super::choice::AnswerPart;
 use super::errors::ErrorResponse;
-use super::fields::RequestFields;
 use super::generate::{CompletedAnswer, collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
-use super::sse::{StreamFormatter, data, stream_answer};
+use super::request_fields::RequestFields;
+use super::sse_writer::{StreamFormatter, data, stream_answer};
 use super::usage::UsageTotals;
 
 /// OpenAI's default for `max_tokens`.

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::SimState;
 use super::errors::ErrorResponse;
-use super::fields::{RequestFields, token_ids, wrong};
+use super::request_fields::{RequestFields, token_ids, wrong};
 use super::transfer_fields::producer_cached;
 use super::transfer_service::TransferSide;
 

@@ -15,10 +15,10 @@ use super::SimState;
 use super::chat::check_messages;
 use super::choice::{AnswerPart, ChoiceEnd};
 use super::errors::ErrorResponse;
-use super::fields::RequestFields;
 use super::generate::{collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
-use super::sse::{StreamFormatter, named, stream_answer};
+use super::request_fields::RequestFields;
+use super::sse_writer::{StreamFormatter, named, stream_answer};
 use super::usage::UsageTotals;
 
 pub(crate) async fn messages(app: State<Arc<SimState>>, headers: HeaderMap, body: Bytes) -> Response {

@@ -13,7 +13,7 @@ use crate::sim::codec::AddSpecialTokens;
 
 use super::SimState;
 use super::errors::ErrorResponse;
-use super::fields::{RequestFields, token_ids, wrong};
+use super::request_fields::{RequestFields, token_ids, wrong};
 
 /// Dimensions of an embedding.
 const EMBEDDING_WIDTH: u64 = 64;

@@ -15,10 +15,10 @@ use crate::sim::codec::ConversationApi;
 use super::SimState;
 use super::choice::AnswerPart;
 use super::errors::ErrorResponse;
-use super::fields::{RequestFields, wrong};
 use super::generate::{collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
-use super::sse::{StreamFormatter, named, stream_answer};
+use super::request_fields::{RequestFields, wrong};
+use super::sse_writer::{StreamFormatter, named, stream_answer};
 use super::usage::UsageTotals;
 
 /// A response that can be continued.

@@ -11,7 +11,7 @@ use super::SimState;
 use super::chat::prompt_of;
 use super::completions::prompts_of;
 use super::errors::ErrorResponse;
-use super::fields::{RequestFields, token_ids, wrong};
+use super::request_fields::{RequestFields, token_ids, wrong};
 
 /// Converts text or a chat to tokens.
 pub(crate) async fn tokenize(State(app): State<Arc<SimState>>, body: Bytes) -> Result<Json<Value>, ErrorResponse> {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use vocabulary::WorkerRole;
 
 use super::errors::ErrorResponse;
-use super::fields::RequestFields;
+use super::request_fields::RequestFields;
 use super::transfer_fields::{SideChannelIdentity, bidirectional_transfer_of, params_of, transfer_of};
 use crate::engine_api::KvConnector;
 use crate::sim::bootstrap_rooms::BootstrapRooms;

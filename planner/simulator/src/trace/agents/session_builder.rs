@@ -11,7 +11,7 @@ use super::BLOCK;
 use crate::trace::TraceBuilder;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::error::{TraceError, TraceLocation};
-use crate::trace::radix::{RadixBuilder, ToolPrefix};
+use crate::trace::run_builder::{RadixBuilder, ToolPrefix};
 use crate::trace::{TraceSession, TraceStep};
 
 /// One request as recorded.

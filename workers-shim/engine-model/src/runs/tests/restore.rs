@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::runs::pool::RunPool;
+use crate::runs::run_pool::RunPool;
 use crate::runs::{KvSize, RestoreChoice, RestoreRule, StoredPrefix};
 
 /// Sets half a token's KV size in device memory, one token's in slower tiers, and windows of 30.

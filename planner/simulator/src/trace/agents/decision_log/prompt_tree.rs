@@ -7,7 +7,7 @@ use super::{BLOCK, LoggedStep};
 use crate::trace::TraceBudget;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::error::{TraceError, TraceLocation};
-use crate::trace::radix::RadixBuilder;
+use crate::trace::run_builder::RadixBuilder;
 use crate::trace::{TraceSession, TraceStep};
 use engine_model::runs::RunTree;
 

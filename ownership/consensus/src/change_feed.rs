@@ -14,7 +14,7 @@ use ledger::Ledger;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::{Watch as _, WatchReceiver as _, WatchSender as _};
 
-use crate::changes::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
+use crate::change_ring::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
 use crate::state_machine::{AppliedEntry, ApplyObserver};
 
 type RevisionSender<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Sender<u64>;

@@ -24,7 +24,7 @@ use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
 use crate::log_store::LogStore;
 use crate::node_folder::{ClusterId, write_durably_with};
 use crate::raft::{LogId, SnapshotMeta};
-use crate::shortage::ResourceShortages;
+use crate::resource_shortages::ResourceShortages;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP2";
 const MAGIC_LAYOUT_1: &[u8; 8] = b"OWNSNAP1";

@@ -1,7 +1,7 @@
 use vocabulary::Tokens;
 
 use super::{PromptRng, chain, sizes};
-use crate::runs::pool::RunPool;
+use crate::runs::run_pool::RunPool;
 use crate::runs::{RunId, RunTree};
 
 /// A pool in which these paths are cached, in this order.

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use vocabulary::{DpRank, Incarnation, KvIndexState, WorkerId};
 
-use crate::event::KvCacheEvent;
 use crate::index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
+use crate::kv_event::KvCacheEvent;
 use crate::prefix_closure::PrefixClosure;
 use crate::snapshot::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotWriter};
 use crate::source::{SourceAnomalies, SourceBlocks, SourceRules};

@@ -16,9 +16,9 @@ use openraft::raft::{
 use openraft::{AsyncRuntime, BasicNode, OptionalSend};
 
 use crate::network_model::{MessageFate, PeerNumber};
-use crate::node::SimNode;
 use crate::process::{self, Pid};
 use crate::runtime::{SimulatedRuntime, true_time};
+use crate::sim_node::SimNode;
 use crate::world::SimWorld;
 
 type LinkTypeConfig = TypeConfig<SimulatedRuntime>;

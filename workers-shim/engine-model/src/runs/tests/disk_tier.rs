@@ -1,7 +1,7 @@
 //! Tests of the disk below the host tier.
 
 use super::*;
-use crate::runs::pool::RunPool;
+use crate::runs::run_pool::RunPool;
 use crate::runs::{DiskTraffic, RestoreChoice, RestoreTime};
 
 fn put(pool: &mut RunPool, runs: &RunTree, path: &[RunId]) {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use vocabulary::{Bytes, KvLink, KvLinkMode, Micros, ModelId};
 
-use super::config::LinkProfile;
 use super::estimate::{Confidence, LogMovingAverage};
 use super::kv_connector::connector_of;
+use super::worker_definition::LinkProfile;
 use crate::engine_api::KvConnector;
 use crate::scrape::Scrape;
 

@@ -14,7 +14,7 @@ use vocabulary::Tokens;
 pub use transfer::TransferPin;
 
 use super::FullRestore;
-use super::pool::RunPool;
+use super::run_pool::RunPool;
 use super::{
     DiskTraffic, EngineEnvironment, EngineTiming, MemorySizes, RestoreRule, RestoreTime, RunId, RunRequest,
     RunRequestId, RunTree, Seconds, TierDepths,

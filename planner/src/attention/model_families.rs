@@ -6,8 +6,8 @@
 use serde_json::Value;
 use vocabulary::{Bytes, Tokens};
 
+use super::config_fields::ConfigObject;
 use super::error::shortened;
-use super::fields::ConfigObject;
 use super::layer::{DenseKv, LatentKv, LayerState, MAX_HEADS, MAX_WIDTH, MAX_WINDOW, WindowKv, check_bits};
 use super::spec::MAX_LAYERS;
 use super::{AttentionSpec, SpecError};

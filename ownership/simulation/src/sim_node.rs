@@ -23,12 +23,12 @@ use crate::checks::log_order;
 use crate::checks::staleness::StalenessClaim;
 use crate::disk::SimDisk;
 use crate::log_store::SimLogStore;
-use crate::network::{SimNetworkFactory, ask};
-use crate::plan::{LEASE, SimPlan};
 use crate::process::Pid;
+use crate::run_plan::{LEASE, SimPlan};
 use crate::run_recorder::NodeProbe;
 use crate::runtime::{ProcessInstant, SimulatedRuntime, true_time};
-use crate::snapshots::SimSnapshotStore;
+use crate::sim_network::{SimNetworkFactory, ask};
+use crate::snapshot_store::SimSnapshotStore;
 use crate::world::SimWorld;
 
 type SimTypeConfig = TypeConfig<SimulatedRuntime>;
