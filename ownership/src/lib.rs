@@ -42,7 +42,6 @@ mod read;
 mod remote_members;
 mod resource_shortages;
 mod snapshot_file;
-mod snapshot_store;
 mod snapshot_stream;
 mod startup;
 mod supervision;

@@ -13,7 +13,6 @@ pub(crate) mod method;
 mod peer_link;
 mod refusal_log;
 mod registry;
-mod rejection_log;
 mod served_connection;
 mod service;
 pub(crate) mod socket;

@@ -7,7 +7,6 @@ mod replay;
 mod shared_index;
 mod snapshot_provider;
 mod sources;
-mod status;
 
 pub use discovery::EventSource;
 pub(crate) use discovery::host_of;
@@ -16,6 +15,5 @@ pub(crate) use follower::{FollowerEnvironment, follow};
 pub use shared_index::{HashInputKind, SharedIndex, StepPromptChains};
 pub(crate) use snapshot_provider::SnapshotExporters;
 pub use snapshot_provider::{EncodedSnapshot, SnapshotProvider, SnapshotRequest};
-pub use sources::{EventSourceCount, InexactReason};
-pub use status::EventCounts;
-pub(crate) use status::WorkerEventStatus;
+pub(crate) use sources::WorkerEventStatus;
+pub use sources::{EventCounts, EventSourceCount, InexactReason};

@@ -7,7 +7,6 @@ mod codec;
 mod detokenizer;
 mod driver;
 mod event_frames;
-mod histogram;
 mod http;
 mod publisher;
 mod side_channel;

@@ -6,7 +6,6 @@
 
 mod change_feed;
 mod change_ring;
-mod config;
 mod freshness;
 mod leader_clock;
 mod leader_term;
@@ -14,7 +13,6 @@ mod levels;
 mod membership_lock;
 mod pending_voter_change;
 mod shortage;
-mod snapshot;
 mod state_machine;
 mod types;
 mod view;
@@ -22,7 +20,6 @@ mod worker_liveness;
 
 pub use change_feed::{ChangeFeed, ChangeStream};
 pub use change_ring::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
-pub use config::raft_config;
 pub use freshness::{Consistency, FreshnessClock, ReadIndexError, read_index};
 pub use leader_clock::LeaderClock;
 pub use leader_term::{LeaderTermClock, RequestedLedgerLimits, expiries, limit_widening, renewal};
@@ -30,11 +27,10 @@ pub use levels::{MemberRelease, RaiseLevelError, SupportedLevels, UnsupportedLev
 pub use membership_lock::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};
 pub use pending_voter_change::StalledVoterChange;
 pub use shortage::{RetryBackoff, is_shortage};
-pub use snapshot::{SnapshotContents, SnapshotStore};
-pub use state_machine::{AppliedEntry, ApplyObserver, SnapshotBuilder, StateMachine};
+pub use state_machine::{AppliedEntry, ApplyObserver, SnapshotBuilder, SnapshotContents, SnapshotStore, StateMachine};
 pub use types::{
     EntryOutcomes, Leadership, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership,
-    TypeConfig, Vote,
+    TypeConfig, Vote, raft_config,
 };
 pub use view::{LedgerView, QuorumStatus, ReplacedViews, ViewPublisher};
 pub use worker_liveness::WorkerLiveness;

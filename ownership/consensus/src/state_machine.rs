@@ -1,5 +1,6 @@
 //! The replicated state machine: applies entries to the ledger, publishes the view, then answers the clients.
 
+use std::future::Future;
 use std::io;
 use std::sync::Arc;
 
@@ -9,9 +10,8 @@ use openraft::storage::{ApplyResponder, EntryResponder, RaftStateMachine};
 use openraft::{AsyncRuntime, EntryPayload, OptionalSend, RaftSnapshotBuilder};
 
 use crate::levels::{SupportedLevels, UnsupportedLevel};
-use crate::snapshot::{SnapshotContents, SnapshotStore};
 use crate::types::{EntryOutcomes, LogId, Payload, Snapshot, SnapshotMeta, StoredMembership, TypeConfig};
-use crate::view::ViewPublisher;
+use crate::view::{LedgerView, ViewPublisher};
 
 /// Maximum number of entries whose answers wait for one publication of the view.
 const PUBLISH_EVERY: usize = 64;
@@ -183,4 +183,34 @@ impl<R: AsyncRuntime, S: SnapshotStore> RaftSnapshotBuilder<TypeConfig<R>> for S
         let body = self.body.take().ok_or_else(|| io::Error::other("a builder builds one snapshot"))?;
         self.snapshots.write(body).await
     }
+}
+
+/// Contents of a snapshot.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SnapshotContents {
+    /// Log position and membership of the snapshot.
+    pub meta: SnapshotMeta,
+    /// State of the ledger at that position.
+    pub ledger: Ledger,
+}
+
+/// Stores the newest snapshot only. A write is durable when its call returns.
+pub trait SnapshotStore: Clone + Send + Sync + 'static {
+    /// Handle through which a snapshot's bytes can be read.
+    type Handle: Send + 'static;
+
+    /// Replaces the stored snapshot by this state.
+    fn write(&self, contents: SnapshotContents) -> impl Future<Output = io::Result<Snapshot<Self::Handle>>> + Send;
+
+    /// Verifies a snapshot that this or another node wrote, and stores it unless it is the stored one already.
+    fn install(&self, snapshot: Self::Handle) -> impl Future<Output = io::Result<SnapshotContents>> + Send;
+
+    /// Drops a view that a snapshot replaced. Dropping a large view takes time, so implementations may move it
+    /// elsewhere.
+    fn discard(&self, old: Arc<LedgerView>) {
+        drop(old);
+    }
+
+    /// Returns the stored snapshot, if there is one.
+    fn current(&self) -> impl Future<Output = io::Result<Option<Snapshot<Self::Handle>>>> + Send;
 }

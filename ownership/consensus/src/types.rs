@@ -1,13 +1,14 @@
-//! Type configuration of Raft (openraft).
+//! Types and configuration of Raft (openraft), shared by servers and the simulation.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use derive_where::derive_where;
 use ledger::{LedgerEntry, Outcome};
 use openraft::impls::{BoxedErrorSource, InlineBatch, ProgressResponder, leader_id_adv};
 use openraft::vote::RaftLeaderId;
-use openraft::{AsyncRuntime, BasicNode, EntryPayload, OptionalSend, RaftTypeConfig};
+use openraft::{AsyncRuntime, BasicNode, Config, EntryPayload, OptionalSend, RaftTypeConfig, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
 
 /// Contents of one log entry. Shared, because Raft clones it.
@@ -64,4 +65,25 @@ impl<R: AsyncRuntime> RaftTypeConfig for TypeConfig<R> {
     where
         T: OptionalSend + 'static;
     type ErrorSource = BoxedErrorSource;
+}
+
+/// Returns Raft's configuration with these timers: heartbeat interval, and minimum and maximum election timeout.
+pub fn raft_config(heartbeat: Duration, (election_min, election_max): (Duration, Duration)) -> Config {
+    let millis = |time: Duration| time.as_millis() as u64;
+    Config {
+        cluster_name: "ownerserve".into(),
+        heartbeat_interval: millis(heartbeat),
+        election_timeout_min: millis(election_min),
+        election_timeout_max: millis(election_max),
+        snapshot_policy: SnapshotPolicy::Never,
+        max_in_snapshot_log_to_keep: 1_000,
+        // Bounds what is sent at once to a follower that comes back; an entry can have up to a megabyte.
+        max_payload_entries: 64,
+        install_snapshot_timeout: 60_000,
+        enable_pre_vote: Some(true),
+        // A restarted leader may have lost entries that it had sent; it must not write other entries in the same term.
+        enable_leader_restore: Some(false),
+        backoff: "50ms ...1s".into(),
+        ..Config::default()
+    }
 }

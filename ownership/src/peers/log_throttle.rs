@@ -1,9 +1,11 @@
 //! Rate-limited logging of counted events, so that a caller cannot fill the disk with log lines.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+
 /// Minimum time between two log lines.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -31,6 +33,30 @@ impl LogThrottle {
         }
         *last_logged = Some((now, count));
         Some(count.saturating_sub(before.unwrap_or(0) + 1))
+    }
+}
+
+/// Rejections for one reason.
+#[derive(Debug)]
+pub(crate) struct RejectionLog {
+    /// Reason, for the log.
+    reason: &'static str,
+    throttle: LogThrottle,
+}
+
+impl RejectionLog {
+    pub(crate) fn new(reason: &'static str) -> Self {
+        Self { reason, throttle: LogThrottle::default() }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.throttle.count()
+    }
+
+    pub(crate) fn record(&self, from: &impl Display, why: &str) {
+        if let Some(suppressed) = self.throttle.record(Instant::now()) {
+            tracing::warn!(%from, reason = why, suppressed, "{}", self.reason);
+        }
     }
 }
 

@@ -10,7 +10,6 @@ mod notes;
 mod page;
 mod prediction;
 mod step_breakdown;
-mod tier_policies;
 mod times;
 mod verdicts;
 
@@ -21,7 +20,7 @@ use serde::Serialize;
 use crate::tier_policy::TierPolicy;
 
 pub use ablations::{AblationResult, ablation_table, ablations};
-pub use cells::{PolicySummary, summarize_policies, summary_table};
+pub use cells::{PolicySummary, summarize_policies, summary_table, tier_policy_table};
 pub use document::{DecisionLatency, ReportSubject, SimulationReport};
 pub use mean::{Mean, student_t};
 pub use metrics::{Metric, MetricDefinition, csv, definitions};
@@ -30,7 +29,6 @@ pub use page::page;
 pub use prediction::PredictionQuality;
 pub(crate) use prediction::PredictionSamples;
 pub use step_breakdown::StepBreakdown;
-pub use tier_policies::tier_policy_table;
 pub use times::{TimeDistribution, percentile};
 pub use verdicts::{BaselineVerdict, verdict_table, verdicts};
 

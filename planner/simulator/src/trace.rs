@@ -5,10 +5,9 @@ mod azure;
 mod block_ids;
 mod error;
 mod generate;
+mod line_parsing;
 mod mooncake;
-mod notes;
 mod reader;
-mod record;
 mod replay_limits;
 mod run_builder;
 mod text;
@@ -26,9 +25,9 @@ use self::error::TraceLocation;
 
 pub use error::{TraceError, TraceFault};
 pub use generate::{TrafficPattern, Workload};
-pub use notes::{is_truncated, truncation_note};
+pub(crate) use line_parsing::MAX_SECONDS;
+pub use line_parsing::{is_truncated, truncation_note};
 pub use reader::TraceReader;
-pub(crate) use record::MAX_SECONDS;
 pub use replay_limits::{ReplayLimits, SessionListError};
 
 /// A trace that can be replayed.

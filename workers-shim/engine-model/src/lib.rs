@@ -8,7 +8,6 @@ mod engine;
 mod engine_stats;
 mod engine_step;
 mod error;
-mod keys;
 mod output;
 mod pool;
 mod profile;

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
 
 use vocabulary::Micros;
 
-use crate::keys::block_key;
 use crate::pool::{BlockContent, BlockId, BlockPool};
 use crate::token_generator::{KvFingerprint, TokenGenerator};
 use crate::{
@@ -285,4 +285,23 @@ impl SequenceBlocks {
         self.context = KvFingerprint::root(self.keys.adapter.as_deref());
         std::mem::take(&mut self.blocks)
     }
+}
+
+/// Returns the engine's hash of the block that holds `tokens` and follows `parent`. Opaque to everybody else, because the
+/// root differs per engine.
+fn block_key(root: u64, parent: Option<u64>, tokens: &[u32], keys: &CacheKeys) -> u64 {
+    let mut hash = Xxh3::with_seed(root);
+    hash.update(&parent.unwrap_or(root).to_le_bytes());
+    for token in tokens {
+        hash.update(&token.to_le_bytes());
+    }
+    if let (None, Some(salt)) = (parent, &keys.salt) {
+        hash.update(b"salt");
+        hash.update(salt.as_bytes());
+    }
+    if let Some(adapter) = &keys.adapter {
+        hash.update(b"adapter");
+        hash.update(adapter.as_bytes());
+    }
+    hash.digest()
 }

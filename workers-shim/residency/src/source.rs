@@ -3,11 +3,10 @@
 //! The engine's hashes are never interpreted. A block is placed by its parent and its tokens, and its further inputs
 //! (adapter, salt, images) are hashed in, so that it cannot be mistaken for a block of plain text.
 
-mod snapshot;
-
+use std::collections::hash_map::Iter;
 use vocabulary::{ChainNamespace, HashSeed, PrefixId, RootKeys, Tokens};
 
-use crate::block_tree::{BlockHandle, BlockPlacement, BlockTree};
+use crate::block_tree::{BlockHandle, BlockPlacement, BlockTree, BlocksByEnd, PlacedBlock};
 use crate::copies::{BlockCopies, CopyLocation};
 use crate::index::ResidencyChange;
 use crate::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent};
@@ -333,6 +332,42 @@ fn encode<'a>(keys: impl Iterator<Item = &'a ExtraKey>) -> Box<[u8]> {
         bytes.extend_from_slice(content);
     }
     bytes.into()
+}
+
+/// Export to a snapshot, and import from one.
+impl SourceBlocks {
+    pub(crate) fn rules(&self) -> &SourceRules {
+        &self.rules
+    }
+
+    /// Iterates over the placed blocks.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, PlacedBlock)> {
+        self.blocks.placed()
+    }
+
+    /// Iterates over the orphans.
+    pub(crate) fn orphan_entries(&self) -> Iter<'_, EngineHash, Orphan> {
+        self.orphans.iter()
+    }
+
+    /// Imports a placed block, in any order; returns false if there is one of this name already.
+    pub(crate) fn adopt_placed(
+        &mut self,
+        (name, block): (EngineHash, PlacedBlock),
+        ends: &mut BlocksByEnd,
+        out: &mut Vec<ResidencyChange>,
+    ) -> bool {
+        self.blocks.adopt(name, block, ends, out)
+    }
+
+    /// Imports an orphan; returns false if there is one of this name already.
+    pub(crate) fn adopt_orphan(&mut self, hash: EngineHash, orphan: Orphan) -> bool {
+        if self.blocks.find(hash).is_some() || self.orphans.get_mut(hash).is_some() {
+            return false;
+        }
+        self.orphans.insert(hash, orphan);
+        true
+    }
 }
 
 #[cfg(test)]

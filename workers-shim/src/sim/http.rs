@@ -10,13 +10,12 @@ mod generate;
 mod generation_params;
 mod messages;
 mod metrics;
-mod metrics_sglang;
 mod pooling;
 mod request_fields;
 mod responses;
 mod sim_state;
 mod sse_writer;
-mod text;
+mod tokenize;
 mod transfer_fields;
 mod transfer_service;
 mod usage;
@@ -48,8 +47,8 @@ pub(crate) fn routes(state: Arc<SimState>, body_limit: usize) -> Router {
         .route("/rerank", post(pooling::rerank))
         .route("/v1/score", post(pooling::score))
         .route("/score", post(pooling::score))
-        .route("/tokenize", post(text::tokenize))
-        .route("/detokenize", post(text::detokenize));
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize));
     let routes = Router::new()
         .route("/health", get(admin::health))
         .route("/ping", get(admin::health).post(admin::health))

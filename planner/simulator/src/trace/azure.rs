@@ -4,7 +4,7 @@ use vocabulary::Micros;
 
 use super::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
-use super::record::{lines, parse_time};
+use super::line_parsing::{lines, parse_time};
 use super::{TraceSession, TraceStep};
 
 const HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";

@@ -6,7 +6,7 @@ use vocabulary::Micros;
 use super::TraceBuilder;
 use super::block_ids::BlockIds;
 use super::error::{TraceError, TraceLocation};
-use super::record::{json, lines};
+use super::line_parsing::{json, lines};
 use super::run_builder::RadixBuilder;
 use super::{TraceSession, TraceStep};
 

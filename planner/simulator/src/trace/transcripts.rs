@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::TraceBuilder;
 use super::error::{TraceError, TraceFault, TraceLocation};
-use super::record::{json, lines, parse_time};
+use super::line_parsing::{json, lines, parse_time};
 use super::text::{estimate_tokens, run_of};
 use super::{TraceSession, TraceStep};
 

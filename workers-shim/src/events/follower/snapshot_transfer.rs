@@ -29,18 +29,18 @@ impl RankFollower {
         if self.stream.knowledge() == KvIndexState::Exact || process == Incarnation(0) {
             return;
         }
-        let Some(imprints) = &self.worker.environment.snapshots else { return };
+        let Some(snapshots) = &self.worker.environment.snapshots else { return };
         let (worker, rank) = (self.worker.member.id, self.source.rank);
         let request = SnapshotRequest { worker, rank, process, rules: self.feed.rules().clone() };
-        let Some(imprint) = imprints.fetch(request).await else { return };
+        let Some(snapshot) = snapshots.fetch(request).await else { return };
         // Messages received since the snapshot have to be applied again, from a replay.
-        if imprint.head.next < self.stream.next() && self.source.replay.is_none() {
+        if snapshot.head.next < self.stream.next() && self.source.replay.is_none() {
             return;
         }
-        let (endpoint, next) = (&self.worker.member.spec.endpoint, imprint.head.next);
+        let (endpoint, next) = (&self.worker.member.spec.endpoint, snapshot.head.next);
         tracing::debug!(worker = %endpoint, next, "a snapshot of another router is taken over");
         self.worker.member.events.counts.lock().peer_snapshots += 1;
         self.stream.adopt(process, next);
-        self.feed.adopt(imprint);
+        self.feed.adopt(snapshot);
     }
 }

@@ -1,14 +1,15 @@
-//! `/metrics` with vLLM 0.32's names.
+//! `/metrics` with vLLM 0.32's names, or with the SGLang 0.5 names that a router reads.
 
 use std::fmt::{Display, Write};
 use std::sync::Arc;
+use vocabulary::WorkerRole;
 
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use engine_model::EngineStats;
 
-use super::{SimState, metrics_sglang};
+use super::SimState;
 use crate::engine_api::KvConnector;
 
 pub(crate) async fn metrics(State(app): State<Arc<SimState>>) -> Response {
@@ -17,7 +18,7 @@ pub(crate) async fn metrics(State(app): State<Arc<SimState>>) -> Response {
 
 fn render(state: &SimState) -> String {
     if state.transfers.connector == KvConnector::Sglang {
-        return metrics_sglang::render(state);
+        return render_sglang(state);
     }
     let (stats, latencies) = state.driver.stats_and_latencies();
     let labels = format!("engine=\"0\",model_name=\"{}\"", state.model);
@@ -117,4 +118,29 @@ fn transfers(writer: &mut MetricsWriter, state: &SimState, stats: &EngineStats) 
     }
     writer.write_sample(("vllm:nixl_num_failed_transfers_total", "counter"), format!("{}.0", transfers.failed));
     writer.write_sample(("vllm:nixl_num_kv_expired_reqs_total", "counter"), format!("{}.0", stats.expired_holds));
+}
+
+/// SGLang does not report its process start time.
+fn render_sglang(state: &SimState) -> String {
+    let (stats, _) = state.driver.stats_and_latencies();
+    let kind = if state.transfers.role == WorkerRole::Hybrid { "unified" } else { state.transfers.role.as_str() };
+    let usage = f64::from(stats.blocks_used) / f64::from(state.profile.num_gpu_blocks);
+    let labels = format!("engine_type=\"{kind}\",model_name=\"{}\",pp_rank=\"0\",tp_rank=\"0\"", state.model);
+    let mut page = String::new();
+    for (name, value) in [
+        ("num_running_reqs", f64::from(stats.running)),
+        ("num_queue_reqs", f64::from(stats.waiting + stats.pulling)),
+        ("token_usage", usage),
+        ("max_total_num_tokens", state.profile.capacity() as f64),
+        ("page_size", f64::from(state.profile.block_size)),
+        ("num_pages", f64::from(state.profile.num_gpu_blocks)),
+        ("context_len", f64::from(state.profile.max_model_len)),
+    ] {
+        let _ = writeln!(page, "# TYPE sglang:{name} gauge\nsglang:{name}{{{labels}}} {value:?}");
+    }
+    let _ = writeln!(page, "# TYPE sglang:prefill_effective_tokens_total counter");
+    for (mode, tokens) in [("input", stats.prompt.computed), ("device_hit", stats.prompt.cached)] {
+        let _ = writeln!(page, "sglang:prefill_effective_tokens_total{{{labels},mode=\"{mode}\"}} {tokens}.0");
+    }
+    page
 }

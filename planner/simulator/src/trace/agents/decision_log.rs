@@ -16,7 +16,7 @@ use vocabulary::{Micros, Tokens};
 use crate::trace::TraceBuilder;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::is_truncated;
-use crate::trace::record::{MAX_REQUESTS, json, lines, parse_time};
+use crate::trace::line_parsing::{MAX_REQUESTS, json, lines, parse_time};
 use prompt_tree::PromptTree;
 
 /// Tokens per block, the default unit in which routers count reused tokens.

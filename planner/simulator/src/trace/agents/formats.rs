@@ -11,7 +11,7 @@ use crate::trace::TraceBudget;
 use crate::trace::TraceBuilder;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::error::{TraceError, TraceLocation};
-use crate::trace::record::{self, LineCursor, json};
+use crate::trace::line_parsing::{self, LineCursor, json};
 
 /// Deepest nesting of sub-agents.
 const MAX_AGENT_DEPTH: usize = 16;
@@ -199,7 +199,7 @@ struct SubAgentStart {
 
 /// Reads one session per line, with each request as the delta to an earlier one.
 pub(in crate::trace) fn read_delta_lines(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
-    for (place, line) in record::lines(file, text) {
+    for (place, line) in line_parsing::lines(file, text) {
         let session: DeltaSession<'_> = json(place, line, LINE)?;
         block_size(place, session.block_size)?;
         place.check_request_count(session.reqs.len())?;
