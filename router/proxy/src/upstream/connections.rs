@@ -76,12 +76,12 @@ impl ConnectionPool {
         }
     }
 
-    async fn connect(&self, address: &WorkerAddress) -> Result<WorkerConnection, UpstreamError> {
+    async fn connect(&self, address: &WorkerAddress) -> Result<Box<WorkerConnection>, UpstreamError> {
         let socket = self.connector.clone().oneshot(address.uri()?).await;
         let socket = socket.map_err(|error| UpstreamError::Connect(error_chain(&*error)))?;
         let opened = http1::handshake(socket).await;
         let (sender, driver) = opened.map_err(|error| UpstreamError::Connect(error_chain(&error)))?;
-        let mut connection = WorkerConnection { sender, driver: Some(driver) };
+        let mut connection = Box::new(WorkerConnection { sender, driver: Some(driver) });
         connection.wait_ready().await.map_err(|error| UpstreamError::Broken(error_chain(&error)))?;
         Ok(connection)
     }
@@ -180,13 +180,13 @@ struct IdleConnections {
 
 #[derive(Debug)]
 struct IdleConnection {
-    connection: WorkerConnection,
+    connection: Box<WorkerConnection>,
     since: Instant,
 }
 
 impl IdleConnections {
     /// Returns the connection that was used last, unless the worker has closed it.
-    fn take(&self, address: &WorkerAddress) -> Option<WorkerConnection> {
+    fn take(&self, address: &WorkerAddress) -> Option<Box<WorkerConnection>> {
         loop {
             let IdleConnection { mut connection, since } = self.by_worker.lock().get_mut(address)?.pop()?;
             if since.elapsed() < self.idle_timeout && connection.is_idle() {
@@ -196,7 +196,7 @@ impl IdleConnections {
     }
 
     /// Keeps a connection until it is used again or its time is over.
-    fn put(self: &Arc<Self>, address: WorkerAddress, connection: WorkerConnection) {
+    fn put(self: &Arc<Self>, address: WorkerAddress, connection: Box<WorkerConnection>) {
         // Outside of the runtime, at its shutdown, nothing would close it in time.
         let Ok(runtime) = Handle::try_current() else { return };
         let mut workers = self.by_worker.lock();
@@ -236,7 +236,7 @@ impl IdleConnections {
 pub(super) struct ConnectionBody {
     body: HyperBody,
     /// `None` once the body has ended.
-    connection: Option<WorkerConnection>,
+    connection: Option<Box<WorkerConnection>>,
     address: WorkerAddress,
     idle: Arc<IdleConnections>,
 }
