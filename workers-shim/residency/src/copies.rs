@@ -54,7 +54,7 @@ impl PackedCopies {
         let one = Self::single_location(CopyCount { location, count: 1 })?;
         let same =
             self != Self::OVERFLOW && self.packed_location() == one.packed_location() && self.count() < Self::MAX_COUNT;
-        if self == Self::NONE { Some(one) } else { same.then_some(Self(self.0 + 1)) }
+        if self == Self::NONE { Some(one) } else { same.then(|| Self(self.0 + 1)) }
     }
 
     /// Returns how many there are, if all of them are in `tier` and `group`.
