@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use residency::{
-    ApplyStatus, DepthHint, ResidencyChange, ResidencyFeed, ResidencyIndex, RoutedBlockLimits, RoutedBlocks,
-    SourceSlot, TooManySources,
+    ApplyStatus, DepthHint, PrefixClosure, ResidencyChange, ResidencyFeed, ResidencyIndex, RoutedBlockLimits,
+    RoutedBlocks, SourceSlot, TooManySources,
 };
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Overlap, PrefixChain, SessionId, Tokens, WorkerId};
 
@@ -141,6 +141,8 @@ impl SharedIndex {
             };
             // Without a free source slot nothing is assumed, which only costs accuracy.
             let Ok(slot) = joined else { return };
+            // Routed blocks are recorded and evicted so that none is held without its parent.
+            index.set_closure(slot, PrefixClosure::Whole);
             residency.ranks.insert(rank, (RoutedBlocks::new(residency.limits), slot));
         }
         let Some((routed, slot)) = residency.ranks.get_mut(&rank) else { return };

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::tests::SEED;
@@ -77,15 +77,116 @@ fn prompt_longer_than_the_limit_keeps_its_start() {
 }
 
 #[test]
-fn repeated_prompts_take_no_more_memory() {
+fn repeated_and_growing_prompts_take_no_more_memory() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 1000, age: Micros(u64::MAX) });
     let mut believed = BelievedBlocks(BTreeSet::new());
-    // A block that is never used again stays in front of all later uses.
+    // A block that is never used again stays older than all later uses.
     note(&mut routed, &mut believed, &chain(9, 6), 0);
     for round in 0..2_000 {
-        note(&mut routed, &mut believed, &chain(1, 50), round);
+        note(&mut routed, &mut believed, &chain(1, 10 + round as u32 % 41), round);
     }
-    assert!(routed.touches.len() < 2_500, "{} touches for {} blocks", routed.touches.len(), routed.stamps.len());
+    assert_eq!(routed.blocks.len(), 54);
+    assert!(routed.runs.len() <= 2 && routed.evictable.len() <= 2, "{} runs", routed.runs.len());
+    assert!(routed.runs.iter().all(|run| run.uses.len() <= 41));
+}
+
+#[test]
+fn an_evicted_run_keeps_no_memory() {
+    let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 10_000, age: Micros(u64::MAX) });
+    let mut believed = BelievedBlocks(BTreeSet::new());
+    note(&mut routed, &mut believed, &chain(1, 5_000), 0);
+    note(&mut routed, &mut believed, &chain(2, 5_000), 1);
+    routed.set_limit(5_000);
+    note(&mut routed, &mut believed, &chain(2, 5_000), 2);
+    let spare = |run: &BlockRun| run.hashes.capacity() - run.hashes.len();
+    assert!(routed.runs.iter().map(spare).sum::<usize>() < 3 * SPARE_BLOCKS + 5_000);
+    assert_eq!(believed.0.len(), 5_000);
+}
+
+/// What [`RoutedBlocks`] keeps, block by block: the number of its last use, and its depth.
+struct LeastRecentlyUsed {
+    limits: RoutedBlockLimits,
+    blocks: BTreeMap<BlockHash, (u64, Micros, usize)>,
+    uses: u64,
+}
+
+impl LeastRecentlyUsed {
+    fn record(&mut self, prompts: &[&PrefixChain], now: Micros) {
+        for chain in prompts {
+            self.uses += 1;
+            for (depth, id) in chain.ids.iter().take(self.limits.blocks).enumerate() {
+                self.blocks.insert(id.block_hash(), (self.uses, now, depth));
+            }
+        }
+        self.expire(now);
+    }
+
+    fn expire(&mut self, now: Micros) {
+        while let Some((&hash, &(_, at, _))) =
+            self.blocks.iter().min_by_key(|(_, (number, _, depth))| (*number, std::cmp::Reverse(*depth)))
+        {
+            if self.blocks.len() <= self.limits.blocks && now - at <= self.limits.age {
+                break;
+            }
+            self.blocks.remove(&hash);
+        }
+    }
+}
+
+#[test]
+fn runs_hold_what_a_list_of_blocks_would_and_every_change_keeps_parents() {
+    for seed in 1..60_u64 {
+        let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut below = |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 20) % bound
+        };
+        let limits = RoutedBlockLimits { blocks: 10 + below(40) as usize, age: Micros(5 + below(60)) };
+        let mut routed = RoutedBlocks::new(limits);
+        let mut model = LeastRecentlyUsed { limits, blocks: BTreeMap::new(), uses: 0 };
+        let mut believed = BelievedBlocks(BTreeSet::new());
+        let mut parents = std::collections::HashMap::new();
+        let mut now = 0;
+        for step in 0..300 {
+            now += below(4);
+            let chains: Vec<PrefixChain> = (0..1 + below(2))
+                .map(|_| {
+                    // Chains of one family share blocks up to a multiple of five, at most.
+                    let (family, blocks) = (below(3) as u32, 1 + below(24) as u32);
+                    let fork = 5 * below(5) as u32;
+                    let branch = below(3) as u32;
+                    let tokens: Vec<u32> = (0..4 * blocks)
+                        .map(|n| n + 1_000 * family + if n < 4 * fork { 0 } else { 10_000 * branch })
+                        .collect();
+                    PrefixChain::over_tokens(PrefixId(1), SEED, Tokens(4), &tokens)
+                })
+                .collect();
+            for chain in &chains {
+                let hashes: Vec<BlockHash> = chain.ids.iter().map(|id| id.block_hash()).collect();
+                parents.extend(hashes.windows(2).map(|pair| (pair[1], pair[0])));
+            }
+            let mut changes = Vec::new();
+            if below(5) == 0 {
+                routed.expire(Micros(now), &mut changes);
+                model.expire(Micros(now));
+            } else {
+                let prompts: Vec<&PrefixChain> = chains.iter().collect();
+                routed.record_prompts(&prompts, Micros(now), &mut changes);
+                model.record(&prompts, Micros(now));
+            }
+            for change in changes {
+                believed.apply(&[change]);
+                let is_whole =
+                    believed.0.iter().all(|hash| parents.get(hash).is_none_or(|parent| believed.0.contains(parent)));
+                assert!(is_whole, "seed {seed}, step {step}: a block is held without its parent");
+            }
+            let expected: BTreeSet<BlockHash> = model.blocks.keys().copied().collect();
+            assert_eq!(believed.0, expected, "seed {seed}, step {step}");
+            assert_eq!(routed.blocks.len(), expected.len());
+        }
+    }
 }
 
 #[test]
