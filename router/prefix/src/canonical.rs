@@ -5,6 +5,7 @@
 //! closes the list. Lines cannot contain line feeds: JSON escapes them in strings, and other insignificant white
 //! space is removed. Strings are copied as sent, with their escapes.
 
+use memchr::{memchr, memchr2};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -81,19 +82,28 @@ fn line(name: &str, json: &str, out: &mut Vec<u8>) {
 
 /// Copies valid JSON without the insignificant white space.
 fn compact(json: &str, out: &mut Vec<u8>) {
-    let mut in_string = false;
-    let mut escaped = false;
-    for &byte in json.as_bytes() {
-        if in_string {
-            in_string = escaped || byte != b'"';
-            escaped = !escaped && byte == b'\\';
-        } else if byte.is_ascii_whitespace() {
-            continue;
-        } else {
-            in_string = byte == b'"';
-        }
-        out.push(byte);
+    let mut rest = json.as_bytes();
+    while !rest.is_empty() {
+        let (between, string) = rest.split_at(memchr(b'"', rest).unwrap_or(rest.len()));
+        out.extend(between.iter().filter(|byte| !byte.is_ascii_whitespace()));
+        let (string, after) = string.split_at(string_length(string));
+        out.extend_from_slice(string);
+        rest = after;
     }
+}
+
+/// Returns the length of the string at the beginning, quotes included; of an unfinished one all of it.
+fn string_length(json: &[u8]) -> usize {
+    let mut at = 1;
+    while let Some(found) = json.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += found + 1;
+        match json[at - 1] {
+            b'"' => return at,
+            // The escaped character.
+            _ => at += 1,
+        }
+    }
+    json.len()
 }
 
 #[cfg(test)]
@@ -131,6 +141,36 @@ mod tests {
     fn quoted_and_escaped_strings_keep_their_spaces() {
         assert_eq!(bytes(r#"{"prompt":"a \" b \\"}"#), r#"prompt:"a \" b \\"#);
         assert_eq!(bytes(r#"{"messages":[{"a \\":" \\\" "} ,1]}"#), ":{\"a \\\\\":\" \\\\\\\" \"}\n:1\n");
+    }
+
+    #[test]
+    fn white_space_is_removed_as_byte_by_byte() {
+        let by_bytes = |json: &str| {
+            let (mut in_string, mut escaped, mut out) = (false, false, Vec::new());
+            for &byte in json.as_bytes() {
+                if in_string {
+                    in_string = escaped || byte != b'"';
+                    escaped = !escaped && byte == b'\\';
+                } else if byte.is_ascii_whitespace() {
+                    continue;
+                } else {
+                    in_string = byte == b'"';
+                }
+                out.push(byte);
+            }
+            out
+        };
+        let parts = ["\"", "\\", " ", "\n", "a", "é", "{", ":", "\\\"", "\\\\"];
+        for mut number in 0..parts.len().pow(5) {
+            let mut text = String::new();
+            for _ in 0..5 {
+                text.push_str(parts[number % parts.len()]);
+                number /= parts.len();
+            }
+            let mut out = Vec::new();
+            compact(&text, &mut out);
+            assert_eq!(out, by_bytes(&text), "{text:?}");
+        }
     }
 
     #[test]
