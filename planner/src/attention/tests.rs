@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod configs;
+mod restore;
 mod shape;
 mod sizes;
 
