@@ -14,13 +14,13 @@ from harness.talk import TEXT, prose
 from harness.wire import Answer, chat, connect, events, exchange, head
 
 STREAMS = 100
-# So many tokens that a stream is on its way for some seconds.
+# So many tokens that a stream takes some seconds, longer than all streams take to begin on a busy machine.
 TOKENS = 160
 
 
 @pytest.fixture(scope="module")
 def workers():
-    workers = [SimWorker("hybrid", "--speed-up", "4").wait() for _ in range(3)]
+    workers = [SimWorker("hybrid").wait() for _ in range(3)]
     yield workers
     for worker in workers:
         worker.process.stop()
@@ -114,7 +114,7 @@ def undisturbed(worker: SimWorker, clients: list[Client]) -> list[str]:
         got = events(exchange(worker.port, client.body).body)
         return "".join(choice["delta"].get("content") or "" for event in got[:-1] for choice in event["choices"])
 
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(STREAMS) as pool:
         return list(pool.map(text, clients))
 
 
