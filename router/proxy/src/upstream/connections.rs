@@ -355,6 +355,19 @@ mod tests {
         assert_eq!(tokio::time::timeout(TIMEOUT, socket.read(&mut [0; 64])).await.unwrap().unwrap(), 0);
     }
 
+    /// Waits until it has arrived that the worker closed the idle connections.
+    async fn wait_until_end_arrived(pool: &ConnectionPool) {
+        let is_open = || {
+            let mut workers = pool.idle.by_worker.lock();
+            workers.values_mut().flatten().any(|idle| idle.connection.is_idle())
+        };
+        let end = Instant::now() + TIMEOUT;
+        while is_open() {
+            assert!(Instant::now() < end, "an idle connection does not notice its end");
+            tokio::task::yield_now().await;
+        }
+    }
+
     #[tokio::test]
     async fn a_connection_serves_one_request_after_the_other() {
         let (pool, (listener, at)) = (pool(TIMEOUT), listen().await);
@@ -388,6 +401,7 @@ mod tests {
             answer(&mut socket, &[STREAM, END].concat()).await;
             assert_eq!(asked.await.unwrap(), "abc");
             drop(socket);
+            wait_until_end_arrived(&pool).await;
         }
     }
 
