@@ -126,10 +126,6 @@ struct WorkerEventStream {
     has_several_choices: bool,
     listener: Option<ResponseListener>,
     state: StreamState,
-    /// Whether events were passed on that the connection may not have written yet.
-    is_unwritten: bool,
-    /// The end of the worker's answer, which waits until the events before it are written.
-    pending_end: Option<(AttemptEvent, Option<WorkerBodyError>)>,
     /// The span of stage `stream`.
     span: Span,
 }
@@ -268,8 +264,6 @@ impl WorkerEventStream {
             has_several_choices,
             listener,
             state: StreamState::of(stage, (body, scanner), streaming),
-            is_unwritten: false,
-            pending_end: None,
             span: stage_span(client.request, "stream"),
         }
     }
@@ -406,29 +400,13 @@ impl WorkerEventStream {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
-                self.is_unwritten = true;
                 return Poll::Ready(Some(Ok(piece)));
-            }
-            if let Some((remark, error)) = self.pending_end.take() {
-                self.on_end(remark, error.as_ref());
-                continue;
             }
             match &mut self.state {
                 StreamState::Over => return Poll::Ready(None),
-                StreamState::Answering(answering) => match answering.poll_item(cx) {
-                    Poll::Ready(StreamItem::Chunk(piece)) => self.on_chunk(piece),
-                    Poll::Ready(StreamItem::End(remark, error)) => {
-                        self.pending_end = Some((remark, error));
-                        // Recording the end takes longer than an event may wait: hyper writes when nothing is ready.
-                        if mem::take(&mut self.is_unwritten) {
-                            cx.waker().wake_by_ref();
-                            return Poll::Pending;
-                        }
-                    }
-                    Poll::Pending => {
-                        self.is_unwritten = false;
-                        return Poll::Pending;
-                    }
+                StreamState::Answering(answering) => match ready!(answering.poll_item(cx)) {
+                    StreamItem::Chunk(piece) => self.on_chunk(piece),
+                    StreamItem::End(remark, error) => self.on_end(remark, error.as_ref()),
                 },
                 StreamState::Resuming(resuming, _) => {
                     let resumed = ready!(resuming.poll_unpin(cx));
