@@ -84,8 +84,9 @@ enum BatchReadiness {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum QueueState {
+    /// Somebody waits for a pending command, or the commands fill a batch, or no more can come.
     HasPending,
-    /// Nobody waits for the pending commands, and they do not fill a batch.
+    /// Nobody waits for the pending commands, which are fewer than a batch may have.
     HasBackground,
     /// Nothing is pending, but the queue may still deliver commands.
     QueueOpen,

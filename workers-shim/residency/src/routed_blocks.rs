@@ -44,8 +44,8 @@ struct BlockRun {
     parent: Option<(RunIndex, u32)>,
     /// Number of runs that continue this one, by the number of its blocks before them.
     children: BTreeMap<u32, u32>,
-    /// Uses of the first blocks, by how many were used: the more, the older. Uses of the runs that continue this one
-    /// are added when these are gone.
+    /// Uses, each with the number of blocks it covers from the run's start. A use that covers more blocks is older. Uses
+    /// of a run that continues this one are added once that run is evicted.
     uses: Vec<(u32, BlockUse)>,
 }
 

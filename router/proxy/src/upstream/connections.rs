@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HOST;
-use http::uri::{Authority, Scheme};
+use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
@@ -81,7 +81,7 @@ impl ConnectionPool {
         let socket = socket.map_err(|error| UpstreamError::Connect(error_chain(&*error)))?;
         let opened = http1::handshake(socket).await;
         let (sender, driver) = opened.map_err(|error| UpstreamError::Connect(error_chain(&error)))?;
-        let mut connection = Box::new(WorkerConnection { sender, driver: Some(driver) });
+        let mut connection = Box::new(WorkerConnection { sender, driver: Some(driver), is_driving: false });
         connection.wait_ready().await.map_err(|error| UpstreamError::Broken(error_chain(&error)))?;
         Ok(connection)
     }
@@ -98,6 +98,7 @@ impl WorkerAddress {
     /// Takes the address out of a request's target, of which path and query remain.
     fn take(target: &mut Uri) -> Result<Self, UpstreamError> {
         let mut parts = std::mem::take(target).into_parts();
+        parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
         let (Some(scheme), Some(authority)) = (parts.scheme.take(), parts.authority.take()) else {
             return Err(UpstreamError::Unsendable("the worker's address has no scheme or no host".into()));
         };
@@ -114,10 +115,10 @@ impl WorkerAddress {
     fn host_header(&self) -> Result<HeaderValue, UpstreamError> {
         let default_port = if self.scheme == Scheme::HTTPS { 443 } else { 80 };
         let text = match self.authority.port_u16() {
-            Some(port) if port != default_port => self.authority.as_str(),
-            _ => self.authority.host(),
+            Some(port) if port != default_port => format!("{}:{port}", self.authority.host()),
+            _ => self.authority.host().to_owned(),
         };
-        HeaderValue::from_str(text).map_err(|error| UpstreamError::Unsendable(error.to_string()))
+        HeaderValue::from_str(&text).map_err(|error| UpstreamError::Unsendable(error.to_string()))
     }
 }
 
@@ -127,14 +128,18 @@ struct WorkerConnection {
     sender: SendRequest<Full<Bytes>>,
     /// `None` once the connection is closed.
     driver: Option<http1::Connection<WorkerSocket, Full<Bytes>>>,
+    /// Stays set if driving it panicked; the connection is then not touched again.
+    is_driving: bool,
 }
 
 impl WorkerConnection {
     /// Reads and writes what is possible now.
     fn drive(&mut self, cx: &mut Context<'_>) {
-        if let Some(driver) = &mut self.driver
-            && let Poll::Ready(ended) = Pin::new(driver).poll(cx)
-        {
+        let Some(driver) = self.driver.as_mut().filter(|_| !self.is_driving) else { return };
+        self.is_driving = true;
+        let polled = Pin::new(driver).poll(cx);
+        self.is_driving = false;
+        if let Poll::Ready(ended) = polled {
             if let Err(error) = ended {
                 tracing::debug!(error = %error_chain(&error), "a worker's connection ended");
             }
@@ -145,7 +150,7 @@ impl WorkerConnection {
     /// Whether the next request can be sent at once.
     fn is_idle(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
-        self.driver.is_some() && self.sender.is_ready()
+        self.driver.is_some() && !self.is_driving && self.sender.is_ready()
     }
 
     async fn wait_ready(&mut self) -> hyper::Result<()> {
@@ -172,7 +177,7 @@ impl WorkerConnection {
 /// Connections that wait for a request.
 #[derive(Debug)]
 struct IdleConnections {
-    /// The one that was used last is the last.
+    /// The most recently used one is the last.
     by_worker: Mutex<HashMap<WorkerAddress, Vec<IdleConnection>>>,
     idle_timeout: Duration,
     max_idle_per_worker: usize,
@@ -195,7 +200,7 @@ impl IdleConnections {
         }
     }
 
-    /// Keeps a connection until it is used again or its time is over.
+    /// Keeps a connection until it is used again or expires.
     fn put(self: &Arc<Self>, address: WorkerAddress, connection: Box<WorkerConnection>) {
         // Outside of the runtime, at its shutdown, nothing would close it in time.
         let Ok(runtime) = Handle::try_current() else { return };
@@ -209,22 +214,24 @@ impl IdleConnections {
         }
     }
 
-    /// Closes connections whose time is over, until none is left.
+    /// Closes expired connections, until none is left.
     async fn close_expired(self: Arc<Self>) {
+        let mut next = Instant::now() + self.idle_timeout;
         loop {
-            tokio::time::sleep(self.idle_timeout.max(Duration::from_millis(1))).await;
+            tokio::time::sleep_until(next).await;
             let mut workers = self.by_worker.lock();
             let mut expired = Vec::new();
             workers.retain(|_, idle| {
-                let kept = idle.partition_point(|idle| idle.since.elapsed() >= self.idle_timeout);
-                expired.extend(idle.drain(..kept));
+                let count = idle.partition_point(|idle| idle.since.elapsed() >= self.idle_timeout);
+                expired.extend(idle.drain(..count));
                 !idle.is_empty()
             });
-            let is_over = workers.is_empty();
+            let oldest = workers.values().filter_map(|idle| idle.first()).map(|idle| idle.since).min();
             drop(workers);
             drop(expired);
-            if is_over {
-                return;
+            match oldest {
+                Some(oldest) => next = oldest + self.idle_timeout,
+                None => return,
             }
         }
     }
@@ -283,7 +290,7 @@ impl HttpBody for ConnectionBody {
 
 impl Drop for ConnectionBody {
     fn drop(&mut self) {
-        // The end of an answer may have arrived with its last event, behind which nobody reads.
+        // The end of an answer may have arrived with its last event, after which nobody reads.
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..MAX_DISCARDED_FRAMES {
             if self.connection.is_none() {
@@ -439,6 +446,57 @@ mod tests {
         drop(body);
         let (again, ()) = tokio::join!(get(&pool, at), answer(&mut socket, "HTTP/1.1 204 No Content\r\n\r\n"));
         assert_eq!(again.unwrap().status(), 204);
+    }
+
+    #[tokio::test]
+    async fn a_connection_with_unread_bytes_is_not_used_again() {
+        let (pool, (listener, at)) = (pool(TIMEOUT), listen().await);
+        for answered in ["HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nabc", "HTTP/1.1 204 No Content\r\n\r\n"] {
+            let (body, ()) = tokio::join!(
+                async { get(&pool, at).await.unwrap().into_body().collect().await.unwrap().to_bytes() },
+                async {
+                    let mut socket = accept(&listener).await;
+                    answer(&mut socket, answered).await;
+                    if answered.contains("200") {
+                        wait_closed(&mut socket).await;
+                    }
+                }
+            );
+            assert_eq!(body.len(), usize::from(answered.contains("200")));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_early_answer_closes_its_connection_after_it() {
+        let (pool, (listener, at)) = (pool(TIMEOUT), listen().await);
+        let long = Full::new(Bytes::from(vec![b'x'; 64 << 20]));
+        let request = Request::post(format!("http://{at}/")).body(long).unwrap();
+        let (answered, mut socket) = tokio::join!(pool.send(request), async {
+            let mut socket = accept(&listener).await;
+            socket.read_exact(&mut [0; 16]).await.unwrap();
+            socket.write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 1\r\n\r\na").await.unwrap();
+            socket
+        });
+        let answered = answered.unwrap();
+        assert_eq!(answered.status(), 413);
+        assert_eq!(answered.into_body().collect().await.unwrap().to_bytes(), "a");
+        assert!(pool.idle.by_worker.lock().is_empty());
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(TIMEOUT, socket.read_to_end(&mut rest)).await.unwrap();
+        assert!(read.is_err() || rest.len() < 64 << 20, "the rest of the body is not sent");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_given_up_closes_its_connection() {
+        let (pool, (listener, at)) = (pool(TIMEOUT), listen().await);
+        let asked = tokio::spawn({
+            let pool = pool.clone();
+            async move { get(&pool, at).await.map(drop) }
+        });
+        let mut socket = accept(&listener).await;
+        read_request(&mut socket).await;
+        asked.abort();
+        wait_closed(&mut socket).await;
     }
 
     #[tokio::test]
