@@ -11,12 +11,12 @@ use crate::node_core::NodeCore;
 
 /// What was logged last.
 #[derive(Debug, Default)]
-pub(crate) struct QuorumNotices {
+pub(crate) struct LoggedQuorumState {
     contact: QuorumContact,
     silent: SilentMembers,
 }
 
-impl QuorumNotices {
+impl LoggedQuorumState {
     /// Logs what changed since the last check.
     pub(crate) fn log_changes(&mut self, core: &NodeCore, quorum: &QuorumStatus) {
         // A node that stopped or was removed has logged that and waits for nobody.

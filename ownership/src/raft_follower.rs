@@ -8,7 +8,7 @@ use openraft::ServerState;
 use openraft::async_runtime::watch::{RecvError, WatchReceiver};
 
 use crate::node_core::{KnownLeader, NodeCore};
-use crate::quorum_notices::QuorumNotices;
+use crate::quorum_notices::LoggedQuorumState;
 use crate::raft::{LogId, TokioTypeConfig};
 
 /// How often the quorum status is checked when no change is reported.
@@ -42,7 +42,7 @@ impl RaftStatus {
 /// Follows Raft until it stops, and keeps the leader term, the address book and the view's quorum status up to date.
 pub(crate) async fn follow(core: Arc<NodeCore>) {
     let mut metrics = core.raft.metrics();
-    let mut news = QuorumNotices::default();
+    let mut news = LoggedQuorumState::default();
     loop {
         let before = RaftStatus::of(&metrics.borrow_and_update());
         let quorum = core.update_quorum();

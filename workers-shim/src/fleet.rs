@@ -26,7 +26,7 @@ pub use crate::events::SourceRulesResolver;
 pub use error::FleetError;
 pub use estimate::{Confidence, SpeedConfidence};
 pub use in_flight::InFlightRequest;
-pub use peer_in_flight::{InFlightEntry, InFlightTable, MergeOutcome, SILENCE_TIMEOUT};
+pub use peer_in_flight::{InFlightEntry, InFlightReport, MergeOutcome, SILENCE_TIMEOUT};
 pub use probe_round::Adapter;
 pub use worker_definition::{
     EventSourceSetting, KvExchangeSetting, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile,

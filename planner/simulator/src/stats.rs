@@ -14,7 +14,7 @@ use crate::report::percentile;
 use crate::trace::{ArrivalProcess, Trace, TraceStep};
 use conversations::{ConversationPosition, ConversationTracker};
 use tree::VisitCounts;
-pub use tree::{Forks, Repetition, RepetitionCriteria};
+pub use tree::{Forks, RepeatedPrefixCriteria, Repetition};
 
 /// Statistics of one trace. Ratios are 0 to 1, lengths in tokens, times in seconds.
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -123,7 +123,7 @@ struct StatsCollector<'a> {
 
 impl TraceStats {
     /// Computes the statistics of `trace`.
-    pub fn of(trace: &Trace, repetition: RepetitionCriteria) -> Self {
+    pub fn of(trace: &Trace, repetition: RepeatedPrefixCriteria) -> Self {
         let mut reading = StatsCollector {
             trace,
             seen_runs: vec![false; trace.runs.len()],
@@ -172,7 +172,7 @@ impl StatsCollector<'_> {
         *self.kinds.entry(kind(step, position, (own, forked)).as_str()).or_default() += 1;
     }
 
-    fn stats(self, conversations: &ConversationTracker, repetition: RepetitionCriteria) -> TraceStats {
+    fn stats(self, conversations: &ConversationTracker, repetition: RepeatedPrefixCriteria) -> TraceStats {
         let (trace, requests) = (self.trace, self.trace.steps().count());
         let tokens =
             |of: &dyn Fn(&TraceStep) -> Tokens| Percentiles::of(trace.steps().map(|step| of(step).0 as f64).collect());

@@ -113,7 +113,7 @@ fn half() -> u32 {
 
 /// Sizes of a layer's state, for any family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct LayerKvLayout {
+pub(super) struct LayerStateSizes {
     /// Kind of the permanent entries.
     pub(super) kind: StateKind,
     /// Tokens per entry.
@@ -128,8 +128,8 @@ pub(super) struct LayerKvLayout {
 }
 
 impl LayerState {
-    pub(super) fn sizes(&self) -> LayerKvLayout {
-        let plain = |entry, index| LayerKvLayout {
+    pub(super) fn sizes(&self) -> LayerStateSizes {
+        let plain = |entry, index| LayerStateSizes {
             kind: StateKind::DenseKv,
             ratio: 1,
             entry,
@@ -137,7 +137,7 @@ impl LayerState {
             token_bytes: Bytes::ZERO,
             window: 0,
         };
-        let compressed = |kind, layer: &CompressedKv| LayerKvLayout {
+        let compressed = |kind, layer: &CompressedKv| LayerStateSizes {
             kind,
             ratio: layer.compression_ratio.0,
             entry: layer.entry_size,
@@ -152,7 +152,7 @@ impl LayerState {
             Self::Mla(latent) => {
                 plain(bytes(u64::from(latent.latent_dim), latent.element_bits), latent.index_entry_size)
             }
-            Self::SlidingWindow(layer) => LayerKvLayout {
+            Self::SlidingWindow(layer) => LayerStateSizes {
                 token_bytes: kv_entry_bytes(layer.kv_heads, layer.head_dim, layer.element_bits),
                 window: layer.window_tokens.0,
                 ..plain(Bytes::ZERO, Bytes::ZERO)

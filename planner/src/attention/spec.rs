@@ -9,7 +9,7 @@ use vocabulary::{Bytes, Tokens};
 use super::SpecError;
 use super::checkpoints::CheckpointInterval;
 use super::file::AttentionFile;
-use super::layer::{LayerKvLayout, LayerState, StateKind, check_range};
+use super::layer::{LayerState, LayerStateSizes, StateKind, check_range};
 use crate::lcm::lcm;
 
 /// KV state of a model's layers, and how often their windows are stored. Bytes are totals over all ranks; see
@@ -21,7 +21,7 @@ pub struct AttentionSpec {
     alignment: Bytes,
     checkpoints: CheckpointInterval,
     /// Distinct layer sizes, with the number of layers of each.
-    groups: Vec<(LayerKvLayout, u64)>,
+    groups: Vec<(LayerStateSizes, u64)>,
     block: Tokens,
     block_bytes: Bytes,
     /// By ratio: bytes of one entry in all layers of that ratio together, for ratios smaller than a block.
@@ -73,7 +73,7 @@ impl AttentionSpec {
         check_range("layers", layers.len() as u64, 1, MAX_LAYERS)?;
         check_range("layer_alignment", alignment.0, 1, MAX_ALIGNMENT)?;
         layers.iter().try_for_each(LayerState::check)?;
-        let mut groups: Vec<(LayerKvLayout, u64)> = Vec::new();
+        let mut groups: Vec<(LayerStateSizes, u64)> = Vec::new();
         for sizes in layers.iter().map(LayerState::sizes) {
             match groups.iter_mut().find(|(known, _)| *known == sizes) {
                 Some((_, count)) => *count += 1,
@@ -83,7 +83,7 @@ impl AttentionSpec {
         let block = groups.iter().fold(1, |all, (sizes, _)| lcm(all, sizes.ratio));
         check_range("the common multiple of all ratios", block, 1, MAX_BLOCK_TOKENS)?;
         let padded = |bytes: Bytes| Bytes(bytes.0.next_multiple_of(alignment.0));
-        let in_block = |(sizes, count): &(LayerKvLayout, u64)| {
+        let in_block = |(sizes, count): &(LayerStateSizes, u64)| {
             let entries = block / sizes.ratio;
             (padded(sizes.entry * entries) + padded(sizes.index * entries)) * *count
         };
@@ -133,7 +133,7 @@ impl AttentionSpec {
 
     /// Returns the kinds of state that the model has.
     pub fn kinds(&self) -> impl Iterator<Item = StateKind> {
-        let has = |kind, sizes: &LayerKvLayout| match kind {
+        let has = |kind, sizes: &LayerStateSizes| match kind {
             StateKind::WindowSwa => sizes.window > 0,
             StateKind::TailState => sizes.ratio > 1,
             StateKind::CompressedCsaIndex => sizes.kind == StateKind::CompressedCsaMain && sizes.index > Bytes::ZERO,
@@ -144,7 +144,7 @@ impl AttentionSpec {
 
     /// Returns the bytes of one kind of state for `tokens` tokens, without padding.
     pub fn kind_bytes(&self, kind: StateKind, tokens: Tokens) -> Bytes {
-        let of_layer = |sizes: &LayerKvLayout| {
+        let of_layer = |sizes: &LayerStateSizes| {
             let (entries, rest) = div_rem(tokens.0, sizes.ratio);
             match kind {
                 StateKind::WindowSwa => sizes.token_bytes * tokens.0.min(sizes.window),
@@ -242,8 +242,8 @@ impl AttentionSpec {
 
 /// Returns the bytes summed over all layers of each ratio.
 fn bytes_by_ratio(
-    groups: &[(LayerKvLayout, u64)],
-    bytes_of: impl Fn(&LayerKvLayout) -> Option<Bytes>,
+    groups: &[(LayerStateSizes, u64)],
+    bytes_of: impl Fn(&LayerStateSizes) -> Option<Bytes>,
 ) -> Vec<(u64, Bytes)> {
     let mut all: Vec<(u64, Bytes)> = Vec::new();
     for (sizes, count) in groups {

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use simulator::stats::{Percentiles, RepetitionCriteria, TraceStats};
+use simulator::stats::{Percentiles, RepeatedPrefixCriteria, TraceStats};
 
 use crate::ctl::{aligned, pretty, row};
 use files::TraceFilesError;
@@ -35,10 +35,10 @@ struct StatsArgs {
     #[arg(short, long, value_enum, default_value_t)]
     output: StatsFormat,
     /// Repetition: counts prefixes that at least this number of prompts share.
-    #[arg(long, value_name = "N", default_value_t = RepetitionCriteria::default().min_visits)]
+    #[arg(long, value_name = "N", default_value_t = RepeatedPrefixCriteria::default().min_visits)]
     min_visits: u32,
     /// Repetition: counts prefixes of at least this number of tokens.
-    #[arg(long, value_name = "TOKENS", default_value_t = RepetitionCriteria::default().min_prefix_tokens)]
+    #[arg(long, value_name = "TOKENS", default_value_t = RepeatedPrefixCriteria::default().min_prefix_tokens)]
     min_prefix_tokens: u64,
 }
 
@@ -72,7 +72,7 @@ pub fn run(args: &TraceArgs) -> Result<(), TraceCommandError> {
 
 fn print_stats(args: &StatsArgs) -> Result<(), TraceCommandError> {
     let trace = files::load(&args.path)?;
-    let repetition = RepetitionCriteria { min_visits: args.min_visits, min_prefix_tokens: args.min_prefix_tokens };
+    let repetition = RepeatedPrefixCriteria { min_visits: args.min_visits, min_prefix_tokens: args.min_prefix_tokens };
     let stats = TraceStats::of(&trace, repetition);
     let text = match args.output {
         StatsFormat::Text => stats_table(&stats),

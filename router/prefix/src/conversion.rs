@@ -60,7 +60,7 @@ pub(crate) fn convert(
 
 /// Fields of a chat request that determine its prompt, besides the messages.
 #[derive(Default, Serialize)]
-struct ChatRequestHead<'a> {
+struct ChatPromptFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tools: Option<Vec<ToolDefinition<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ struct ChatRequestHead<'a> {
     continue_final_message: Option<bool>,
 }
 
-impl ChatRequestHead<'_> {
+impl ChatPromptFields<'_> {
     /// Serializes the request with the messages last.
     fn with_messages(
         &self,

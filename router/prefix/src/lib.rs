@@ -47,7 +47,7 @@ pub use fair_lru::FairLru;
 pub use model_files::{ModelFiles, ModelTextSource};
 pub use model_text::ModelText;
 pub use prompt::{FallbackReason, Prompt, PromptContent, PromptIdentity, PromptMismatch};
-pub use prompt_limits::PromptLimits;
+pub use prompt_limits::PromptWorkLimits;
 pub use prompt_resolver::{PromptInputs, PromptResolver, PromptResolverOptions, ResolvedPrompt};
 pub use strftime::WallTime;
 pub use template_fault::TemplateFault;

@@ -17,8 +17,8 @@ use crate::template_traits::{AllowedSystemPosition, TemplateTraits};
 use crate::token_checkpoint::tokenize;
 use crate::tokenizer::TextTokenizer;
 use crate::{
-    ChatBody, FallbackReason, ModelTextSource, PrefixError, PromptLimits, SpecialTokens, TemplateFault, TemplateKind,
-    TokenCheckpoint, TokenizedPrompt, WallTime,
+    ChatBody, FallbackReason, ModelTextSource, PrefixError, PromptWorkLimits, SpecialTokens, TemplateFault,
+    TemplateKind, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
 /// Tag that `transformers` appends to find the end of a message to continue.
@@ -39,7 +39,7 @@ pub struct ModelText {
     special_tokens: TemplateVariables,
     end_token_ids: Vec<u32>,
     digest: Arc<str>,
-    limits: PromptLimits,
+    limits: PromptWorkLimits,
 }
 
 #[derive(Debug)]
@@ -50,13 +50,13 @@ pub(crate) struct RenderedPrompt {
 }
 
 impl ModelText {
-    /// Loads and verifies a model's text files with the default [`PromptLimits`].
+    /// Loads and verifies a model's text files with the default [`PromptWorkLimits`].
     pub fn load(source: ModelTextSource<'_>) -> Result<Self, PrefixError> {
-        Self::load_with_limits(source, PromptLimits::default())
+        Self::load_with_limits(source, PromptWorkLimits::default())
     }
 
     /// Loads and verifies a model's text files.
-    pub fn load_with_limits(source: ModelTextSource<'_>, limits: PromptLimits) -> Result<Self, PrefixError> {
+    pub fn load_with_limits(source: ModelTextSource<'_>, limits: PromptWorkLimits) -> Result<Self, PrefixError> {
         let files = source.load_files()?;
         let mut config = parse_json("tokenizer_config.json", files.tokenizer_config.as_deref())?;
         let model = parse_json("config.json", files.config.as_deref())?;

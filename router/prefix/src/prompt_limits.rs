@@ -5,7 +5,7 @@ use vocabulary::Bytes;
 
 /// Bounds on what one request may cost here.
 #[derive(Clone, Copy, Debug, SmartDefault)]
-pub struct PromptLimits {
+pub struct PromptWorkLimits {
     /// Maximum bytes of a rendered prompt, and of canonical bytes.
     #[default(Bytes(16 << 20))]
     pub rendered_bytes: Bytes,

@@ -10,7 +10,7 @@ use crate::completion::{CompletionBody, CompletionPrompt};
 use crate::conversion;
 use crate::{
     ChatBody, ChatEndpoint, ConvertedRequest, FallbackReason, ModelText, PrefixError, Prompt, PromptContent,
-    PromptIdentity, PromptLimits, SpecialTokens, TokenCheckpoint, TokenizedPrompt, WallTime,
+    PromptIdentity, PromptWorkLimits, SpecialTokens, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
 /// Maximum characters of an error's text kept for the log.
@@ -28,7 +28,7 @@ pub struct PromptResolverOptions {
     /// Tokenizer and template, if configured.
     pub text: Option<Arc<ModelText>>,
     /// Bounds.
-    pub limits: PromptLimits,
+    pub limits: PromptWorkLimits,
 }
 
 /// Resolves the prompts of one served model.
@@ -39,7 +39,7 @@ pub struct PromptResolver {
     seed: HashSeed,
     block_size: Tokens,
     text: Option<Arc<ModelText>>,
-    limits: PromptLimits,
+    limits: PromptWorkLimits,
 }
 
 /// Inputs of a prompt besides the body: the keys of the chain's root, and the time for templates that print a date.

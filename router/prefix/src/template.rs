@@ -11,7 +11,7 @@ use crate::content_format::ContentFormat;
 use crate::json_value::object;
 use crate::template_literals::content_literals;
 use crate::template_traits::AllowedSystemPosition;
-use crate::{PrefixError, PromptLimits, WallTime, python, to_json};
+use crate::{PrefixError, PromptWorkLimits, WallTime, python, to_json};
 
 const DEFAULT_TEMPLATE: &str = "chat_template";
 const TOOL_TEMPLATE: &str = "tool_use";
@@ -40,7 +40,7 @@ pub(crate) struct TemplateSource {
 
 impl ChatTemplate {
     /// Compiles a model's templates.
-    pub(crate) fn compile(text: TemplateSource, limits: &PromptLimits) -> Result<Self, PrefixError> {
+    pub(crate) fn compile(text: TemplateSource, limits: &PromptWorkLimits) -> Result<Self, PrefixError> {
         let longest = usize::try_from(limits.rendered_bytes.0).unwrap_or(usize::MAX);
         let mut environment = environment(limits, longest);
         let format = ContentFormat::of(&text.plain);
@@ -129,7 +129,7 @@ pub(crate) struct RenderSize {
     pub limit: usize,
 }
 
-fn environment(limits: &PromptLimits, longest: usize) -> Environment<'static> {
+fn environment(limits: &PromptWorkLimits, longest: usize) -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the default delimiters are valid"));

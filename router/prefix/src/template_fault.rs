@@ -66,8 +66,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        FallbackReason, ModelFiles, ModelText, ModelTextSource, PromptIdentity, PromptInputs, PromptLimits,
-        PromptResolver, PromptResolverOptions,
+        FallbackReason, ModelFiles, ModelText, ModelTextSource, PromptIdentity, PromptInputs, PromptResolver,
+        PromptResolverOptions, PromptWorkLimits,
     };
 
     fn files(model: &str) -> ModelFiles<'static> {
@@ -134,7 +134,7 @@ mod tests {
             seed,
             block_size: block,
             text,
-            limits: PromptLimits::default(),
+            limits: PromptWorkLimits::default(),
         });
         let known = |said: &str| {
             identifier.resolve_chat(format!(r#"{{"messages":[{said}]}}"#).as_bytes(), PromptInputs::default())

@@ -4,7 +4,7 @@ use fastokens::decoders::Decoder;
 use fastokens::{AddedTokenConfig, Tokenizer};
 use serde_json::Value;
 
-use crate::{FallbackReason, PrefixError, PromptLimits};
+use crate::{FallbackReason, PrefixError, PromptWorkLimits};
 
 /// Whether special tokens are included: in encoding, those that a post-processor adds (begin and end of text); in
 /// decoding, all of them.
@@ -39,7 +39,7 @@ pub(crate) struct TextTokenizer {
 
 impl TextTokenizer {
     /// Builds the tokenizer. `config` is `tokenizer_config.json`, which may declare more added tokens.
-    pub(crate) fn load(json: &[u8], config: &Value, limits: &PromptLimits) -> Result<Self, PrefixError> {
+    pub(crate) fn load(json: &[u8], config: &Value, limits: &PromptWorkLimits) -> Result<Self, PrefixError> {
         let mut json: Value =
             serde_json::from_slice(json).map_err(|source| PrefixError::File { file: "tokenizer.json", source })?;
         merge_added_tokens(&mut json, config);
@@ -282,7 +282,7 @@ mod tests {
     fn part_is_rejected_exactly_when_the_whole_text_is() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
         let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
-        let tokenizer = TextTokenizer::load(&json, &Value::Null, &PromptLimits::default()).unwrap();
+        let tokenizer = TextTokenizer::load(&json, &Value::Null, &PromptWorkLimits::default()).unwrap();
         for before in [0, 1, MIN_ENDLESS_RUN / 2, MIN_ENDLESS_RUN - 5, MIN_ENDLESS_RUN, MIN_ENDLESS_RUN + 9] {
             for word in [
                 MIN_ENDLESS_RUN - 1,
@@ -302,7 +302,7 @@ mod tests {
     fn first_cut_is_a_special_token_of_mixed_characters() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
         let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
-        let tokenizer = TextTokenizer::load(&json, &Value::Null, &PromptLimits::default()).unwrap();
+        let tokenizer = TextTokenizer::load(&json, &Value::Null, &PromptWorkLimits::default()).unwrap();
         let at = |text: &str| tokenizer.first_cut(text, 20).map(|(at, token)| (at, &*tokenizer.cut_tokens()[token]));
         assert_eq!(at("é < <|im_<|im_end|><|im_start|>"), Some((10, "<|im_end|>")));
         assert_eq!((at("nothing"), at(&format!("{}<|im_end|>", "x".repeat(20)))), (None, None));

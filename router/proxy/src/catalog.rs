@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
 use planner::AttentionSpec;
 use prefix::{
-    ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver, PromptResolverOptions, TemplateFault,
+    ModelText, ModelTextSource, PrefixError, PromptResolver, PromptResolverOptions, PromptWorkLimits, TemplateFault,
 };
 use serde::Deserialize;
 use vocabulary::{Bytes, ChainNamespace, HashSeed, ModelId, RootKeys, TenantId, Tokens};
@@ -110,7 +110,7 @@ impl Model {
             seed: HashSeed::default(),
             block_size: block,
             text,
-            limits: PromptLimits::default(),
+            limits: PromptWorkLimits::default(),
         };
         let bytes = match &attention {
             Some(spec) => spec.bytes_per_token(),

@@ -32,7 +32,7 @@ use reader::DecisionSearch;
 pub use reader::{DecisionRecords, DecisionRecordsError, ReplayRecord};
 use record::DecisionRecord;
 pub use record::StaticPlanningInputs;
-pub use record::{DecisionLogHeader, ReplayAttempt};
+pub use record::{DecisionLogHeader, RecordedAttempt};
 use writer::DecisionLogWriter;
 
 /// Section `[decision_log]`.

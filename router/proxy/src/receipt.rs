@@ -390,7 +390,7 @@ pub struct StepObservation {
     pub idempotent_retry: bool,
     /// Our and the engine's prompt token count, where they differ: the tokenizer or template here is not the engine's.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub token_count_mismatch: Option<PromptTokenCount>,
+    pub token_count_mismatch: Option<PromptTokenCounts>,
     /// The engine's cache hit and what its events had reported of the prompt when the answer was over, where the hit is
     /// smaller: its events are late, or its prompts differ from ours, which `/readyz` reports if it persists. Prompts
     /// that the worker computed meanwhile for others are reported by events, but do not count as a difference.
@@ -400,14 +400,14 @@ pub struct StepObservation {
 
 /// Two counts of the tokens in one request's prompts.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct PromptTokenCount {
+pub struct PromptTokenCounts {
     /// The count computed here.
     pub router: Tokens,
     /// The count in the engine's usage.
     pub engine: Tokens,
 }
 
-impl PromptTokenCount {
+impl PromptTokenCounts {
     pub(crate) fn agree(self) -> bool {
         self.router == self.engine
     }

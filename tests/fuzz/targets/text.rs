@@ -5,19 +5,19 @@ use std::sync::{Arc, LazyLock};
 
 use prefix::{
     ChatBody, ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, ModelFiles, ModelText, ModelTextSource,
-    PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions, WallTime,
+    PromptInputs, PromptResolver, PromptResolverOptions, PromptWorkLimits, WallTime,
 };
 use vocabulary::{Bytes, ChainNamespace, HashSeed, Tokens};
 
 /// Far less than in production, so that what is not bounded shows.
-const SMALL_LIMITS: PromptLimits = PromptLimits {
+const SMALL_LIMITS: PromptWorkLimits = PromptWorkLimits {
     rendered_bytes: Bytes(1 << 20),
     template_steps: 200_000,
     prompts: 64,
     segment_cache: Bytes(1 << 20),
 };
 /// A template is rendered some hundred times while it is judged, so a few steps are what one rendering has.
-const TEMPLATE_CHECK_LIMITS: PromptLimits = PromptLimits { template_steps: 20_000, ..SMALL_LIMITS };
+const TEMPLATE_CHECK_LIMITS: PromptWorkLimits = PromptWorkLimits { template_steps: 20_000, ..SMALL_LIMITS };
 /// One of each way in which templates treat earlier turns.
 const MODELS: [&str; 4] = ["chatml", "qwen_like", "llama_like", "harmony"];
 

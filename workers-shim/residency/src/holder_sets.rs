@@ -82,15 +82,15 @@ impl HolderChange {
 
 /// A cached result of applying a change to a set.
 #[derive(Clone, Copy)]
-struct HolderTransition {
+struct CachedHolderTransition {
     from: HolderSetId,
     change: HolderChange,
     to: HolderSetId,
 }
 
 const TRANSITION_CACHE_BITS: u32 = 8;
-const EMPTY_TRANSITION: HolderTransition =
-    HolderTransition { from: HolderSetId(u32::MAX), change: HolderChange(0), to: HolderSetId::NONE };
+const EMPTY_TRANSITION: CachedHolderTransition =
+    CachedHolderTransition { from: HolderSetId(u32::MAX), change: HolderChange(0), to: HolderSetId::NONE };
 /// Number of sets checked for reclaiming with each new one.
 const RECLAIM_CHECKS: usize = 4;
 
@@ -101,7 +101,7 @@ pub(crate) struct HolderSets {
     /// Free ids, smallest first, so that the ids at the end become free.
     free: BinaryHeap<Reverse<u32>>,
     /// Cache of transitions: events come in runs, so nearly every transition was used just before.
-    transitions: Box<[HolderTransition]>,
+    transitions: Box<[CachedHolderTransition]>,
     /// The set that was checked last.
     reclaim_cursor: usize,
 }
@@ -168,7 +168,7 @@ impl HolderSets {
         }
         let parts = turn.apply_to(&self.sets[from.0 as usize].parts);
         let to = self.set_id(&parts);
-        self.transitions[place] = HolderTransition { from, change: turn, to };
+        self.transitions[place] = CachedHolderTransition { from, change: turn, to };
         to
     }
 

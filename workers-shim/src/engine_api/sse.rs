@@ -12,7 +12,7 @@ use super::token_transcript::{EventRewrite, ResumableEvent, ResumableTokenIds, T
 use super::{TokenIdVisibility, UsageEventVisibility};
 use budget::BudgetShare;
 pub use budget::EventBudget;
-use chunk::{EngineError, NestedAnswer, StreamChoice, StreamChunk, TypedDelta};
+use chunk::{EngineError, EventDelta, NestedAnswer, StreamChoice, StreamChunk};
 
 /// Longest event that is parsed, in bytes; longer ones are forwarded unread.
 const MAX_EVENT_BYTES: usize = 1 << 20;
@@ -341,7 +341,7 @@ impl SseScanner {
         let choices = chunk.choices.unwrap_or_default();
         self.facts.outputs += u64::from(kind.ends_with("delta") && kind != "message_delta");
         self.facts.outputs += u64::from(choices.iter().any(StreamChoice::has_output));
-        let text = choices.iter().map(StreamChoice::text).sum::<usize>() + chunk.delta.map_or(0, TypedDelta::text);
+        let text = choices.iter().map(StreamChoice::text).sum::<usize>() + chunk.delta.map_or(0, EventDelta::text);
         self.facts.text = self.facts.text.saturating_add(text as u64);
         if let Some(finish) = choices.iter().rev().find_map(|choice| choice.finish_reason.clone()) {
             self.facts.finish = Some(finish);

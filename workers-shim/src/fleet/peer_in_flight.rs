@@ -34,7 +34,7 @@ pub struct InFlightEntry {
 
 /// All counters of one router at one time.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
-pub struct InFlightTable {
+pub struct InFlightReport {
     /// Identifies the run of the router: its start time, on its own clock. A later run replaces an earlier one.
     pub boot: u64,
     /// Increases with every table of a run.
@@ -106,13 +106,13 @@ pub(super) struct PeerInFlightTables {
 
 #[derive(Debug)]
 struct ReceivedTable {
-    table: InFlightTable,
+    table: InFlightReport,
     received: Instant,
 }
 
 impl PeerInFlightTables {
     /// Stores a router's table.
-    pub(super) fn merge(&mut self, node: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
+    pub(super) fn merge(&mut self, node: NodeId, table: InFlightReport, now: Instant) -> MergeOutcome {
         self.expire(now);
         let known = self.routers.get(&node).map(|known| (known.table.boot, known.table.sequence));
         if known.is_some_and(|known| (table.boot, table.sequence) <= known) {
@@ -166,7 +166,7 @@ mod tests {
 
     const WORKER: WorkerId = WorkerId(1);
 
-    fn table(boot: u64, sequence: u64, dispatched: u64) -> InFlightTable {
+    fn table(boot: u64, sequence: u64, dispatched: u64) -> InFlightReport {
         let flow = InFlightEntry {
             worker: WORKER,
             rank: DpRank(0),
@@ -175,7 +175,7 @@ mod tests {
             finished: 0,
             pending: Tokens(10) * dispatched,
         };
-        InFlightTable { boot, sequence, flows: vec![flow, InFlightEntry { rank: DpRank(1), ..flow }] }
+        InFlightReport { boot, sequence, flows: vec![flow, InFlightEntry { rank: DpRank(1), ..flow }] }
     }
 
     fn sum(overlay: &PeerInFlightTables) -> (u64, u64) {

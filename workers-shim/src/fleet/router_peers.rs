@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use vocabulary::{DpRank, NodeId, WorkerId};
 
 use super::Fleet;
-use super::peer_in_flight::{InFlightEntry, InFlightTable, MergeOutcome};
+use super::peer_in_flight::{InFlightEntry, InFlightReport, MergeOutcome};
 use crate::events::EncodedSnapshot;
 
 impl Fleet {
@@ -22,7 +22,7 @@ impl Fleet {
 
     /// Stores another router's table of requests in flight. It counts as load of the workers until that router is
     /// silent for [`super::SILENCE_TIMEOUT`].
-    pub fn merge_peer_table(&self, node: NodeId, table: InFlightTable, now: Instant) -> MergeOutcome {
+    pub fn merge_peer_table(&self, node: NodeId, table: InFlightReport, now: Instant) -> MergeOutcome {
         let mut overlay = self.peers.lock();
         let merged = overlay.merge(node, table, now);
         if merged == MergeOutcome::Changed {

@@ -23,7 +23,7 @@ pub struct Forks {
 
 /// Criteria for a repeated prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, SmartDefault)]
-pub struct RepetitionCriteria {
+pub struct RepeatedPrefixCriteria {
     /// Runs with fewer visits are pruned.
     #[default(2)]
     pub min_visits: u32,
@@ -37,7 +37,7 @@ pub struct RepetitionCriteria {
 pub struct Repetition {
     /// Criteria used.
     #[serde(flatten)]
-    pub of: RepetitionCriteria,
+    pub of: RepeatedPrefixCriteria,
     /// Leaves of the pruned tree that are long enough.
     pub prefixes: usize,
     /// Number of these prefixes divided by the number of conversations.
@@ -80,7 +80,7 @@ impl VisitCounts {
         }
     }
 
-    pub(super) fn repetition(&self, runs: &RunTree, of: RepetitionCriteria, conversations: usize) -> Repetition {
+    pub(super) fn repetition(&self, runs: &RunTree, of: RepeatedPrefixCriteria, conversations: usize) -> Repetition {
         let stays = |run: usize| self.counts[run] >= of.min_visits.max(1);
         let mut inner = vec![false; self.counts.len()];
         for run in (0..self.counts.len()).filter(|run| stays(*run)) {

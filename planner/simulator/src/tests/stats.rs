@@ -1,8 +1,8 @@
 use super::readers::{log, read, sessions};
-use crate::stats::{Percentiles, RepetitionCriteria, TraceStats};
+use crate::stats::{Percentiles, RepeatedPrefixCriteria, TraceStats};
 
 fn of(text: &str) -> TraceStats {
-    TraceStats::of(&read(text), RepetitionCriteria { min_visits: 2, min_prefix_tokens: 100 })
+    TraceStats::of(&read(text), RepeatedPrefixCriteria { min_visits: 2, min_prefix_tokens: 100 })
 }
 
 fn near(seen: f64, expected: f64) {
@@ -52,9 +52,9 @@ fn repeated_prefixes_are_long_leaves_with_enough_visits() {
     // The first session's first two blocks (128 tokens), and the second session's first prompt.
     assert_eq!(stats.repetition.prefixes, 2);
     near(stats.repetition.ratio, 1.0);
-    let longer = TraceStats::of(&read(FORKED), RepetitionCriteria { min_visits: 2, min_prefix_tokens: 129 });
+    let longer = TraceStats::of(&read(FORKED), RepeatedPrefixCriteria { min_visits: 2, min_prefix_tokens: 129 });
     assert_eq!(longer.repetition.prefixes, 1);
-    let often = TraceStats::of(&read(FORKED), RepetitionCriteria { min_visits: 3, min_prefix_tokens: 10 });
+    let often = TraceStats::of(&read(FORKED), RepeatedPrefixCriteria { min_visits: 3, min_prefix_tokens: 10 });
     assert_eq!(often.repetition.prefixes, 1, "only the tools are visited that often");
 }
 
@@ -80,12 +80,12 @@ fn requests_at_recorded_times_form_conversations() {
 
 #[test]
 fn committed_sessions_reuse_nearly_all_of_their_own_tokens() {
-    let stats = TraceStats::of(&sessions(), RepetitionCriteria::default());
+    let stats = TraceStats::of(&sessions(), RepeatedPrefixCriteria::default());
     assert_eq!((stats.requests, stats.conversations, stats.with_sub_agents), (950, 35, 2));
     assert!((0.85..0.99).contains(&stats.ideal_hits.within_conversations), "{stats:#?}");
     assert!(stats.ideal_hits.everywhere >= stats.ideal_hits.within_conversations);
     near(stats.kinds.values().sum(), 1.0);
-    assert_eq!(stats, TraceStats::of(&sessions(), RepetitionCriteria::default()));
+    assert_eq!(stats, TraceStats::of(&sessions(), RepeatedPrefixCriteria::default()));
 }
 
 #[test]

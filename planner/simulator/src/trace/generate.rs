@@ -71,11 +71,11 @@ struct GeneratedRequest {
     keep: u64,
     runs: Vec<(u64, u64)>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    sub: Option<GeneratedSubAgent>,
+    sub: Option<GeneratedSubAgentTag>,
 }
 
 #[derive(Serialize)]
-struct GeneratedSubAgent {
+struct GeneratedSubAgentTag {
     #[serde(rename = "type")]
     kind: &'static str,
 }
@@ -124,7 +124,7 @@ impl SessionGenerator<'_> {
         let context = self.reqs.len() - 1;
         for agent in 1..=branches {
             let prompt = self.next_prompt_len(context);
-            self.push_request((agent, Some(GeneratedSubAgent { kind: "branch" })), (Some(context), prompt));
+            self.push_request((agent, Some(GeneratedSubAgentTag { kind: "branch" })), (Some(context), prompt));
             self.turns(agent, self.workload.turns.saturating_sub(1));
         }
         let prompt = self.next_prompt_len(context);
@@ -146,7 +146,11 @@ impl SessionGenerator<'_> {
         self.reqs[last].prompt + self.reqs[last].answer + self.sample_around(self.workload.new_tokens)
     }
 
-    fn push_request(&mut self, (agent, sub): (u32, Option<GeneratedSubAgent>), (last, prompt): (Option<usize>, u64)) {
+    fn push_request(
+        &mut self,
+        (agent, sub): (u32, Option<GeneratedSubAgentTag>),
+        (last, prompt): (Option<usize>, u64),
+    ) {
         let (answer, think) =
             (self.sample_around(self.workload.answer), self.workload.pause * (0.5 + self.sample_unit()));
         let before = last.map(|last| &self.reqs[last]);
@@ -186,7 +190,7 @@ impl SessionGenerator<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{RepetitionCriteria, TraceStats};
+    use crate::stats::{RepeatedPrefixCriteria, TraceStats};
     use crate::trace::{Trace, TraceReader};
 
     const PREFIX: Workload = Workload {
@@ -241,7 +245,7 @@ mod tests {
         let known = steps[0].path.len();
         assert!(begins.iter().all(|step| step.path[..known] == steps[0].path[..] && step.path.len() > known));
         assert_eq!(steps.last().unwrap().after.len(), 8, "it waits for every branch's last step");
-        let stats = TraceStats::of(&trace, RepetitionCriteria::default());
+        let stats = TraceStats::of(&trace, RepeatedPrefixCriteria::default());
         assert_eq!((stats.forks.nodes, stats.forks.children.max), (5, 9.0));
     }
 

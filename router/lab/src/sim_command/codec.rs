@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, FallbackReason, ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver,
-    PromptResolverOptions, SpecialTokens, WallTime,
+    ChatEndpoint, FallbackReason, ModelText, ModelTextSource, PrefixError, PromptResolver, PromptResolverOptions,
+    PromptWorkLimits, SpecialTokens, WallTime,
 };
 use vocabulary::{ChainNamespace, HashSeed, ModelId, Tokens};
 use workers_shim::sim::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
@@ -36,7 +36,7 @@ impl ModelCodec {
             seed: HashSeed::default(),
             block_size: Tokens::ZERO,
             text: Some(text.clone()),
-            limits: PromptLimits::default(),
+            limits: PromptWorkLimits::default(),
         });
         let eos = text.end_token_ids().first().copied().or_else(|| text.special_ids().next()).unwrap_or_default();
         Ok(Self { text, identifier, eos })

@@ -10,7 +10,7 @@ fn root() -> &'static Path {
 #[test]
 fn trace_statistics_render_as_a_table() {
     let trace = files::load(&root().join("configs/traces/weka_cc")).unwrap();
-    let text = stats_table(&TraceStats::of(&trace, RepetitionCriteria::default()));
+    let text = stats_table(&TraceStats::of(&trace, RepeatedPrefixCriteria::default()));
     let said = |words: &[&str]| text.lines().any(|line| line.split_whitespace().eq(words.iter().copied()));
     assert!(said(&["requests", "950"]) && said(&["conversations", "35,", "2", "with", "sub-agents"]), "{text}");
     assert!(text.lines().any(|line| line.starts_with("kind small_increment ")), "{text}");
@@ -83,7 +83,7 @@ fn truncated_log_is_read_with_a_note_even_inside_a_character() {
     let file = folder.path().join("decisions.jsonl");
     std::fs::write(&file, &whole.as_bytes()[..=whole.find('\u{e9}').unwrap()]).unwrap();
     let trace = files::load(folder.path()).unwrap();
-    let stats = TraceStats::of(&trace, RepetitionCriteria::default());
+    let stats = TraceStats::of(&trace, RepeatedPrefixCriteria::default());
     let expected = "cut off, as a router that was killed leaves its last line; left out";
     assert_eq!(stats.requests, 1);
     let text = stats_table(&stats);

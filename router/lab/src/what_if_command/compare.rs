@@ -9,7 +9,7 @@ use serde::Serialize;
 use vocabulary::{Micros, SessionId, WorkerId};
 
 use super::estimate::{MeanEstimate, SessionSums, percentile};
-use proxy::decisions::{ReplayAttempt, ReplayRecord};
+use proxy::decisions::{RecordedAttempt, ReplayRecord};
 use proxy::receipt::{AttemptLeg, RequestOutcome};
 use vocabulary::RoutingMode;
 
@@ -169,7 +169,7 @@ fn chosen_candidate(decision: &Decision) -> Option<&PlanCandidate> {
 
 /// The candidate that was carried out. The bypass calls whatever it does at one worker colocated prefill, the planner tells apart
 /// what the worker lacks.
-fn served_candidate<'a>(decision: &'a Decision, tried: &ReplayAttempt) -> Option<&'a PlanCandidate> {
+fn served_candidate<'a>(decision: &'a Decision, tried: &RecordedAttempt) -> Option<&'a PlanCandidate> {
     let at =
         |candidate: &&PlanCandidate| candidate.sequence.legs().map(AttemptLeg::from).eq(tried.legs.iter().copied());
     let all = || decision.candidates.iter().filter(at);

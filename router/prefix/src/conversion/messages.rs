@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    CallFunction, ChatEndpoint, ChatRequestHead, ConvertedContent, ConvertedMessage, ConvertedRequest, TextPart,
+    CallFunction, ChatEndpoint, ChatPromptFields, ConvertedContent, ConvertedMessage, ConvertedRequest, TextPart,
     ToolCall, ToolDefinition, ToolFunction, malformed, multimodal, raw, unescape, unsupported,
 };
 use crate::PrefixError;
@@ -139,8 +139,12 @@ pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<Con
     let tools =
         body.tools.map(|tools| tools.into_iter().map(AnthropicTool::tool).collect::<Result<_, _>>()).transpose()?;
     let kwargs = body.chat_template_kwargs;
-    let chat =
-        ChatRequestHead { tools, chat_template_kwargs: kwargs, reasoning_effort: effort, ..ChatRequestHead::default() };
+    let chat = ChatPromptFields {
+        tools,
+        chat_template_kwargs: kwargs,
+        reasoning_effort: effort,
+        ..ChatPromptFields::default()
+    };
     chat.with_messages(&messages, ChatEndpoint::Messages)
 }
 

@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::{
-    CallFunction, ChatEndpoint, ChatRequestHead, ConvertedContent, ConvertedMessage, ConvertedRequest, ToolCall,
+    CallFunction, ChatEndpoint, ChatPromptFields, ConvertedContent, ConvertedMessage, ConvertedRequest, ToolCall,
     ToolDefinition, ToolFunction, malformed, raw, unescape, unsupported,
 };
 use crate::PrefixError;
@@ -102,7 +102,7 @@ pub(super) fn convert_request(body: &[u8]) -> Result<ConvertedRequest, PrefixErr
         }
     }
     let tools = body.tools.filter(|tools| !tools.is_empty()).map(visible_tools).transpose()?;
-    let chat = ChatRequestHead {
+    let chat = ChatPromptFields {
         tools,
         chat_template_kwargs: body.chat_template_kwargs,
         reasoning_effort: body.reasoning.and_then(|reasoning| reasoning.effort),

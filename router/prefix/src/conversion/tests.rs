@@ -7,8 +7,8 @@ use vocabulary::{ChainNamespace, HashSeed, Tokens};
 use super::*;
 use crate::template_traits::AllowedSystemPosition;
 use crate::{
-    ModelFiles, ModelText, ModelTextSource, Prompt, PromptIdentity, PromptInputs, PromptLimits, PromptResolver,
-    PromptResolverOptions,
+    ModelFiles, ModelText, ModelTextSource, Prompt, PromptIdentity, PromptInputs, PromptResolver,
+    PromptResolverOptions, PromptWorkLimits,
 };
 
 const PERMISSIVE_TRAITS: TemplateTraits =
@@ -39,7 +39,7 @@ fn identifier(template: Option<&str>) -> PromptResolver {
         seed: HashSeed(7),
         block_size: Tokens(4),
         text,
-        limits: PromptLimits::default(),
+        limits: PromptWorkLimits::default(),
     })
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use vocabulary::{Bytes, ChainNamespace, HashSeed, RootKeys};
 
 use super::*;
-use crate::{ChatEndpoint, ConvertedRequest, ModelFiles, ModelTextSource, PromptLimits, PromptResolverOptions};
+use crate::{ChatEndpoint, ConvertedRequest, ModelFiles, ModelTextSource, PromptResolverOptions, PromptWorkLimits};
 
 /// Every committed model with a tokenizer and a template, loaded on first use because most tests need one.
 static MODELS: LazyLock<Vec<(PathBuf, OnceLock<PromptResolver>)>> = LazyLock::new(|| {
@@ -35,7 +35,7 @@ fn load(folder: &Path, template: Option<&str>) -> PromptResolver {
     }
     let text = ModelText::load(ModelTextSource::Files(files)).unwrap();
     let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
-    let limits = PromptLimits::default();
+    let limits = PromptWorkLimits::default();
     PromptResolver::new(PromptResolverOptions {
         namespace,
         seed: HashSeed(7),
@@ -464,7 +464,7 @@ fn templates_that_count_or_print_the_time_disable_incremental_rendering() {
 #[test]
 fn template_step_limit_applies_to_incremental_rendering() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
-    let limits = PromptLimits { template_steps: 4000, ..PromptLimits::default() };
+    let limits = PromptWorkLimits { template_steps: 4000, ..PromptWorkLimits::default() };
     let text = ModelText::load_with_limits(ModelTextSource::Folder(folder), limits).unwrap();
     let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
     let text = Some(text.into());

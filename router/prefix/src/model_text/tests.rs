@@ -126,7 +126,7 @@ fn tokens_declared_only_in_the_config_are_added() {
 
 #[test]
 fn rendering_over_its_limit_is_too_large() {
-    let limits = PromptLimits { rendered_bytes: vocabulary::Bytes(100), ..PromptLimits::default() };
+    let limits = PromptWorkLimits { rendered_bytes: vocabulary::Bytes(100), ..PromptWorkLimits::default() };
     let text = ModelText::load_with_limits(ModelTextSource::Files(files()), limits).unwrap();
     let body = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(200));
     let error = text.render(&ChatBody::parse(body.as_bytes()).unwrap(), WallTime::default()).unwrap_err();

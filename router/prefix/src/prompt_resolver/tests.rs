@@ -18,7 +18,7 @@ fn identifier_of(text: Option<Arc<ModelText>>) -> PromptResolver {
         seed: HashSeed(7),
         block_size: Tokens(4),
         text,
-        limits: PromptLimits::default(),
+        limits: PromptWorkLimits::default(),
     })
 }
 
@@ -147,7 +147,7 @@ fn refusing_or_missing_template_falls_back() {
     for (template, expected) in cases {
         let mut files = ModelFiles::read(&folder).unwrap();
         files.chat_template = template.map(|template| template.as_bytes().to_vec().into());
-        let limits = PromptLimits { template_steps: 10_000, ..PromptLimits::default() };
+        let limits = PromptWorkLimits { template_steps: 10_000, ..PromptWorkLimits::default() };
         let text = ModelText::load_with_limits(ModelTextSource::Files(files), limits).unwrap();
         let body = br#"{"messages":[{"role":"user","content":"x"}]}"#;
         let prompt = identifier_of(Some(Arc::new(text))).resolve_chat(body, PromptInputs::default());
@@ -183,7 +183,7 @@ fn zero_block_size_does_not_divide_by_zero() {
         seed: HashSeed(1),
         block_size: Tokens(0),
         text: None,
-        limits: PromptLimits::default(),
+        limits: PromptWorkLimits::default(),
     };
     assert_eq!(PromptResolver::new(options).resolve_completion(br#"{"prompt":[1]}"#, PromptInputs::default()).len(), 1);
 }

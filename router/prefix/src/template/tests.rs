@@ -4,7 +4,7 @@ use crate::json_value::JsonValue;
 
 fn compile(template: &str) -> ChatTemplate {
     let text = TemplateSource { plain: template.into(), with_tools: None };
-    ChatTemplate::compile(text, &PromptLimits::default()).unwrap()
+    ChatTemplate::compile(text, &PromptWorkLimits::default()).unwrap()
 }
 
 fn render_with(template: &str, json: &str) -> Result<String, Error> {
@@ -76,7 +76,7 @@ fn generation_tags_are_transparent() {
 fn a_tag_that_never_ends_is_an_error() {
     for template in ["{%}", "{%}x{%", "{% if x %}{%}{% endif %}", "{%-%"] {
         let text = TemplateSource { plain: template.into(), with_tools: None };
-        assert!(ChatTemplate::compile(text, &PromptLimits::default()).is_err(), "{template}");
+        assert!(ChatTemplate::compile(text, &PromptWorkLimits::default()).is_err(), "{template}");
     }
 }
 
@@ -114,13 +114,15 @@ fn endless_loops_and_endless_output_are_stopped() {
 #[test]
 fn template_that_does_not_compile_is_rejected_at_load() {
     let text = TemplateSource { plain: "{% if %}".into(), with_tools: None };
-    assert!(ChatTemplate::compile(text, &PromptLimits::default()).unwrap_err().to_string().contains("chat template"));
+    assert!(
+        ChatTemplate::compile(text, &PromptWorkLimits::default()).unwrap_err().to_string().contains("chat template")
+    );
 }
 
 #[test]
 fn tool_template_is_used_only_when_there_are_tools() {
     let text = TemplateSource { plain: "plain".into(), with_tools: Some("tools".into()) };
-    let template = ChatTemplate::compile(text, &PromptLimits::default()).unwrap();
+    let template = ChatTemplate::compile(text, &PromptWorkLimits::default()).unwrap();
     let render = |tools: Value| {
         template
             .render(vec![("tools".into(), tools)], WallTime::default(), RenderSize { hint: 0, limit: 100 })
@@ -133,7 +135,7 @@ fn tool_template_is_used_only_when_there_are_tools() {
 
 #[test]
 fn overlong_text_is_rejected_before_it_is_built() {
-    let limits = PromptLimits { rendered_bytes: vocabulary::Bytes(10_000), ..PromptLimits::default() };
+    let limits = PromptWorkLimits { rendered_bytes: vocabulary::Bytes(10_000), ..PromptWorkLimits::default() };
     let compile = |plain: &str| {
         let text = TemplateSource { plain: plain.into(), with_tools: None };
         ChatTemplate::compile(text, &limits).unwrap()

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, FallbackReason, ModelFiles, ModelText, ModelTextSource, PrefixError, PromptLimits, PromptResolver,
-    PromptResolverOptions, WallTime,
+    ChatEndpoint, FallbackReason, ModelFiles, ModelText, ModelTextSource, PrefixError, PromptResolver,
+    PromptResolverOptions, PromptWorkLimits, WallTime,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -32,7 +32,7 @@ fn echo(template: &str) -> PromptResolver {
         seed: HashSeed(7),
         block_size: Tokens(16),
         text,
-        limits: PromptLimits::default(),
+        limits: PromptWorkLimits::default(),
     })
 }
 

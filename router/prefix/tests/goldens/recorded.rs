@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use prefix::{
     ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, FallbackReason, ModelText, ModelTextSource,
-    PromptIdentity, PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions, TokenCheckpoint, WallTime,
+    PromptIdentity, PromptInputs, PromptResolver, PromptResolverOptions, PromptWorkLimits, TokenCheckpoint, WallTime,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -140,7 +140,7 @@ fn identifier(model: &str) -> PromptResolver {
         seed: HashSeed(7),
         block_size: Tokens(16),
         text: Some(Arc::new(text)),
-        limits: PromptLimits::default(),
+        limits: PromptWorkLimits::default(),
     })
 }
 

@@ -14,7 +14,7 @@ use vocabulary::{Micros, RequestId};
 
 use super::files::{self, CURRENT_FILE, LogSegment};
 use super::filter::{DecisionFilter, ReceiptFields};
-use super::record::{DecisionLogHeader, FORMAT_VERSION, ReplayAttempt, ReplayPrompt};
+use super::record::{DecisionLogHeader, FORMAT_VERSION, RecordedAttempt, RecordedPrompt};
 use super::version_1;
 use crate::receipt::{RequestOutcome, rfc3339};
 use vocabulary::RoutingMode;
@@ -143,11 +143,11 @@ pub struct ReplayRecord {
 /// Part of a receipt that is compared.
 #[derive(Deserialize, Debug)]
 pub struct ReceiptExtract {
-    pub lookup: ReplayPrompt,
+    pub lookup: RecordedPrompt,
     pub mode: RoutingMode,
     pub decision: Option<Decision>,
     pub admission_wait: Option<ReplayWait>,
-    pub attempts: Vec<ReplayAttempt>,
+    pub attempts: Vec<RecordedAttempt>,
     pub observed: Option<ReplayObservation>,
 }
 

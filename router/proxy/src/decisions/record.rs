@@ -63,13 +63,13 @@ impl DecisionRecord {
 }
 
 #[derive(Deserialize, Debug)]
-pub struct ReplayPrompt {
+pub struct RecordedPrompt {
     pub session_id: SessionId,
 }
 
 /// An attempt of a recorded step, as far as a replay needs it.
 #[derive(Clone, Deserialize, Debug)]
-pub struct ReplayAttempt {
+pub struct RecordedAttempt {
     /// Action of its plan.
     pub action: Action,
     /// Legs of its plan.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use ownership::Topic;
 use tokio::time::{sleep, timeout};
 use vocabulary::NodeId;
-use workers_shim::fleet::{InFlightEntry, InFlightTable};
+use workers_shim::fleet::{InFlightEntry, InFlightReport};
 
 use super::PeerExchange;
 use super::message::write_table;
@@ -73,7 +73,7 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
             }
             let encoded = message.get_or_insert_with(|| {
                 sequence += 1;
-                write_table(&InFlightTable { boot: exchange.boot, sequence, flows: flows.to_vec() })
+                write_table(&InFlightReport { boot: exchange.boot, sequence, flows: flows.to_vec() })
             });
             let Some(encoded) = encoded else { continue };
             delivery.last_sent = Some((flows.clone(), now));

@@ -12,7 +12,7 @@
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use vocabulary::{DpRank, Incarnation, WorkerId};
-use workers_shim::fleet::InFlightTable;
+use workers_shim::fleet::InFlightReport;
 
 const VERSION: u8 = 1;
 /// Largest table that is read, in bytes, and its maximum number of flows.
@@ -20,18 +20,18 @@ const MAX_TABLE_BYTES: usize = 1 << 20;
 const MAX_FLOWS: usize = 1 << 14;
 
 /// Encodes a table; `None` when that fails, which a table of numbers never does.
-pub(super) fn write_table(table: &InFlightTable) -> Option<Bytes> {
+pub(super) fn write_table(table: &InFlightReport) -> Option<Bytes> {
     let mut bytes = vec![VERSION];
     rmp_serde::encode::write(&mut bytes, table).ok()?;
     Some(bytes.into())
 }
 
-pub(super) fn read_table(bytes: &[u8]) -> Option<InFlightTable> {
+pub(super) fn read_table(bytes: &[u8]) -> Option<InFlightReport> {
     let (&VERSION, content) = bytes.split_first()? else { return None };
     if content.len() > MAX_TABLE_BYTES {
         return None;
     }
-    let table: InFlightTable = rmp_serde::from_slice(content).ok()?;
+    let table: InFlightReport = rmp_serde::from_slice(content).ok()?;
     (table.flows.len() <= MAX_FLOWS).then_some(table)
 }
 
@@ -178,7 +178,7 @@ mod tests {
             finished: 5,
             pending: Tokens(6),
         };
-        let table = InFlightTable { boot: 7, sequence: 8, flows: vec![flow; 64] };
+        let table = InFlightReport { boot: 7, sequence: 8, flows: vec![flow; 64] };
         let written = write_table(&table).unwrap();
         assert_eq!(read_table(&written), Some(table));
         assert!(written.len() < 64 * 40, "{} bytes for 64 workers", written.len());
@@ -194,7 +194,7 @@ mod tests {
             finished: 0,
             pending: Tokens(0),
         };
-        let table = |flows| InFlightTable { boot: 1, sequence: 1, flows: vec![flow; flows] };
+        let table = |flows| InFlightReport { boot: 1, sequence: 1, flows: vec![flow; flows] };
         assert!(read_table(&write_table(&table(MAX_FLOWS)).unwrap()).is_some());
         assert_eq!(read_table(&write_table(&table(MAX_FLOWS + 1)).unwrap()), None);
         let mut other = write_table(&table(1)).unwrap().to_vec();

@@ -17,7 +17,7 @@ use vocabulary::{ModelId, WorkerId};
 
 use workers_shim::fleet::Fleet;
 
-use crate::receipt::{CacheHitCheck, PromptTokenCount};
+use crate::receipt::{CacheHitCheck, PromptTokenCounts};
 use crate::telemetry::prefix_cache_metrics::PrefixCacheMetrics;
 
 /// Consecutive agreeing answers that clear a suspicion.
@@ -69,7 +69,7 @@ pub enum MismatchScope {
 /// What one answer shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DriftObservation {
-    TokenCount(PromptTokenCount),
+    TokenCount(PromptTokenCounts),
     CacheHit(CacheHitCheck),
 }
 
@@ -173,9 +173,9 @@ impl TokenizerDrift {
     pub fn record_token_count(
         &self,
         at: (&ModelId, WorkerId),
-        counts: Option<PromptTokenCount>,
+        counts: Option<PromptTokenCounts>,
         now: Instant,
-    ) -> Option<PromptTokenCount> {
+    ) -> Option<PromptTokenCounts> {
         self.record_answer(at, (DriftSignal::TokenCount, counts.map(DriftObservation::TokenCount)), now)
             .then_some(counts)
             .flatten()
@@ -336,13 +336,13 @@ impl DriftTransition {
     fn log(self, (model, worker): (&ModelId, WorkerId), observation: DriftObservation) {
         let advice = advice(model);
         match (self, observation) {
-            (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCount { router, engine })) => {
+            (DriftTransition::Disagrees, DriftObservation::TokenCount(PromptTokenCounts { router, engine })) => {
                 tracing::warn!(
                     %model, %worker, router_tokens = router.0, engine_tokens = engine.0,
                     "the worker's prompt token count differs from this router's; {advice}"
                 )
             }
-            (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCount { router, engine })) => {
+            (DriftTransition::Suspected, DriftObservation::TokenCount(PromptTokenCounts { router, engine })) => {
                 tracing::warn!(
                     %model, %worker, router_tokens = router.0, engine_tokens = engine.0,
                     "a worker has counted other prompt tokens than were computed here several times: steps are known as approximate \

@@ -36,7 +36,7 @@ impl AnswerProgress {
 
     /// Records the end of the answer when hyper drops its body.
     pub(super) fn wrap(&self, answer: Response) -> Response {
-        let body_end = AnswerBodyEnd(self.clone());
+        let body_end = AnswerEndGuard(self.clone());
         answer.map(|body| {
             Body::new(body.map_err(move |error| {
                 // Moves the guard into the closure, so that it lives as long as the body.
@@ -55,9 +55,9 @@ impl AnswerProgress {
     }
 }
 
-struct AnswerBodyEnd(AnswerProgress);
+struct AnswerEndGuard(AnswerProgress);
 
-impl Drop for AnswerBodyEnd {
+impl Drop for AnswerEndGuard {
     fn drop(&mut self) {
         self.0.0.store(BUFFERED, Ordering::Relaxed);
     }

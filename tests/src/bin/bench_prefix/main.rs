@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use prefix::{
     ChatLayout, ConversationCache, ConversationQuery, LookupTier, ModelText, ModelTextSource, PrefixError,
-    PromptInputs, PromptLimits, PromptResolver, PromptResolverOptions,
+    PromptInputs, PromptResolver, PromptResolverOptions, PromptWorkLimits,
 };
 use residency::{DepthHint, PrefixClosure, ResidencyChange, ResidencyIndex};
 use serde::Serialize;
@@ -155,7 +155,7 @@ fn say(line: &str) {
 fn run(options: &Options) -> Result<(), PrefixBenchError> {
     let text = Arc::new(ModelText::load(ModelTextSource::Folder(options.model.clone()))?);
     let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
-    let limits = PromptLimits::default();
+    let limits = PromptWorkLimits::default();
     let made_of =
         PromptResolverOptions { namespace, seed: HashSeed(1), block_size: Tokens(16), text: Some(text), limits };
     let identifier = PromptResolver::new(made_of);

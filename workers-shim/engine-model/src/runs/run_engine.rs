@@ -248,28 +248,28 @@ impl RunEngine {
     }
 
     /// Returns the current rates.
-    fn progress_rates(&self, environment: &EngineEnvironment<'_>) -> ProgressRates {
+    fn progress_rates(&self, environment: &EngineEnvironment<'_>) -> EnginePace {
         let own = self.local_progress_rates();
         match environment.shared {
-            Some(_) => ProgressRates { prefill: 1.0, token: own.token_alone, ..own },
+            Some(_) => EnginePace { prefill: 1.0, token: own.token_alone, ..own },
             None => own,
         }
     }
 
     /// Returns the current rates of an engine with its own memory.
-    fn local_progress_rates(&self) -> ProgressRates {
+    fn local_progress_rates(&self) -> EnginePace {
         let requests = self.batch.answers.len();
         let batch = self.timing.batch_time(requests, self.batch.context);
         let alone = self.timing.decode_step + batch;
         let Some(now) = &self.prefilling else {
-            return ProgressRates { prefill: 1.0, token: alone, token_alone: alone };
+            return EnginePace { prefill: 1.0, token: alone, token_alone: alone };
         };
         let tokens = now.computed.max(Tokens(1));
         let chunk = now.total_work / tokens.0 as f64 * self.timing.chunk_tokens.min(tokens).0 as f64;
         let overhead = if requests > 0 { self.timing.step_beside_chunk } else { 0.0 };
         let step_time = chunk + batch + overhead;
         let prefill = if step_time > 0.0 { chunk / step_time } else { 1.0 };
-        ProgressRates { prefill, token: step_time, token_alone: alone }
+        EnginePace { prefill, token: step_time, token_alone: alone }
     }
 
     /// Advances the time to `now`.
@@ -297,7 +297,7 @@ impl RunEngine {
 }
 
 /// Rates at one moment.
-struct ProgressRates {
+struct EnginePace {
     /// Seconds of prefill work done per second.
     prefill: f64,
     /// Seconds per token of each answer.

@@ -18,7 +18,7 @@ pub(super) struct StreamChunk<'a> {
     pub(super) choices: Option<Vec<StreamChoice>>,
     pub(super) usage: Option<UsageFields>,
     pub(super) error: Option<EngineError>,
-    pub(super) delta: Option<TypedDelta>,
+    pub(super) delta: Option<EventDelta>,
     /// The answer so far in `/v1/responses`. `message` below is the head of an answer in `/v1/messages`, or an error's
     /// text.
     pub(super) response: Option<&'a RawValue>,
@@ -43,19 +43,19 @@ pub(super) struct EngineError {
 pub(super) struct StreamChoice {
     pub(super) finish_reason: Option<String>,
     text: Option<String>,
-    delta: Option<StreamDelta>,
+    delta: Option<ChoiceDelta>,
 }
 
 /// The delta in an event of `/v1/responses` or `/v1/messages`.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(super) enum TypedDelta {
+pub(super) enum EventDelta {
     Text(String),
     Parts { text: Option<String>, thinking: Option<String>, partial_json: Option<String> },
     Other(IgnoredAny),
 }
 
-impl TypedDelta {
+impl EventDelta {
     /// Returns its length in bytes.
     pub(super) fn text(self) -> usize {
         match self {
@@ -69,7 +69,7 @@ impl TypedDelta {
 }
 
 #[derive(Deserialize)]
-struct StreamDelta {
+struct ChoiceDelta {
     content: Option<String>,
     reasoning: Option<String>,
     reasoning_content: Option<String>,

@@ -102,7 +102,7 @@ async fn peer_router_requests_count_as_load_until_it_goes_silent() {
     let tell = |sequence| {
         b.fleet.merge_peer_table(
             NodeId(1),
-            InFlightTable { boot: 1, sequence, flows: a.fleet.in_flight() },
+            InFlightReport { boot: 1, sequence, flows: a.fleet.in_flight() },
             Instant::now(),
         )
     };

@@ -15,7 +15,7 @@ use super::RequestEnd;
 use crate::calibration::PredictionCalibration;
 use crate::pipeline::blame::{AnswerStatus, OutlierReporter};
 use crate::prefix_cache::tokenizer_drift::{EVENT_GRACE_PERIOD, TokenizerDrift};
-use crate::receipt::{CacheHitCheck, PromptTokenCount, RequestOutcome, StepObservation};
+use crate::receipt::{CacheHitCheck, PromptTokenCounts, RequestOutcome, StepObservation};
 use crate::telemetry::decision_metrics::DecisionMetrics;
 
 /// Judges workers by the step, and returns what was seen of it.
@@ -109,12 +109,12 @@ impl ObservationSink {
     }
 
     /// Compares the engine's prompt token count with ours. Returns both where they disagree.
-    fn token_count_mismatch(&self, end: &RequestEnd) -> Option<PromptTokenCount> {
+    fn token_count_mismatch(&self, end: &RequestEnd) -> Option<PromptTokenCounts> {
         let usage = end.complete_usage()?;
         let identified = &end.step.located.identified;
         let computed = identified.comparable_tokens().filter(|_| !end.is_converted_by_guess(&self.fleet));
         let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
-        let counts = computed.zip(counted).map(|(router, engine)| PromptTokenCount { router, engine });
+        let counts = computed.zip(counted).map(|(router, engine)| PromptTokenCounts { router, engine });
         let model_at_worker = (&identified.request.model, end.target());
         self.drift.record_token_count(model_at_worker, counts, Instant::now())
     }

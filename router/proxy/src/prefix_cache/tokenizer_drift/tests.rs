@@ -9,14 +9,14 @@ use crate::testing::{StubWorker, TestRouter, get, post, start_router, start_rout
 
 const CHAT: &str = "/v1/chat/completions";
 const SETTINGS: [&str; 1] = ["models.tiny.tokenizer_dir=builtin"];
-const AGREES: PromptTokenCount = PromptTokenCount { router: Tokens(9), engine: Tokens(9) };
-const DISAGREES: PromptTokenCount = PromptTokenCount { router: Tokens(9), engine: Tokens(8) };
+const AGREES: PromptTokenCounts = PromptTokenCounts { router: Tokens(9), engine: Tokens(9) };
+const DISAGREES: PromptTokenCounts = PromptTokenCounts { router: Tokens(9), engine: Tokens(8) };
 
 fn agreement() -> (TokenizerDrift, ModelId) {
     (TokenizerDrift::new(Metrics::default().prefix_cache), ModelId::from("m"))
 }
 
-fn answer_token_counts(id: u64, agreement: &TokenizerDrift, counts: &[PromptTokenCount]) {
+fn answer_token_counts(id: u64, agreement: &TokenizerDrift, counts: &[PromptTokenCounts]) {
     let model = ModelId::from("m");
     for counts in counts {
         agreement.record_token_count((&model, WorkerId(id)), Some(*counts), Instant::now());
@@ -208,7 +208,7 @@ async fn a_token_count_mismatch_shows_in_receipts_readyz_alarms_and_metrics() {
     assert_eq!(seen.token_count_mismatch, None, "an engine that says nothing says nothing else");
     for _ in 0..3 {
         let told = step(&router, CHAT, computed.0 + 2, conversation()).await.observed.unwrap().token_count_mismatch;
-        assert_eq!(told, Some(PromptTokenCount { router: computed, engine: computed + Tokens(2) }));
+        assert_eq!(told, Some(PromptTokenCounts { router: computed, engine: computed + Tokens(2) }));
     }
     let ready = get(router.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
