@@ -18,6 +18,9 @@ use crate::prefix_cache::tokenizer_drift::{EVENT_GRACE_PERIOD, TokenizerDrift};
 use crate::receipt::{CacheHitCheck, PromptTokenCounts, RequestOutcome, StepObservation};
 use crate::telemetry::decision_metrics::DecisionMetrics;
 
+/// How often the index is looked at during [`EVENT_GRACE_PERIOD`].
+const GRACE_PERIOD_LOOKS: u32 = 12;
+
 /// Judges workers by the step, and returns what was seen of it.
 #[derive(Debug)]
 pub(in crate::pipeline) struct ObservationSink {
@@ -133,15 +136,22 @@ impl ObservationSink {
         mismatch
     }
 
-    /// Waits for late events before the difference counts as a sign of another prompt.
+    /// Waits for late events before the difference counts as a sign of another prompt. Looks several times meanwhile,
+    /// because a small cache evicts blocks soon after they were reported.
     fn recheck_later(&self, end: &RequestEnd, mismatch: CacheHitCheck, permit: OwnedSemaphorePermit) {
         let identified = &end.step.located.identified;
         let (drift, index, worker) = (self.drift.clone(), self.index.clone(), end.target());
         let (model, chain) = (identified.request.model.clone(), identified.prompt.chain.clone());
         tokio::spawn(async move {
-            tokio::time::sleep(EVENT_GRACE_PERIOD).await;
-            let reported = reported_overlap(worker, chain.block, &index.read().overlaps_of_chain(&chain));
-            let check = CacheHitCheck { reported: mismatch.reported.max(reported), ..mismatch };
+            let mut check = mismatch;
+            for _ in 0..GRACE_PERIOD_LOOKS {
+                if check.agree() {
+                    break;
+                }
+                tokio::time::sleep(EVENT_GRACE_PERIOD / GRACE_PERIOD_LOOKS).await;
+                let reported = reported_overlap(worker, chain.block, &index.read().overlaps_of_chain(&chain));
+                check.reported = check.reported.max(reported);
+            }
             drift.record_cache_hit((&model, worker), Some(check), Instant::now());
             drop(permit);
         });
