@@ -170,8 +170,8 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// `T_restore`: time to load the prefix that a worker holds in its own slower tiers; a `PrefixRestore` is what another
-    /// worker or a store has to bring.
+    /// `T_restore`: time to load the prefix that a worker holds in its own slower tiers; a `PrefixRestore` is what
+    /// another worker or a store has to bring.
     pub(crate) fn restore_time(&self, at: &WorkerCandidate<'_>) -> Micros {
         let CachedPrefix { host, disk, .. } = at.prefix;
         if host + disk == Tokens::ZERO {

@@ -23,15 +23,15 @@ pub(crate) enum CopyKind {
 }
 
 impl CostModel<'_> {
-    /// `T_eviction` of tokens that are stored at a worker. Each victim counts
-    /// `chance to return soon x time to restore its KV x (1 + answers delayed by that)`; the sum is weighted by the
-    /// policy's `eviction_weight`. KV is restored by recomputation, or from the host tier if it is still there. Zero when the
-    /// tokens fit, and when the memory's size is unknown.
+    /// `T_eviction` of tokens that are stored at a worker. Each victim counts `chance to return soon x time to restore
+    /// its KV x (1 + answers delayed by that)`; the sum is weighted by the policy's `eviction_weight`. KV is restored
+    /// by recomputation, or from the host tier if it is still there. Zero when the tokens fit, and when the memory's
+    /// size is unknown.
     ///
-    /// A session that is new at the worker is expected to grow as others did, by at most the policy's `max_session_growth_tokens` and an
-    /// eighth of the memory. Half of the active sessions count as delayed answers. The session's own stale KV is a
-    /// victim that never returns. Tokens for which no victim can make room cost `UNEVICTABLE_WAIT_FACTOR` x their
-    /// compute time.
+    /// A session that is new at the worker is expected to grow as others did, by at most the policy's
+    /// `max_session_growth_tokens` and an eighth of the memory. Half of the active sessions count as delayed answers.
+    /// The session's own stale KV is a victim that never returns. Tokens for which no victim can make room cost
+    /// `UNEVICTABLE_WAIT_FACTOR` x their compute time.
     pub(crate) fn eviction_cost(&self, at: &WorkerCandidate<'_>, stored: Tokens, kind: CopyKind) -> Micros {
         if at.view.capacity.kv == Tokens::ZERO || self.eviction == 0.0 {
             return Micros::ZERO;

@@ -25,8 +25,8 @@ pub(crate) struct RankHeadroom<'a> {
     /// Tokens that the session itself has there.
     pub(crate) session_tokens: Tokens,
     pub(crate) others_idle: Tokens,
-    /// Part of `session_tokens` that the step does not reuse, because the history was rewritten. It is evicted in its turn, at no
-    /// cost.
+    /// Part of `session_tokens` that the step does not reuse, because the history was rewritten. It is evicted in its
+    /// turn, at no cost.
     pub(crate) stale: Tokens,
     /// Other sessions that are being served or had a step recently; at most 16 idle ones are counted.
     pub(crate) active: u32,

@@ -101,10 +101,10 @@ fn exchange(parts: &OperatorParts) {
         let is_there = i64::from(troubles.contains(trouble));
         metrics.ledger_faults.with_label_values(&[trouble.as_ref()]).set(is_there);
     }
-    let unapplied = parts.ledger.pending_commits();
-    metrics.pending_commits.set(to_i64(unapplied.pending_count() as u64));
+    let pending = parts.ledger.pending_commits();
+    metrics.pending_commits.set(to_i64(pending.pending_count() as u64));
     // No race: the lock is held, so only one scrape runs at a time.
-    metrics.dropped_commits.inc_by(unapplied.dropped_count().saturating_sub(metrics.dropped_commits.get()));
+    metrics.dropped_commits.inc_by(pending.dropped_count().saturating_sub(metrics.dropped_commits.get()));
 }
 
 fn identity(parts: &OperatorParts) {

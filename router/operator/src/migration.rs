@@ -240,19 +240,19 @@ async fn ensure_present(
     let since = Instant::now();
     let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
     let relocation = PrefixRelocation { blocks, bytes, source, target, action: moving.action };
-    let remark = mover.prefixes.relocate(&prompt, relocation).await;
+    let event = mover.prefixes.relocate(&prompt, relocation).await;
     let duration = DurationText::whole_millis(since.elapsed());
-    match remark {
+    match event {
         None | Some(AttemptEvent::SourceRecomputed) => {
-            let source_recomputed = remark.is_some();
+            let source_recomputed = event.is_some();
             Ok(Some(TransferResult { source: from, target: to, blocks, bytes, duration, source_recomputed }))
         }
-        Some(remark) => {
+        Some(event) => {
             let detail = format!(
                 "The blocks could not be moved ({}); nothing was recorded. The log has the worker's answer.",
-                remark.as_ref()
+                event.as_ref()
             );
-            Err(Problem::new(ProblemKind::TransferFailed, detail).with_reason(remark.into()))
+            Err(Problem::new(ProblemKind::TransferFailed, detail).with_reason(event.into()))
         }
     }
 }

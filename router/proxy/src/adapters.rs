@@ -1,5 +1,6 @@
-//! LoRA adapters: compares the engines' lists with `models.NAME.lora_adapters`. Steps for an adapter that only engines list
-//! are identified by their bytes, even if all else is known; one that only the configuration lists is probably a typo.
+//! LoRA adapters: compares the engines' lists with `models.NAME.lora_adapters`. Steps for an adapter that only engines
+//! list are identified by their bytes, even if all else is known; one that only the configuration lists is probably a
+//! typo.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};

@@ -1,9 +1,9 @@
 //! Calibration: checks whether first tokens come when prices predict them, with a control chart per worker, so that a
 //! worker with wrong prices or a slowdown is noticed.
 //!
-//! A sample is `x = ln((observed + 50 ms) / (predicted + 50 ms))` of a step that one worker served alone; the 50 ms keep
-//! negligible differences from counting. The chart has two cumulative sums (E. S. Page, Continuous inspection schemes,
-//! 1954) of x over its usual spread, which counts as at most 4:
+//! A sample is `x = ln((observed + 50 ms) / (predicted + 50 ms))` of a step that one worker served alone; the 50 ms
+//! keep negligible differences from counting. The chart has two cumulative sums (E. S. Page, Continuous inspection
+//! schemes, 1954) of x over its usual spread, which counts as at most 4:
 //!
 //! ```text
 //! late  <- max(0, late  + x / spread - 1/2)        at most 16

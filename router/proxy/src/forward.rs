@@ -72,8 +72,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Returns `request` without the fields that only routers may send, and with the tenant's cache salt: paths without a
-    /// plan reach the same engines and caches. Also returns the removed fields, to be counted once per request.
+    /// Returns `request` without the fields that only routers may send, and with the tenant's cache salt: paths without
+    /// a plan reach the same engines and caches. Also returns the removed fields, to be counted once per request.
     pub async fn sanitized(&self, mut request: ClientRequest) -> Result<(ClientRequest, StrippedFields), ApiError> {
         let options = LegOptions { salt: self.isolation.salt_of(&request.tenant), ..LegOptions::default() };
         let load = OffloadTask::of(&request);
@@ -86,8 +86,8 @@ impl Forwarder {
         load.run(&self.offload_pool, work).await?
     }
 
-    /// Forwards `request` and relays the answer. A worker that cannot be reached, or that fails before its answer begins,
-    /// is excluded and another one tried.
+    /// Forwards `request` and relays the answer. A worker that cannot be reached, or that fails before its answer
+    /// begins, is excluded and another one tried.
     pub(crate) async fn forward(
         &self,
         request: &ClientRequest,

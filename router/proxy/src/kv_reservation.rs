@@ -173,8 +173,8 @@ pub struct KvReservation {
 enum ReservationEnd {
     /// The session keeps this many tokens there.
     Idle(Tokens),
-    /// The session keeps these tokens, and its KV at its previous owner is given up. `answer` is the answer's length where the
-    /// engine reports it.
+    /// The session keeps these tokens, and its KV at its previous owner is given up. `answer` is the answer's length
+    /// where the engine reports it.
     Served { tokens: Tokens, answer: Option<Tokens> },
     /// The step failed.
     Failed,

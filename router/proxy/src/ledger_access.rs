@@ -66,8 +66,8 @@ impl LedgerAccess {
         }
     }
 
-    /// Queues a command before it returns, so that commands stay in order. The future returns its outcome; `None` when it was
-    /// not accepted, or the outcome is unknown.
+    /// Queues a command before it returns, so that commands stay in order. The future returns its outcome; `None` when
+    /// it was not accepted, or the outcome is unknown.
     pub fn commit(&self, command: Command) -> impl Future<Output = Option<Outcome>> + Send + 'static {
         let begun = Instant::now();
         let ticket = self.directory.submit_in_background(command);

@@ -39,7 +39,8 @@ struct TenantOffloadQueue {
 }
 
 impl OffloadPool {
-    /// Returns a pool that runs `permits` tasks at once, of which one tenant gets at most `of_tenant`; each is at least one.
+    /// Returns a pool that runs `permits` tasks at once, of which one tenant gets at most `of_tenant`; each is at least
+    /// one.
     pub fn new(permits: usize, of_tenant: usize) -> Self {
         let permits = Arc::new(Semaphore::new(permits.max(1)));
         Self { permits, slots_per_tenant: of_tenant.max(1), tenants: Mutex::default() }
@@ -116,8 +117,8 @@ impl OffloadTask {
     }
 
     /// Runs `work` for a request that has ended, and passes its result to `then`: at once if it is small, else on the
-    /// pool, from a task of its own. For `Drop`, which cannot wait. `memory` is grown by what long work holds; where the
-    /// budget or the pool refuses it, `then` gets `None`.
+    /// pool, from a task of its own. For `Drop`, which cannot wait. `memory` is grown by what long work holds; where
+    /// the budget or the pool refuses it, `then` gets `None`.
     pub fn run_detached<T: Send + 'static>(
         self,
         (pool, memory): (&Arc<OffloadPool>, Option<MemoryReservation>),

@@ -246,7 +246,7 @@ impl Pipeline {
 /// Every sink that takes the end of a request, in the order in which they run:
 ///
 /// 1. `usage` drops implausible usage, which every other sink reads.
-/// 2. `commit` runs before the client can send its session's next step, which has to find the commit.
+/// 2. `commit` runs early, because the session's next step has to find it: a client may send one after the last event.
 /// 3. `occupancy` and `quota` give back what the request had reserved. They read only the end.
 /// 4. `observation` judges the workers that failed, and makes the observation that all later sinks read.
 /// 5. `guardrail` compares that observation.
@@ -302,7 +302,7 @@ impl RequestEndSinks {
 }
 
 impl RequestEndRecorder for RequestEndSinks {
-    /// Runs on the caller's thread, so that a session's next step finds the commit handed in.
+    /// Runs on the caller's thread: a session's next step has to find the commit handed in.
     fn record(&self, end: RequestEnd) {
         let _entered = stage_span(end.step.located.identified.request.incoming.id, "commit").entered();
         let mut end = self.usage.without_implausible(end);

@@ -1,5 +1,5 @@
-//! Prefix mover: makes a sealed prefix resident at another worker by a prefill leg at its holder and a decode leg at its
-//! target, both with the same token ids. Concurrent moves of one prefix to one target share one transfer.
+//! Prefix mover: makes a sealed prefix resident at another worker by a prefill leg at its holder and a decode leg at
+//! its target, both with the same token ids. Concurrent moves of one prefix to one target share one transfer.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -72,8 +72,8 @@ impl PrefixMover {
         &self.prompts
     }
 
-    /// Moves the first blocks of a stored prompt, and checks the transfer if a check is due. A failure is returned as an
-    /// event.
+    /// Moves the first blocks of a stored prompt, and checks the transfer if a check is due. A failure is returned as
+    /// an event.
     pub async fn relocate(&self, prompt: &Arc<StoredPrompt>, relocation: PrefixRelocation) -> Option<AttemptEvent> {
         let PrefixRelocation { blocks, bytes, source, target, action } = relocation;
         let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
@@ -88,13 +88,13 @@ impl PrefixMover {
             source: leg(LegRole::Prefill, source),
             target: leg(LegRole::Decode, target),
         };
-        let remark = self.run(prefix, moving).await;
-        if matches!(remark, None | Some(AttemptEvent::SourceRecomputed)) {
+        let event = self.run(prefix, moving).await;
+        if matches!(event, None | Some(AttemptEvent::SourceRecomputed)) {
             let link = DisabledLink { from: source.worker, to: target.worker };
             let transfer = CompletedTransfer { link, rank: target.rank, blocks: Some(blocks), action };
             self.checker.check_if_due(transfer, prompt);
         }
-        remark
+        event
     }
 
     /// Runs a move, or waits for the one of the same prefix to the same target.
@@ -122,9 +122,9 @@ impl PrefixMove {
             Some(LegOrder::SourceFirst | LegOrder::Stored) | None => pair.run_sequentially(&replica, &transfer).await,
         };
         match moved {
-            Ok((took, remark)) => {
+            Ok((took, event)) => {
                 self.legs.record_transfer(self.target.worker, self.bytes, took);
-                remark
+                event
             }
             Err(ReplicationFailure::SourceLost) => Some(AttemptEvent::ReplicateFailed),
             Err(ReplicationFailure::NothingToSend) => Some(AttemptEvent::MissingKvTransferParams),
@@ -287,8 +287,8 @@ mod tests {
             target: owner(url(&two)),
             action: Action::StateMigration,
         };
-        let remark = app_state.prefix_mover.relocate(&kept, wanted).await;
-        assert!(matches!(remark, None | Some(AttemptEvent::SourceRecomputed)), "{remark:?}");
+        let event = app_state.prefix_mover.relocate(&kept, wanted).await;
+        assert!(matches!(event, None | Some(AttemptEvent::SourceRecomputed)), "{event:?}");
         let outcomes = &app_state.metrics.decisions.checks;
         let checks = || -> u64 {
             TransferCheckOutcome::VARIANTS.iter().map(|it| outcomes.with_label_values(&[it.as_ref()]).get()).sum()

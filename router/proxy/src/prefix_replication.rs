@@ -211,11 +211,11 @@ async fn execute(task: &ReplicationTask, chosen: &ReplicationJob) -> Replication
         target: *target,
         action: Action::ArtifactFetch,
     };
-    let remark = task.mover.relocate(&expected.prompt, relocation).await;
+    let event = task.mover.relocate(&expected.prompt, relocation).await;
     let metrics = &task.metrics;
     let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
-    if let Some(remark) = remark.filter(|remark| *remark != AttemptEvent::SourceRecomputed) {
-        tracing::info!(%session, %from, %to, event = remark.as_ref(), "nothing was sent ahead of a step");
+    if let Some(event) = event.filter(|event| *event != AttemptEvent::SourceRecomputed) {
+        tracing::info!(%session, %from, %to, event = event.as_ref(), "nothing was sent ahead of a step");
         metrics.prefix_replications.with_label_values(&["failed"]).inc();
         return ReplicationProgress::Failed;
     }

@@ -341,7 +341,8 @@ pub enum ReversePullOutcome {
     Failed,
     /// The next step's prompt begins otherwise, or is not known by its tokens.
     PromptMismatch,
-    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
+    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is
+    /// gone.
     Unusable,
 }
 

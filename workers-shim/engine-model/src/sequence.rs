@@ -287,8 +287,8 @@ impl SequenceBlocks {
     }
 }
 
-/// Returns the engine's hash of the block that holds `tokens` and follows `parent`. Opaque to everybody else, because the
-/// root differs per engine.
+/// Returns the engine's hash of the block that holds `tokens` and follows `parent`. Opaque to everybody else, because
+/// the root differs per engine.
 fn block_key(root: u64, parent: Option<u64>, tokens: &[u32], keys: &CacheKeys) -> u64 {
     let mut hash = Xxh3::with_seed(root);
     hash.update(&parent.unwrap_or(root).to_le_bytes());

@@ -44,8 +44,8 @@ struct BlockRun {
     parent: Option<(RunIndex, u32)>,
     /// Number of runs that continue this one, by the number of its blocks before them.
     children: BTreeMap<u32, u32>,
-    /// Uses, each with the number of blocks it covers from the run's start. A use that covers more blocks is older. Uses
-    /// of a run that continues this one are added once that run is evicted.
+    /// Uses, each with the number of blocks it covers from the run's start. A use that covers more blocks is older.
+    /// Uses of a run that continues this one are added once that run is evicted.
     uses: Vec<(u32, BlockUse)>,
 }
 

@@ -230,8 +230,8 @@ impl TokenTranscript {
         self.visible_ids
     }
 
-    /// Records an event and returns how to forward it. The prompt's token ids were already extracted. `event_fields` borrows
-    /// from `event`.
+    /// Records an event and returns how to forward it. The prompt's token ids were already extracted. `event_fields`
+    /// borrows from `event`.
     pub(super) fn rewrite_event(&mut self, event: &[u8], event_fields: ResumableEvent<'_>) -> EventRewrite {
         if self.head.is_none()
             && let (Some(id), Some(created), Some(model)) = (event_fields.id, event_fields.created, event_fields.model)

@@ -16,7 +16,7 @@ pub(crate) struct RegistrationTable {
 }
 
 /// A worker that was registered over the operator API, which lists it for the fleet. The ledger's `RegisterWorker` is
-/// another thing: it makes an incarnation of a listed worker an owner of sessions.
+/// something else: it makes an incarnation of a listed worker an owner of sessions.
 #[derive(Clone, Debug)]
 pub struct WorkerRegistration {
     /// The worker.

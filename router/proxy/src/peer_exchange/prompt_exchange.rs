@@ -116,7 +116,7 @@ pub fn serve_prompts(directory: &Directory, prompts: Arc<PromptStore>, metrics: 
 
 /// Asks all peers for a prompt, a few at a time; returns the first valid answer.
 pub async fn fetch_prompt(
-    neighbours: &dyn RouterPeers,
+    peers: &dyn RouterPeers,
     key: &PromptKey,
     seed_of: impl Fn(&ModelId) -> HashSeed,
     metrics: &ExchangeMetrics,
@@ -124,10 +124,10 @@ pub async fn fetch_prompt(
     let question = PromptRequest { tenant: key.tenant.clone(), blocks: key.point.blocks, prefix: key.point.id };
     let question = encode(&question)?;
     let ask = |node| {
-        let call = neighbours.call(node, Topic::Prompts, question.clone());
+        let call = peers.call(node, Topic::Prompts, question.clone());
         async move { (node, timeout(REQUEST_TIMEOUT, call).await) }
     };
-    let mut answers = stream::iter(neighbours.peers()).map(ask).buffer_unordered(MAX_CONCURRENT_REQUESTS);
+    let mut answers = stream::iter(peers.peers()).map(ask).buffer_unordered(MAX_CONCURRENT_REQUESTS);
     while let Some((node, answer)) = answers.next().await {
         let prompt = match answer {
             Err(_) => Err("timed_out"),

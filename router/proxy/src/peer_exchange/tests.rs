@@ -54,7 +54,7 @@ impl Drop for TestPeer {
 impl TestPeer {
     fn open(street: &Arc<InProcessNetwork>, me: u64, workers: &[SimWorker]) -> Self {
         let (me, index, metrics) = (NodeId(me), SharedIndex::new(), Metrics::default());
-        let neighbours: Arc<dyn RouterPeers> = Arc::new(NetworkEndpoint { network: street.clone(), me });
+        let peers: Arc<dyn RouterPeers> = Arc::new(NetworkEndpoint { network: street.clone(), me });
         let options = FleetOptions {
             workers: workers.iter().map(|worker| WorkerDefinition::at(&url(worker), WorkerRole::Hybrid)).collect(),
             pace: ProbeSettings::default(),
@@ -62,10 +62,10 @@ impl TestPeer {
             rules: Arc::new(|_| Some(SourceRules::new(Tokens(16), HashSeed(1), namespace()))),
             liveness: None,
             routed_limits: RoutedBlockLimits::default(),
-            snapshots: Some(Arc::new(SnapshotClient::new(neighbours.clone(), metrics.exchange.clone()))),
+            snapshots: Some(Arc::new(SnapshotClient::new(peers.clone(), metrics.exchange.clone()))),
         };
         let fleet = Arc::new(Fleet::start(options).unwrap());
-        let exchange = PeerExchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
+        let exchange = PeerExchange::new(fleet.clone(), peers, metrics.exchange.clone());
         street.0.lock().insert(me, exchange.clone());
         Self { fleet, index, metrics, task: tokio::spawn(exchange.run()) }
     }

@@ -15,10 +15,10 @@ use crate::tenant_isolation::TenantIsolation;
 /// excludes.
 pub(super) fn culprit(
     plan: &Plan,
-    remarks: &[AttemptEvent],
+    events: &[AttemptEvent],
     opened: Result<&LegResponse, &LegError>,
 ) -> Option<WorkerId> {
-    let prefill = remarks.contains(&AttemptEvent::PrefillFailed).then_some(plan.prompt_leg().worker);
+    let prefill = events.contains(&AttemptEvent::PrefillFailed).then_some(plan.prompt_leg().worker);
     match opened {
         // If the target refuses the request, too, it is the client's error.
         Ok(opened) => prefill.filter(|_| opened.status().is_success()),
@@ -39,9 +39,9 @@ pub(super) struct SuspectPair {
 
 impl SuspectPair {
     /// Returns the suspects; `None` where the culprit is known.
-    pub(super) fn of(plan: &Plan, (remarks, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
+    pub(super) fn of(plan: &Plan, (events, error): (&[AttemptEvent], &LegError), asked: Instant) -> Option<Self> {
         let Handoff { source, target, .. } = plan.sequence.handoff(HandoffKind::RemotePrefill)?;
-        let is_open = matches!(error, LegError::Failed(_)) && !remarks.contains(&AttemptEvent::PrefillFailed);
+        let is_open = matches!(error, LegError::Failed(_)) && !events.contains(&AttemptEvent::PrefillFailed);
         is_open.then_some(Self { prefill: source.worker, decode: target.worker, sent_at: asked })
     }
 
@@ -119,7 +119,7 @@ impl OutlierReporter {
     /// Counts the complete answer of this attempt for the workers of its plan.
     pub(super) fn record_success(&self, step: &ClassifiedStep, plan: &Plan, attempt: &Attempt) {
         let failed = [AttemptEvent::PrefillFailed, AttemptEvent::PrefillBusy, AttemptEvent::MemoryBudgetExceeded];
-        let is_whole = !failed.iter().any(|remark| attempt.events.contains(remark));
+        let is_whole = !failed.iter().any(|event| attempt.events.contains(event));
         let served: Vec<_> = if is_whole { plan.workers().collect() } else { vec![plan.target()] };
         self.outliers.record_success(&step.located.workers, (&served, attempt.asked));
     }
@@ -164,8 +164,8 @@ mod tests {
             let answer = Response::builder().status(status).body(bytes::Bytes::new()).unwrap();
             Ok(LegResponse::Whole(answer, EngineResponse::default()))
         };
-        let sick = |remarks: &[AttemptEvent], opened: Result<LegResponse, LegError>| {
-            culprit(&remote_prefill(), remarks, opened.as_ref()).map(|worker| worker.0)
+        let sick = |events: &[AttemptEvent], opened: Result<LegResponse, LegError>| {
+            culprit(&remote_prefill(), events, opened.as_ref()).map(|worker| worker.0)
         };
         let failed = || Err(LegError::Failed(StatusCode::INTERNAL_SERVER_ERROR));
         assert_eq!(sick(&[], failed()), Some(2), "the decode leg's worker said so, whoever computed the prompt");

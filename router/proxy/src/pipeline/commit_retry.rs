@@ -28,14 +28,14 @@ pub async fn run(ledger: LedgerAccess) {
 
 fn sweep(ledger: &LedgerAccess) {
     let due = {
-        let mut unapplied = ledger.pending_commits();
-        if unapplied.is_empty() {
+        let mut pending = ledger.pending_commits();
+        if pending.is_empty() {
             return;
         }
         let view = ledger.directory().view();
-        unapplied.sweep(Instant::now(), |step| session_resolution::view_contains(&view, step));
+        pending.sweep(Instant::now(), |step| session_resolution::view_contains(&view, step));
         if ledger.ledger_reach() == QuorumReachability::Quorum {
-            unapplied.take_due(MAX_STEPS_PER_SWEEP)
+            pending.take_due(MAX_STEPS_PER_SWEEP)
         } else {
             Vec::new()
         }

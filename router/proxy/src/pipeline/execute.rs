@@ -42,7 +42,7 @@ pub async fn execute(
     let answer = plan.answer_leg();
     let (legs, asked) = (legs.for_worker(answer.worker), Instant::now());
     let mut in_flight = stage.client.fleet().dispatch(answer.worker, answer.rank, answer.computed_tokens);
-    let mut remarks = Vec::new();
+    let mut events = Vec::new();
     // Taken on every path: after this step, the session's history no longer matches the stored parameters.
     let mut back = stage.reverse_pulls.take(step.located.session.id);
     let mut prefill = None;
@@ -53,7 +53,7 @@ pub async fn execute(
             PlanPart::Handoff(Handoff { kind: HandoffKind::RemotePrefill, .. }) => {}
             PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, .. }) => {
                 reverse_pull::count_unused(stage, back.take());
-                remarks.extend(replicate(&stage.mover, (step, handoff), &legs).await);
+                events.extend(replicate(&stage.mover, (step, handoff), &legs).await);
                 in_flight.mark_sent();
             }
         }
@@ -67,21 +67,17 @@ pub async fn execute(
             let pair = LegPair { prefill, decode: *answer };
             let back = reverse_pull::check_usable(stage, (step, &pair), back).await;
             let (opened, met) = remote_prefill(legs.clone(), pair, back).await;
-            remarks.extend(met);
+            events.extend(met);
             opened.map(|opened| reverse_pull::store_returned(stage, (step, &pair), opened))
         }
     };
     match opened {
-        Ok(opened) => Ok(StartedAnswer {
-            response: opened,
-            in_flight,
-            sent_at: asked,
-            first_byte: Instant::now(),
-            events: remarks,
-        }),
+        Ok(opened) => {
+            Ok(StartedAnswer { response: opened, in_flight, sent_at: asked, first_byte: Instant::now(), events })
+        }
         Err(error) => {
-            remarks.push(error.attempt_event());
-            Err(FailedAttempt { exclude: worker_to_exclude(plan, &error), sent_at: asked, events: remarks, error })
+            events.push(error.attempt_event());
+            Err(FailedAttempt { exclude: worker_to_exclude(plan, &error), sent_at: asked, events, error })
         }
     }
 }

@@ -140,8 +140,8 @@ impl Planning {
         Self { step, origin, history: attempts, blame }
     }
 
-    /// Makes the next plan by calling `plan` with the step and the workers to exclude. If there is no plan, the error is
-    /// that of the previous failed attempt, if there was one.
+    /// Makes the next plan by calling `plan` with the step and the workers to exclude. If there is no plan, the error
+    /// is that of the previous failed attempt, if there was one.
     pub fn plan(
         mut self,
         stage: &PlanStage,

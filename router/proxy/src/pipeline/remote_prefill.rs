@@ -54,19 +54,19 @@ async fn run(
     if transfer.leg_order() == Some(LegOrder::Concurrent) {
         return together::run((&legs, &pair), &transfer, client).await;
     }
-    let mut remarks = Vec::new();
+    let mut events = Vec::new();
     let handoff = tokio::select! {
         biased;
-        handoff = prefill((&legs, &pair), (&transfer, source), &mut remarks) => handoff,
+        handoff = prefill((&legs, &pair), (&transfer, source), &mut events) => handoff,
         () = client.closed() => return,
     };
-    run_decode((&legs, &pair), (&transfer, handoff, remarks), client).await;
+    run_decode((&legs, &pair), (&transfer, handoff, events), client).await;
 }
 
 /// Runs the decode leg after the prefill leg: for the client, or only to release the blocks.
 async fn run_decode(
     (legs, pair): (&Legs, &LegPair),
-    (transfer, handoff, remarks): (&KvTransfer, Option<HandoffParams>, Vec<AttemptEvent>),
+    (transfer, handoff, events): (&KvTransfer, Option<HandoffParams>, Vec<AttemptEvent>),
     mut client: oneshot::Sender<RemotePrefillResult>,
 ) {
     if client.is_closed() {
@@ -84,7 +84,7 @@ async fn run_decode(
         () = client_left(&mut client) => return,
     };
     // If the client has left meanwhile, the blocks were pulled before the first byte; dropping the answer cancels it.
-    let _ = client.send((opened, remarks));
+    let _ = client.send((opened, events));
 }
 
 /// Returns when the client has left and the decode leg has had time to pull.
@@ -97,14 +97,14 @@ async fn client_left(client: &mut oneshot::Sender<RemotePrefillResult>) {
 async fn prefill(
     (legs, pair): (&Legs, &LegPair),
     (transfer, back): (&KvTransfer, Option<ReversePullSource>),
-    remarks: &mut Vec<AttemptEvent>,
+    events: &mut Vec<AttemptEvent>,
 ) -> Option<HandoffParams> {
     let answered = match back {
         Some(back) => match run_reverse_pull((legs, pair), transfer, back).await {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 tracing::warn!(worker = %pair.prefill.worker, %error, "a prefill leg could not fetch what was handed back, and computes it");
-                remarks.push(AttemptEvent::ReversePullFailed);
+                events.push(AttemptEvent::ReversePullFailed);
                 run_source_leg(legs, pair, (transfer, None)).await
             }
         },
@@ -113,12 +113,12 @@ async fn prefill(
     match answered {
         Ok(answer) => {
             let handed = transfer.leg_order() == Some(LegOrder::SourceFirst);
-            remarks.extend(unexpected_event(pair, answer.handoff.as_ref()).filter(|_| handed));
+            events.extend(unexpected_event(pair, answer.handoff.as_ref()).filter(|_| handed));
             answer.handoff
         }
         Err(error) => {
             tracing::warn!(worker = %pair.prefill.worker, %error, "a prefill leg failed; the target computes the prompt");
-            remarks.push(failed_prefill_event(&error));
+            events.push(failed_prefill_event(&error));
             None
         }
     }

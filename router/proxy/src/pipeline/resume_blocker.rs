@@ -1,5 +1,5 @@
-//! Decides whether another worker can produce the rest of a partly delivered answer as a plain continuation of token ids:
-//! only where the engine keeps no other state of the answer.
+//! Decides whether another worker can produce the rest of a partly delivered answer as a plain continuation of token
+//! ids: only where the engine keeps no other state of the answer.
 
 use memchr::memmem;
 use planner::TransferObstacle;

@@ -282,8 +282,8 @@ impl WorkerEventStream {
         }
     }
 
-    /// Handles the end of the worker's answer: complete, or broken off as `remark` says.
-    fn on_end(&mut self, remark: AttemptEvent, error: Option<&WorkerBodyError>) {
+    /// Handles the end of the worker's answer: complete, or broken off as `event` says.
+    fn on_end(&mut self, event: AttemptEvent, error: Option<&WorkerBodyError>) {
         let StreamState::Answering(mut answering) = mem::replace(&mut self.state, StreamState::Over) else { return };
         let cut = answering.scanner.finish();
         if let Some(closing) = answering.scanner.closing_events() {
@@ -309,24 +309,24 @@ impl WorkerEventStream {
         }
         let error = error.map(tracing::field::display);
         let worker = answering.streaming.target();
-        tracing::warn!(%worker, event = remark.as_ref(), error, "a worker's stream broke off");
+        tracing::warn!(%worker, event = event.as_ref(), error, "a worker's stream broke off");
         // A worker whose answer differs from the one that another began is healthy.
         if !answering.scanner.has_diverged() {
             answering.streaming.record_failure();
         }
         match resume_from {
-            Ok(from) => self.start_resume(*answering, remark, from),
-            Err(why) => self.end_with_error(*answering, (remark, &why)),
+            Ok(from) => self.start_resume(*answering, event, from),
+            Err(why) => self.end_with_error(*answering, (event, &why)),
         }
     }
 
     /// Requests the rest of the answer from another worker.
-    fn start_resume(&mut self, answering: EndGuard<AnsweringWorker>, remark: AttemptEvent, from: ResumeFrom) {
+    fn start_resume(&mut self, answering: EndGuard<AnsweringWorker>, event: AttemptEvent, from: ResumeFrom) {
         let error = ApiError::WorkerFailed {
             detail: "it broke off inside its answer, and no other one could go on with it".into(),
         };
         let broken = BrokenAnswer {
-            event: remark,
+            event,
             error: error.clone(),
             kept_tokens: from.kept_tokens(),
             usage: answering.usage(),
@@ -353,7 +353,7 @@ impl WorkerEventStream {
     }
 
     /// Ends the client's stream with an error event that gives the reason.
-    fn end_with_error(&mut self, mut answering: EndGuard<AnsweringWorker>, (remark, why): (AttemptEvent, &str)) {
+    fn end_with_error(&mut self, mut answering: EndGuard<AnsweringWorker>, (event, why): (AttemptEvent, &str)) {
         let number = self.sequence_number();
         self.ready.push_back(match answering.scanner.failure() {
             Some(error_event) => error_event.clone(),
@@ -363,7 +363,7 @@ impl WorkerEventStream {
             }
         });
         self.count("not_resumable");
-        answering.streaming.record_not_resumable(remark, why);
+        answering.streaming.record_not_resumable(event, why);
         self.count_interrupted();
         answering.end(RequestOutcome::Interrupted);
     }
@@ -406,7 +406,7 @@ impl WorkerEventStream {
                 StreamState::Over => return Poll::Ready(None),
                 StreamState::Answering(answering) => match ready!(answering.poll_item(cx)) {
                     StreamItem::Chunk(piece) => self.on_chunk(piece),
-                    StreamItem::End(remark, error) => self.on_end(remark, error.as_ref()),
+                    StreamItem::End(event, error) => self.on_end(event, error.as_ref()),
                 },
                 StreamState::Resuming(resuming, _) => {
                     let resumed = ready!(resuming.poll_unpin(cx));

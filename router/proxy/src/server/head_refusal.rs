@@ -1,9 +1,9 @@
 //! Holds back the answers that hyper itself gives to heads it refuses: they have no body. The connection then sends one
 //! that says why.
 //!
-//! hyper 1.12 has no hook for them: `Server::on_error` in its `proto/h1/role.rs` makes such an answer of a status alone,
-//! and its connection writes it without asking the service. But it writes it between two requests. So bytes that come
-//! while no answer of the service is in progress are hyper's own.
+//! hyper 1.12 has no hook for them: `Server::on_error` in its `proto/h1/role.rs` makes such an answer of a status
+//! alone, and its connection writes it without asking the service. But it writes it between two requests. So bytes that
+//! come while no answer of the service is in progress are hyper's own.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
