@@ -1,8 +1,6 @@
 """Many simulated workers in few processes, and several routers that are one cluster."""
 
 import json
-import random
-import socket
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -30,17 +28,6 @@ link_latency = "3ms"
 """
 
 
-def quiet_ports(count: int) -> list[int]:
-    """Free ones below those that the system gives to whoever asks for any: each worker takes three of these besides."""
-    ports, chance = [], random.Random()
-    while len(ports) < count:
-        port = chance.randrange(12_000, 32_000)
-        with socket.socket() as tried:
-            if port not in ports and tried.connect_ex(("127.0.0.1", port)) != 0:
-                ports.append(port)
-    return ports
-
-
 class Fleet:
     """`count` hybrid workers, at most 16 in one process. A context: everything is stopped on the way out."""
 
@@ -48,7 +35,7 @@ class Fleet:
         self.folder = tempfile.TemporaryDirectory(prefix="ownerserve-fleet-")
         profile = Path(self.folder.name) / "profile.toml"
         profile.write_text(PROFILE.format(prefill=prefill))
-        self.ports = quiet_ports(count)
+        self.ports = free_ports(count)
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         self.processes = []
         for first in range(0, count, 16):

@@ -1,14 +1,17 @@
 """Child processes that never outlive the test run, and ports that are free."""
 
 import atexit
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[3]
 LOGS = ROOT / "target/test-logs/processes"
@@ -30,10 +33,25 @@ _running: list["Process"] = []
 
 # From here on the system gives ports to whoever connects or asks for any: engines do, a hundred times, while they start.
 FIRST_GIVEN = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-# Test processes that run side by side choose from ports of their own.
-SLICES = 8
-SLICE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % SLICES
-_chosen: set[int] = set()
+# One lock file per port, held until this process ends: suites that run side by side never choose the same port, also while
+# the program that is to listen there is still starting, which takes vLLM a minute.
+PORT_LOCKS = Path(tempfile.gettempdir()) / "ownerserve-test-ports"
+_port_locks: list[IO] = []
+
+
+def lock_port(port: int) -> bool:
+    """Returns False if another process has locked the port, or if something listens there."""
+    PORT_LOCKS.mkdir(exist_ok=True)
+    lock = open(PORT_LOCKS / str(port), "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+    except OSError:
+        lock.close()
+        return False
+    _port_locks.append(lock)
+    return True
 
 
 def free_ports(count: int) -> list[int]:
@@ -42,14 +60,8 @@ def free_ports(count: int) -> list[int]:
     for _ in range(1_000 * count):
         if len(ports) == count:
             return ports
-        port = choice.randrange(min(10_000, FIRST_GIVEN // 2), FIRST_GIVEN) // SLICES * SLICES + SLICE
-        with socket.socket() as held:
-            try:
-                held.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in _chosen:
-            _chosen.add(port)
+        port = choice.randrange(min(10_000, FIRST_GIVEN // 2), FIRST_GIVEN)
+        if lock_port(port):
             ports.append(port)
     raise AssertionError(f"no {count} free ports below {FIRST_GIVEN}")
 
