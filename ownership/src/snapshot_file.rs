@@ -13,7 +13,6 @@ use std::time::SystemTime;
 
 use consensus::{LedgerView, Snapshot, SnapshotContents, SnapshotStore};
 use ledger::Ledger;
-use rmp_serde::decode::from_read;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -159,7 +158,7 @@ pub(crate) fn read_header(file: &mut File, path: &Path) -> Result<SnapshotHeader
     match read_layout(file, path)? {
         1 => {
             file.seek(SeekFrom::Start(HEADER_BYTES_LAYOUT_1)).map_err(OwnershipError::io(path))?;
-            let meta = from_read(BufReader::new(&mut *file));
+            let meta = decode_meta(&mut BufReader::new(&mut *file));
             let wrong = |error| {
                 damage_error(path, format!("at offset {HEADER_BYTES_LAYOUT_1}: no metadata is there ({error})"))
             };
@@ -195,7 +194,7 @@ pub(crate) fn read(file: &mut File, path: &Path) -> Result<LoadedSnapshot, Owner
 fn read_framed(file: &File, path: &Path) -> Result<(SnapshotHeader, Ledger), OwnershipError> {
     let mut frames = FrameReader::new(BufReader::with_capacity(PAYLOAD, file), MAGIC.len() as u64);
     let head = read_framed_header(&mut frames, path)?;
-    let decoded = from_read(&mut frames);
+    let decoded = Ledger::decode(&mut frames);
     let wrong = |frames: &mut FrameReader<_>, error: &dyn std::fmt::Display| {
         let (found, at) = (frames.take_damage(), frames.at());
         let undecodable = || format!("before offset {at}: it holds no ledger that is known here ({error})");
@@ -220,7 +219,7 @@ fn read_framed_header(frames: &mut FrameReader<impl Read>, path: &Path) -> Resul
 fn read_layout_1(file: &mut File, path: &Path, bytes: u64) -> Result<(SnapshotHeader, Ledger), OwnershipError> {
     let written = modified_unix_secs(file);
     let mut body = layout_1_body(file, path, bytes)?;
-    let decoded = from_read(&mut body.bytes).and_then(|meta| Ok((meta, from_read(&mut body.bytes)?)));
+    let decoded = decode_meta(&mut body.bytes).and_then(|meta| Ok((meta, Ledger::decode(&mut body.bytes)?)));
     let rest = body.finish(path, bytes)?;
     match decoded {
         Ok((meta, ledger)) if rest == 0 => Ok((SnapshotHeader { cluster: None, meta, written }, ledger)),
@@ -230,6 +229,10 @@ fn read_layout_1(file: &mut File, path: &Path, bytes: u64) -> Result<(SnapshotHe
             format!("after offset {HEADER_BYTES_LAYOUT_1}: it holds no ledger that is known here ({error})"),
         )),
     }
+}
+
+fn decode_meta(from: &mut dyn Read) -> io::Result<SnapshotMeta> {
+    rmp_serde::from_read(from).map_err(io::Error::other)
 }
 
 /// Body of the first layout, with its expected hash.
@@ -302,7 +305,7 @@ fn write(file: &mut File, head: &SnapshotHeader, ledger: &Ledger) -> io::Result<
     let mut frames = FrameWriter::new(paced);
     frames.write_all(&rmp_serde::to_vec(head).map_err(io::Error::other)?)?;
     frames.end_frame()?;
-    rmp_serde::encode::write(&mut frames, ledger).map_err(io::Error::other)?;
+    ledger.encode(&mut frames)?;
     frames.end().map(drop)
 }
 
@@ -310,8 +313,8 @@ fn write_layout_1(file: &mut File, meta: &SnapshotMeta, ledger: &Ledger) -> io::
     file.write_all(&[0; HEADER_BYTES_LAYOUT_1 as usize])?;
     let to = io::BufWriter::with_capacity(PAYLOAD, SyncPacedFile { to: &mut *file, unsynced: 0 });
     let mut body = HashingStream { with: to, hasher: Xxh3::new() };
-    rmp_serde::encode::write(&mut body, meta).map_err(io::Error::other)?;
-    rmp_serde::encode::write(&mut body, ledger).map_err(io::Error::other)?;
+    body.write_all(&rmp_serde::to_vec(meta).map_err(io::Error::other)?)?;
+    ledger.encode(&mut body)?;
     body.flush()?;
     let sum = body.hasher.digest128();
     drop(body);

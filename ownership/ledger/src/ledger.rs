@@ -312,6 +312,17 @@ impl Ledger {
         self.index.leases.range(due).filter_map(|(until, id)| Some((*until, self.worker(*id)?)))
     }
 
+    /// Writes all records as MessagePack.
+    pub fn encode(&self, to: &mut dyn io::Write) -> io::Result<()> {
+        rmp_serde::encode::write(to, self).map_err(io::Error::other)
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, and nothing that follows it.
+    pub fn decode(from: &mut dyn io::Read) -> io::Result<Self> {
+        // Not generic over the reader: the decoders of all records would be compiled again for each.
+        rmp_serde::from_read(from).map_err(io::Error::other)
+    }
+
     /// Returns a digest of all records, which is equal on all nodes at an equal applied index.
     ///
     /// Sessions and artifacts are hashed when they are written, so this walks only the small tables.
@@ -340,7 +351,8 @@ impl Ledger {
         } = &self.records;
         let rest = (limits, generation, clock, applied, workers, intents, clients, cluster);
         let mut hashed = HashingWriter(Xxh3::new());
-        rmp_serde::encode::write(&mut hashed, &rest).expect("records encode, and hashing does not fail");
+        let to: &mut dyn io::Write = &mut hashed;
+        rmp_serde::encode::write(to, &rest).expect("records encode, and hashing does not fail");
         hashed.0.update(&sessions.digest.to_le_bytes());
         hashed.0.update(&artifacts.digest.to_le_bytes());
         hashed.0.digest128()

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use consensus::{Snapshot, SnapshotContents, SnapshotMeta, SnapshotStore};
+use ledger::Ledger;
 use openraft::AsyncRuntime;
 
 use crate::disk::SimDisk;
@@ -33,7 +34,9 @@ impl SnapshotStore for SimSnapshotStore {
     type Handle = Arc<Vec<u8>>;
 
     async fn write(&self, contents: SnapshotContents) -> io::Result<Snapshot<Self::Handle>> {
-        let bytes = Arc::new(rmp_serde::to_vec(&(&contents.meta, &contents.ledger)).map_err(io::Error::other)?);
+        let mut bytes = rmp_serde::to_vec(&contents.meta).map_err(io::Error::other)?;
+        contents.ledger.encode(&mut bytes)?;
+        let bytes = Arc::new(bytes);
         self.await_thread_and_file().await?;
         SimulatedRuntime::sleep(self.0.snapshot_latency()).await;
         self.store(contents.meta, bytes).await?;
@@ -41,7 +44,9 @@ impl SnapshotStore for SimSnapshotStore {
     }
 
     async fn install(&self, snapshot: Self::Handle) -> io::Result<SnapshotContents> {
-        let (meta, ledger): (SnapshotMeta, _) = rmp_serde::from_slice(&snapshot).map_err(io::Error::other)?;
+        let mut from: &[u8] = &snapshot;
+        let meta: SnapshotMeta = rmp_serde::from_read(&mut from).map_err(io::Error::other)?;
+        let ledger = Ledger::decode(&mut from)?;
         let is_kept = self.0.snapshot().is_some_and(|(kept, _)| kept == meta);
         if !is_kept {
             self.await_thread_and_file().await?;
