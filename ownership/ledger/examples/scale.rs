@@ -306,7 +306,7 @@ fn measure_views(view: Mutex<Arc<Ledger>>, mut log: LedgerHarness) {
     let steady = memory("VmRSS");
     let (start, clone) = (Instant::now(), log.ledger.clone());
     let mut to = ByteCounter(0);
-    rmp_serde::encode::write(&mut to, &clone).expect("a ledger encodes");
+    clone.encode(&mut to).expect("a ledger encodes");
     drop(clone);
     let peak = memory("VmHWM").max(memory("VmRSS"));
     println!("a snapshot of {:.2} GiB takes {:.1?}", to.0 as f64 / (1 << 30) as f64, start.elapsed());
