@@ -314,7 +314,7 @@ impl Ledger {
 
     /// Writes all records as MessagePack.
     pub fn encode(&self, to: &mut dyn io::Write) -> io::Result<()> {
-        rmp_serde::encode::write(to, self).map_err(io::Error::other)
+        encode_records(self, to)
     }
 
     /// Reads what [`encode`](Self::encode) wrote, and nothing that follows it.
@@ -351,10 +351,17 @@ impl Ledger {
         } = &self.records;
         let rest = (limits, generation, clock, applied, workers, intents, clients, cluster);
         let mut hashed = HashingWriter(Xxh3::new());
-        let to: &mut dyn io::Write = &mut hashed;
-        rmp_serde::encode::write(to, &rest).expect("records encode, and hashing does not fail");
+        encode_records(&rest, &mut hashed).expect("records encode, and hashing does not fail");
         hashed.0.update(&sessions.digest.to_le_bytes());
         hashed.0.update(&artifacts.digest.to_le_bytes());
         hashed.0.digest128()
     }
+}
+
+/// Not generic over the writer, as the coders of all records would be compiled again for each; buffered, as a record is
+/// written in pieces of a few bytes.
+fn encode_records(records: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
+    let mut buffered = io::BufWriter::new(to);
+    rmp_serde::encode::write(&mut buffered, records).map_err(io::Error::other)?;
+    buffered.into_inner().map(drop).map_err(io::IntoInnerError::into_error)
 }
