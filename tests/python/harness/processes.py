@@ -31,11 +31,12 @@ BINARY = _binary()
 _running: list["Process"] = []
 
 
-# From here on the system gives ports to whoever connects or asks for any: engines do, a hundred times, while they start.
+# First port that the system gives to a program which connects, or which asks for any port. An engine does so a hundred times
+# while it starts.
 FIRST_GIVEN = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-# One lock file per port, held until this process ends: suites that run side by side never choose the same port, also while
-# the program that is to listen there is still starting, which takes vLLM a minute.
-PORT_LOCKS = Path(tempfile.gettempdir()) / "ownerserve-test-ports"
+# One lock file per port. The process that chose the port holds the lock until it ends, so that suites that run side by side
+# never choose the same port. A free port is not enough: vLLM takes a minute to bind the port that was chosen for it.
+PORT_LOCKS = Path(tempfile.gettempdir()) / f"ownerserve-test-ports-{os.getuid()}"
 _port_locks: list[IO] = []
 
 
@@ -55,7 +56,7 @@ def lock_port(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """None comes twice, and none is taken by chance before it is used, or between two lives of a process."""
+    """Returns ports below FIRST_GIVEN that nothing listens on, locked for this process."""
     choice, ports = random.SystemRandom(), []
     for _ in range(1_000 * count):
         if len(ports) == count:
