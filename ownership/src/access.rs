@@ -10,10 +10,10 @@ use bytes::Bytes;
 use futures::future::join_all;
 use vocabulary::NodeId;
 
-use crate::members::{ClusterMember, Enrolment};
+use crate::members::{ClusterMember, EnrolRequest};
 use crate::node_core::NodeCore;
-use crate::peers::caller::Caller;
-use crate::peers::socket::DialPolicy as _;
+use crate::peers::caller_identity::CallerIdentity;
+use crate::peers::socket::DialDelegate as _;
 use crate::peers::{self, DialTarget, Lane, PeerError, PeerMethod};
 
 /// Timeout for a member's answer about who belongs to the cluster.
@@ -34,7 +34,7 @@ async fn fetch_members(core: &NodeCore) -> BTreeMap<NodeId, String> {
 /// Returns the caller's id if it may make this call. A node without an id counts as 0.
 pub(crate) async fn authorize(
     core: &NodeCore,
-    caller: &Caller,
+    caller: &CallerIdentity,
     (method, question): (PeerMethod, &[u8]),
 ) -> Result<NodeId, PeerError> {
     let node = match (method, caller.hello.node) {
@@ -50,7 +50,7 @@ pub(crate) async fn authorize(
         PeerMethod::Members => return Ok(node),
         // A member that moved is authorized above, by a certificate that covers its listed address.
         PeerMethod::Enrol if listed.is_none() => {
-            let enrolment: Enrolment = peers::decode(question)?;
+            let enrolment: EnrolRequest = peers::decode(question)?;
             let is_own = enrolment.node == node && caller.certificate_covers(&enrolment.address);
             return if is_own { Ok(node) } else { Err(rejection(core, caller, Some(enrolment.address))) };
         }
@@ -63,7 +63,7 @@ pub(crate) async fn authorize(
 }
 
 /// Counts a rejected caller, and builds the error that says how to get access.
-fn rejection(core: &NodeCore, caller: &Caller, listed: Option<String>) -> PeerError {
+fn rejection(core: &NodeCore, caller: &CallerIdentity, listed: Option<String>) -> PeerError {
     let node = caller.hello.node.unwrap_or(NodeId(0));
     let why = match listed {
         None => format!(

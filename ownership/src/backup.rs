@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use consensus::{SnapshotContents, StoredMembership};
 use futures::future::BoxFuture;
-use ledger::{Ledger, RestorePoint};
+use ledger::{Ledger, RestoreBaseline};
 use openraft::storage::RaftLogStorage;
 use openraft::type_config::alias::LeaderIdOf;
 use openraft::vote::RaftLeaderIdExt;
@@ -15,8 +15,8 @@ use openraft::{BasicNode, Membership};
 use serde::{Serialize, Serializer};
 use vocabulary::{Micros, NodeId};
 
-use crate::directory::Directory;
-use crate::error::OwnershipError;
+use crate::directory::OwnershipDirectory;
+use crate::error::LedgerNodeError;
 use crate::log_store::LogStore;
 use crate::node_folder::{
     ClusterId, IDENTITY_FILE, LOCK_FILE, LockedFolder, NodeFolder, UNFINISHED_RESTORE_DIR, random_u128,
@@ -80,7 +80,7 @@ pub struct RestoredCluster {
 
 /// Snapshot of a running node, open for reading.
 #[derive(Debug)]
-pub struct SavedSnapshot {
+pub struct OpenSnapshotFile {
     /// The file, at its start. Later snapshots do not change its bytes.
     pub file: File,
     /// Size in bytes.
@@ -89,35 +89,35 @@ pub struct SavedSnapshot {
     pub applied: u64,
 }
 
-impl Directory {
+impl OwnershipDirectory {
     /// Writes a snapshot now and opens it, for a backup.
-    pub fn save_snapshot(&self) -> BoxFuture<'_, Result<SavedSnapshot, OwnershipError>> {
+    pub fn save_snapshot(&self) -> BoxFuture<'_, Result<OpenSnapshotFile, LedgerNodeError>> {
         Box::pin(self.save_open_snapshot())
     }
 
-    async fn save_open_snapshot(&self) -> Result<SavedSnapshot, OwnershipError> {
+    async fn save_open_snapshot(&self) -> Result<OpenSnapshotFile, LedgerNodeError> {
         self.write_snapshot().await?;
-        let quorum = |error: &dyn fmt::Display| OwnershipError::Quorum(error.to_string());
+        let quorum = |error: &dyn fmt::Display| LedgerNodeError::Quorum(error.to_string());
         let snapshot = self.raft().get_snapshot().await.map_err(|error| quorum(&error))?;
         let snapshot = snapshot.ok_or_else(|| quorum(&"nothing was applied yet"))?;
-        let bytes = snapshot.snapshot.metadata().map_err(OwnershipError::io("snapshot"))?.len();
+        let bytes = snapshot.snapshot.metadata().map_err(LedgerNodeError::io("snapshot"))?.len();
         let applied = snapshot.meta.last_log_id.map_or(0, |id| id.index);
-        Ok(SavedSnapshot { file: snapshot.snapshot, bytes, applied })
+        Ok(OpenSnapshotFile { file: snapshot.snapshot, bytes, applied })
     }
 }
 
-fn read_snapshot(path: &Path) -> Result<LoadedSnapshot, OwnershipError> {
-    let mut file = File::open(path).map_err(OwnershipError::io(path))?;
+fn read_snapshot(path: &Path) -> Result<LoadedSnapshot, LedgerNodeError> {
+    let mut file = File::open(path).map_err(LedgerNodeError::io(path))?;
     snapshot_file::read(&mut file, path)
 }
 
 /// Reads and verifies a whole snapshot and returns its ledger.
-pub fn load(path: &Path) -> Result<Ledger, OwnershipError> {
+pub fn load(path: &Path) -> Result<Ledger, LedgerNodeError> {
     read_snapshot(path).map(|whole| whole.ledger)
 }
 
 /// Reads and verifies a whole snapshot and reports its contents.
-pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
+pub fn verify(path: &Path) -> Result<SnapshotReport, LedgerNodeError> {
     let LoadedSnapshot { head, ledger, layout, bytes } = read_snapshot(path)?;
     let voters = head.meta.last_membership.membership().voter_ids().map(NodeId).collect();
     let entries = vec![
@@ -148,11 +148,11 @@ pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
 /// snapshot. The generation is the time of the restore, so a clock that is behind the snapshot's time is refused. The
 /// directory must be empty or missing and may be a mounted volume. Its identity is written last, so that no node starts
 /// on an incomplete restore.
-pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<RestoredCluster, OwnershipError>> {
+pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<RestoredCluster, LedgerNodeError>> {
     Box::pin(restore_into(snapshot, data_dir))
 }
 
-async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluster, OwnershipError> {
+async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluster, LedgerNodeError> {
     let LoadedSnapshot { head, ledger, .. } = read_snapshot(snapshot)?;
     // Checked before anything is created, and again when the directory is locked.
     refuse_non_empty(data_dir)?;
@@ -161,7 +161,7 @@ async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluste
     let unfinished = data_dir.join(UNFINISHED_RESTORE_DIR);
     match fs::remove_dir_all(&unfinished) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(OwnershipError::io(&unfinished)(error));
+            return Err(LedgerNodeError::io(&unfinished)(error));
         }
         _ => {}
     }
@@ -170,7 +170,7 @@ async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluste
     let age = since.saturating_sub(Duration::from_secs(head.written));
     let applied = ledger.applied();
     // The old cluster may have continued since; its clock never runs faster than real time.
-    let ledger = ledger.restored(RestorePoint { applied, clock: ledger.now().after(Micros::of(age)), generation });
+    let ledger = ledger.restored(RestoreBaseline { applied, clock: ledger.now().after(Micros::of(age)), generation });
     let restored = RestoredCluster {
         cluster: ClusterId(random_u128()),
         node: ledger::FOUNDER,
@@ -183,12 +183,12 @@ async fn restore_into(snapshot: &Path, data_dir: &Path) -> Result<RestoredCluste
             while unix_time().as_secs() == since.as_secs() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            move_into_place(&unfinished, data_dir).map_err(OwnershipError::io(data_dir))
+            move_into_place(&unfinished, data_dir).map_err(LedgerNodeError::io(data_dir))
         }
         Err(error) => Err(error),
     };
     // A failed restore leaves no files behind.
-    let cleared = fs::remove_dir_all(&unfinished).map_err(OwnershipError::io(&unfinished));
+    let cleared = fs::remove_dir_all(&unfinished).map_err(LedgerNodeError::io(&unfinished));
     drop(claimed);
     written.and(cleared).map(|()| restored)
 }
@@ -199,11 +199,11 @@ fn unix_time() -> Duration {
 }
 
 /// Returns the generation for a restore at `now` of a snapshot written at `written`, both in seconds since 1970. Pure.
-fn generation_at(now: u64, written: u64) -> Result<u32, OwnershipError> {
+fn generation_at(now: u64, written: u64) -> Result<u32, LedgerNodeError> {
     if now < written {
-        return Err(OwnershipError::ClockBehind { now, written });
+        return Err(LedgerNodeError::ClockBehind { now, written });
     }
-    u32::try_from(now).map_err(|_| OwnershipError::ClockBehind { now, written })
+    u32::try_from(now).map_err(|_| LedgerNodeError::ClockBehind { now, written })
 }
 
 /// Moves the restored files to the data directory; the identity comes last, because no node starts without it.
@@ -227,7 +227,7 @@ fn move_into_place(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
 }
 
 /// Refuses a directory with anything in it except what a new volume contains and what a killed restore left.
-fn refuse_non_empty(data_dir: &Path) -> Result<(), OwnershipError> {
+fn refuse_non_empty(data_dir: &Path) -> Result<(), LedgerNodeError> {
     let is_used = |entry: std::io::Result<fs::DirEntry>| {
         entry.map_or(true, |entry| {
             ![LOCK_FILE, UNFINISHED_RESTORE_DIR, "lost+found"].iter().any(|name| entry.file_name() == *name)
@@ -236,26 +236,26 @@ fn refuse_non_empty(data_dir: &Path) -> Result<(), OwnershipError> {
     let used = match fs::read_dir(data_dir) {
         Ok(mut entries) => entries.any(is_used),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-        Err(error) => return Err(OwnershipError::io(data_dir)(error)),
+        Err(error) => return Err(LedgerNodeError::io(data_dir)(error)),
     };
-    if used { Err(OwnershipError::NotEmpty { path: data_dir.to_owned() }) } else { Ok(()) }
+    if used { Err(LedgerNodeError::NotEmpty { path: data_dir.to_owned() }) } else { Ok(()) }
 }
 
-async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Result<(), OwnershipError> {
+async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Result<(), LedgerNodeError> {
     let node = NodeFolder::open(folder, Some(cluster))?;
     let id = node.identity.node.0;
     let last = LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(FIRST_TERM, id), ledger.applied());
     let members = std::collections::BTreeMap::from([(id, BasicNode::new(""))]);
     let membership = Membership::new(vec![[id].into()], members);
-    let membership = membership.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
+    let membership = membership.map_err(|error| LedgerNodeError::Quorum(error.to_string()))?;
     let meta = SnapshotMeta { last_log_id: Some(last), last_membership: StoredMembership::new(Some(last), membership) };
-    let io = |error| OwnershipError::io(node.path("log"))(error);
+    let io = |error| LedgerNodeError::io(node.path("log"))(error);
     let mut log = LogStore::open(&node)?;
     log.save_vote(&Vote::new(FIRST_TERM, id)).await.map_err(io)?;
     log.purge(last).await.map_err(io)?;
-    log.marks_sync_handle()?.sync_all().map_err(OwnershipError::io(node.path("committed")))?;
+    log.marks_sync_handle()?.sync_all().map_err(LedgerNodeError::io(node.path("committed")))?;
     let snapshots = SnapshotFile::at(node.path("snapshot"), cluster);
-    snapshots.write(&SnapshotContents { meta, ledger }).map_err(OwnershipError::io(node.path("snapshot")))
+    snapshots.write(&SnapshotContents { meta, ledger }).map_err(LedgerNodeError::io(node.path("snapshot")))
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use raft_log::codeq::config::CodeqConfig;
 use raft_log::types::Checksum;
 use raft_log::{ChunkId, RaftLogRecord};
 
-use crate::error::OwnershipError;
-use crate::log_replay::{LogReplay, RecordPosition};
+use crate::error::LedgerNodeError;
+use crate::replayed_log::{PositionInChunk, ReplayedLog};
 use crate::wal::WalTypes;
 
 /// Smallest unit that a disk writes atomically, in bytes.
@@ -24,7 +24,7 @@ const SECTOR: u64 = 512;
 pub(crate) type WalRecord = RaftLogRecord<WalTypes>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct ChunkFile {
+pub(crate) struct WalChunk {
     pub(crate) path: PathBuf,
     /// Offset of the file's start in the whole log; part of its name.
     pub(crate) start: u64,
@@ -45,20 +45,20 @@ pub(crate) struct TornEnd {
 #[derive(Debug, Default)]
 pub(crate) struct LogSurvey {
     /// Files with at least one whole record, in order.
-    pub(crate) chunks: Vec<ChunkFile>,
+    pub(crate) chunks: Vec<WalChunk>,
     /// Files after them, whose first record was never completely written.
-    pub(crate) unbegun: Vec<ChunkFile>,
+    pub(crate) unbegun: Vec<WalChunk>,
     /// Torn tail of the last chunk, if it does not end with a whole record.
     pub(crate) torn: Option<TornEnd>,
     /// Offset in the whole log at which the last whole record ends.
     pub(crate) end: u64,
     /// State that results from the records.
-    pub(crate) replay: LogReplay,
+    pub(crate) replay: ReplayedLog,
 }
 
 impl LogSurvey {
     /// Reads the whole log.
-    pub(crate) fn of(folder: &Path) -> Result<Self, OwnershipError> {
+    pub(crate) fn of(folder: &Path) -> Result<Self, LedgerNodeError> {
         let mut survey = Self::default();
         let files = list(folder)?;
         for (place, chunk) in files.iter().enumerate() {
@@ -71,14 +71,14 @@ impl LogSurvey {
     }
 
     /// Reads a chunk's records. Returns where it stopped if the chunk does not end with a whole record.
-    fn read(&mut self, chunk: &ChunkFile) -> Result<Option<ScanStop>, OwnershipError> {
+    fn read(&mut self, chunk: &WalChunk) -> Result<Option<ScanStop>, LedgerNodeError> {
         if !self.chunks.is_empty() && chunk.start != self.end {
             let missing = Config::chunk_file_name(ChunkId(self.end));
             let detail =
                 format!("it begins at offset {} of the log, not at {}: {missing} is missing", chunk.start, self.end);
             return Err(damage_error(&chunk.path, detail));
         }
-        let file = File::open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
+        let file = File::open(&chunk.path).map_err(LedgerNodeError::io(&chunk.path))?;
         let mut reader = CountingReader { from: BufReader::with_capacity(1 << 20, file), at: 0 };
         while reader.at < chunk.length {
             let at = reader.at;
@@ -87,8 +87,9 @@ impl LogSurvey {
                 Err(error) if is_damage(&error) => return Ok(Some(ScanStop { at, error })),
                 Err(error) => return Err(read_error(&chunk.path, at, &error)),
             };
-            let applied =
-                self.replay.apply_record(&record, if at == 0 { RecordPosition::First } else { RecordPosition::Later });
+            let applied = self
+                .replay
+                .apply_record(&record, if at == 0 { PositionInChunk::First } else { PositionInChunk::Later });
             applied.map_err(|detail| {
                 damage_error(&chunk.path, format!("the record at offset {at} does not fit: {detail}"))
             })?;
@@ -102,7 +103,7 @@ impl LogSurvey {
     }
 
     /// Distinguishes a torn tail from damage: after a torn tail there must be no whole record.
-    fn classify_stop(&mut self, chunk: &ChunkFile, stop: ScanStop, later: &[ChunkFile]) -> Result<(), OwnershipError> {
+    fn classify_stop(&mut self, chunk: &WalChunk, stop: ScanStop, later: &[WalChunk]) -> Result<(), LedgerNodeError> {
         let ScanStop { at, error } = stop;
         let cause = match error.kind() {
             ErrorKind::UnexpectedEof => "the file ends in it".to_owned(),
@@ -141,13 +142,13 @@ struct ScanStop {
     error: io::Error,
 }
 
-pub(crate) fn damage_error(path: &Path, detail: impl Into<String>) -> OwnershipError {
-    OwnershipError::Damaged { path: path.to_owned(), detail: detail.into() }
+pub(crate) fn damage_error(path: &Path, detail: impl Into<String>) -> LedgerNodeError {
+    LedgerNodeError::Damaged { path: path.to_owned(), detail: detail.into() }
 }
 
-fn read_error(path: &Path, at: u64, error: &io::Error) -> OwnershipError {
+fn read_error(path: &Path, at: u64, error: &io::Error) -> LedgerNodeError {
     let source = io::Error::new(error.kind(), format!("it cannot be read at offset {at}: {error}"));
-    OwnershipError::Io { path: path.to_owned(), source }
+    LedgerNodeError::Io { path: path.to_owned(), source }
 }
 
 /// Returns whether a decoder's error is about the bytes; any other error comes from the disk.
@@ -156,10 +157,10 @@ fn is_damage(error: &io::Error) -> bool {
 }
 
 /// Lists the chunks of a folder, in order. Refuses any other file, because it may be a renamed chunk.
-fn list(folder: &Path) -> Result<Vec<ChunkFile>, OwnershipError> {
+fn list(folder: &Path) -> Result<Vec<WalChunk>, LedgerNodeError> {
     let mut chunks = Vec::new();
-    for entry in fs::read_dir(folder).map_err(OwnershipError::io(folder))? {
-        let path = entry.map_err(OwnershipError::io(folder))?.path();
+    for entry in fs::read_dir(folder).map_err(LedgerNodeError::io(folder))? {
+        let path = entry.map_err(LedgerNodeError::io(folder))?.path();
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if name == "LOCK" {
             continue;
@@ -170,11 +171,11 @@ fn list(folder: &Path) -> Result<Vec<ChunkFile>, OwnershipError> {
                 "it is no file of the log: move it out of this folder, or give a chunk its name back",
             ));
         };
-        let found = fs::metadata(&path).map_err(OwnershipError::io(&path))?;
+        let found = fs::metadata(&path).map_err(LedgerNodeError::io(&path))?;
         if !found.is_file() {
             return Err(damage_error(&path, "it stands where a chunk of the log should be and is no file"));
         }
-        chunks.push(ChunkFile { path, start, length: found.len() });
+        chunks.push(WalChunk { path, start, length: found.len() });
     }
     chunks.sort_by_key(|chunk| chunk.start);
     Ok(chunks)
@@ -187,8 +188,8 @@ pub(crate) fn start_of(name: &str) -> Option<u64> {
 }
 
 /// Returns whether a chunk's first record was completely written.
-fn has_whole_first_record(chunk: &ChunkFile) -> Result<bool, OwnershipError> {
-    let file = File::open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
+fn has_whole_first_record(chunk: &WalChunk) -> Result<bool, LedgerNodeError> {
+    let file = File::open(&chunk.path).map_err(LedgerNodeError::io(&chunk.path))?;
     match WalRecord::decode(BufReader::new(file)) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
@@ -197,8 +198,8 @@ fn has_whole_first_record(chunk: &ChunkFile) -> Result<bool, OwnershipError> {
     }
 }
 
-fn read_tail(chunk: &ChunkFile, at: u64) -> Result<Vec<u8>, OwnershipError> {
-    let file = File::open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
+fn read_tail(chunk: &WalChunk, at: u64) -> Result<Vec<u8>, LedgerNodeError> {
+    let file = File::open(&chunk.path).map_err(LedgerNodeError::io(&chunk.path))?;
     let mut rest = vec![0; usize::try_from(chunk.length - at).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut rest, at).map_err(|error| read_error(&chunk.path, at, &error))?;
     Ok(rest)

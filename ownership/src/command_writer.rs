@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use vocabulary::{ClientId, ClientSerial};
 
 use crate::command_queue::{MAX_BATCH_BYTES, OutcomeSender, QueuedCommand, Urgency};
-use crate::delivery::{BatchDelivery, open_client};
+use crate::delivery::{CommandDelivery, open_client};
 use crate::error::SubmitError;
 use crate::node_core::NodeCore;
 use crate::node_folder::random_u128;
@@ -139,14 +139,14 @@ pub(crate) struct CommandWriter {
     client: ClientId,
     serial: u64,
     /// What the ledger knows of the client.
-    client_state: ClientState,
+    client_state: LedgerClientState,
     /// First serials of the unanswered batches.
     unanswered: BTreeSet<u64>,
     last_sent: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ClientState {
+enum LedgerClientState {
     /// Nothing; the client is opened before the next batch.
     New,
     /// The client is being opened. The batch that waits for it is sent next, and nothing else until then.
@@ -158,11 +158,11 @@ struct AnsweredBatch {
     first: u64,
     answers: Vec<OutcomeSender>,
     result: Result<Vec<Outcome>, SubmitError>,
-    client: BatchClient,
+    client: BatchClientId,
 }
 
 /// Client with which a batch was sent.
-enum BatchClient {
+enum BatchClientId {
     Existing(ClientId),
     Opened(ClientId),
     NotOpened,
@@ -172,7 +172,7 @@ impl CommandWriter {
     pub(crate) fn new(core: Arc<NodeCore>, deadline: Duration) -> Self {
         let client = ClientId(random_u128());
         let (unanswered, last_sent) = (BTreeSet::new(), Instant::now());
-        Self { core, deadline, client, serial: 0, client_state: ClientState::New, unanswered, last_sent }
+        Self { core, deadline, client, serial: 0, client_state: LedgerClientState::New, unanswered, last_sent }
     }
 
     /// Runs until the queue is closed and everything in it is answered.
@@ -203,7 +203,7 @@ impl CommandWriter {
 
     fn has_room(&self) -> bool {
         let oldest = self.unanswered.first().copied().unwrap_or(self.serial + 1);
-        self.client_state != ClientState::Opening && self.serial + MAX_BATCH as u64 <= oldest + SERIAL_WINDOW - 2
+        self.client_state != LedgerClientState::Opening && self.serial + MAX_BATCH as u64 <= oldest + SERIAL_WINDOW - 2
     }
 
     fn batch_readiness(&self) -> BatchReadiness {
@@ -224,12 +224,12 @@ impl CommandWriter {
         let (commands, answers) = queued.into_iter().map(|queued| (queued.command, queued.answer)).unzip();
         // The client was forgotten, or there is none yet: open a new one. The batch is ordered only after that, so
         // nothing else is sent until it is answered.
-        let sent = match std::mem::replace(&mut self.client_state, ClientState::Opening) {
-            ClientState::New => SentBatch::NeedsClient(commands),
-            known @ (ClientState::Opening | ClientState::Open) => {
+        let sent = match std::mem::replace(&mut self.client_state, LedgerClientState::Opening) {
+            LedgerClientState::New => UnansweredBatch::NeedsClient(commands),
+            known @ (LedgerClientState::Opening | LedgerClientState::Open) => {
                 self.client_state = known;
-                let delivery = BatchDelivery::new(core.clone(), submissions(commands, first, self.client), deadline);
-                SentBatch::FirstAttempt(self.client, delivery.first_attempt().await)
+                let delivery = CommandDelivery::new(core.clone(), submissions(commands, first, self.client), deadline);
+                UnansweredBatch::FirstAttempt(self.client, delivery.first_attempt().await)
             }
         };
         async move {
@@ -242,17 +242,19 @@ impl CommandWriter {
         self.unanswered.remove(&first);
         match client {
             // By now another client may have been opened, or is being opened.
-            BatchClient::Existing(client) if client == self.client && self.client_state == ClientState::Open => {
+            BatchClientId::Existing(client)
+                if client == self.client && self.client_state == LedgerClientState::Open =>
+            {
                 if ends_client(&result) {
-                    self.client_state = ClientState::New;
+                    self.client_state = LedgerClientState::New;
                 }
             }
-            BatchClient::Existing(_) => {}
+            BatchClientId::Existing(_) => {}
             // A client whose first batch was not answered may already be forgotten.
-            BatchClient::Opened(client) if !ends_client(&result) && result.is_ok() => {
-                (self.client, self.client_state) = (client, ClientState::Open)
+            BatchClientId::Opened(client) if !ends_client(&result) && result.is_ok() => {
+                (self.client, self.client_state) = (client, LedgerClientState::Open)
             }
-            BatchClient::Opened(_) | BatchClient::NotOpened => self.client_state = ClientState::New,
+            BatchClientId::Opened(_) | BatchClientId::NotOpened => self.client_state = LedgerClientState::New,
         }
         match result {
             Err(error) => {
@@ -278,30 +280,32 @@ fn ends_client(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
 }
 
 /// A batch whose order is fixed.
-enum SentBatch {
+enum UnansweredBatch {
     /// Its client must be opened first.
     NeedsClient(Vec<Command>),
     /// Its first attempt was sent as this client.
-    FirstAttempt(ClientId, BatchDelivery),
+    FirstAttempt(ClientId, CommandDelivery),
 }
 
-impl SentBatch {
+impl UnansweredBatch {
     /// Waits for the outcomes; returns the client that was opened for the batch, if any.
     async fn await_answer(
         self,
         core: Arc<NodeCore>,
         first: u64,
         deadline: Instant,
-    ) -> (BatchClient, Result<Vec<Outcome>, SubmitError>) {
+    ) -> (BatchClientId, Result<Vec<Outcome>, SubmitError>) {
         let commands = match self {
-            Self::FirstAttempt(client, delivery) => return (BatchClient::Existing(client), delivery.finish().await),
+            Self::FirstAttempt(client, delivery) => {
+                return (BatchClientId::Existing(client), delivery.finish().await);
+            }
             Self::NeedsClient(commands) => commands,
         };
         match open_client(&core, ClientSerial(first - 1), deadline).await {
-            Err(error) => (BatchClient::NotOpened, Err(error)),
+            Err(error) => (BatchClientId::NotOpened, Err(error)),
             Ok(client) => {
-                let delivery = BatchDelivery::new(core, submissions(commands, first, client), deadline);
-                (BatchClient::Opened(client), delivery.first_attempt().await.finish().await)
+                let delivery = CommandDelivery::new(core, submissions(commands, first, client), deadline);
+                (BatchClientId::Opened(client), delivery.first_attempt().await.finish().await)
             }
         }
     }

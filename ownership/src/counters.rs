@@ -10,11 +10,11 @@ use crate::error::SubmitError;
 
 /// Running totals, shared by clones of the directory.
 #[derive(Debug, Default)]
-pub(crate) struct DirectoryCounters(Mutex<DirectoryStats>);
+pub(crate) struct LedgerNodeCounters(Mutex<LedgerNodeStats>);
 
 /// Snapshot of a directory's counters and gauges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct DirectoryStats {
+pub struct LedgerNodeStats {
     /// Log entries applied since the start.
     pub entries: u64,
     /// Commands applied since the start; commands in batches count individually.
@@ -47,7 +47,7 @@ pub struct DirectoryStats {
     pub failures: BTreeMap<&'static str, u64>,
 }
 
-impl DirectoryCounters {
+impl LedgerNodeCounters {
     pub(crate) fn record_applied(&self, applied: &AppliedEntry<'_>) {
         let mut now = self.0.lock();
         now.entries += u64::from(applied.entry.is_some());
@@ -66,12 +66,12 @@ impl DirectoryCounters {
         self.0.lock().snapshots += 1;
     }
 
-    pub(crate) fn read(&self) -> DirectoryStats {
+    pub(crate) fn read(&self) -> LedgerNodeStats {
         self.0.lock().clone()
     }
 }
 
-impl DirectoryStats {
+impl LedgerNodeStats {
     fn count_outcome(&mut self, outcome: &Outcome) {
         match outcome {
             Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count_outcome(part)),

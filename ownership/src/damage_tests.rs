@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::ledger::{Command, LedgerEntry, Submission};
-use consensus::Proposal;
+use consensus::SharedLedgerEntry;
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, RaftLogStorage};
 use openraft::type_config::TypeConfigExt;
@@ -16,8 +16,8 @@ use openraft::vote::RaftLeaderIdExt;
 use openraft::{EntryPayload, RaftLogReader};
 use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId, SessionId};
 
-use crate::directory::Directory;
-use crate::error::OwnershipError;
+use crate::directory::OwnershipDirectory;
+use crate::error::LedgerNodeError;
 use crate::log_store::LogStore;
 use crate::node_folder::NodeFolder;
 use crate::node_options::Options;
@@ -41,7 +41,7 @@ fn entry(index: u64, commands: u64) -> LogEntry {
         },
     };
     let entry = LedgerEntry { time: LedgerTime(index), submissions: (0..commands).map(submission).collect() };
-    LogEntry::new(id(1, index), EntryPayload::Normal(Proposal(Arc::new(entry))))
+    LogEntry::new(id(1, index), EntryPayload::Normal(SharedLedgerEntry(Arc::new(entry))))
 }
 
 async fn append(store: &mut LogStore, entries: Vec<LogEntry>) -> std::io::Result<()> {
@@ -57,8 +57,8 @@ async fn an_implausible_saved_term_fails_the_start_without_blaming_the_disk() {
     let mut log = LogStore::open(&node).unwrap();
     log.save_vote(&Vote::new(u64::MAX, 9)).await.unwrap();
     drop((log, node));
-    let error = Directory::open(Options::new(folder.path())).await.unwrap_err();
-    assert!(matches!(error, OwnershipError::Term { term: u64::MAX, .. }), "{error}");
+    let error = OwnershipDirectory::open(Options::new(folder.path())).await.unwrap_err();
+    assert!(matches!(error, LedgerNodeError::Term { term: u64::MAX, .. }), "{error}");
     let message = error.to_string();
     assert!(message.contains("The disk is sound") && message.contains("snapshot restore"), "{message}");
 }
@@ -79,7 +79,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-fn open(root: &Path) -> Result<LogStore, OwnershipError> {
+fn open(root: &Path) -> Result<LogStore, LedgerNodeError> {
     LogStore::open_in(&NodeFolder::open(root, None)?, CHUNK_BYTES)
 }
 

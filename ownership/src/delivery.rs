@@ -15,7 +15,7 @@ use crate::error::SubmitError;
 use crate::node_core::{KnownLeader, NodeCore};
 use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerError, PeerMethod, PendingReply};
-use crate::proposal::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};
+use crate::proposal::{ProposalBatch, ProposalResult, ReturnedSubmissions, SubmissionFate};
 
 /// Wait before the same leader is asked again.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
@@ -46,7 +46,7 @@ enum SubmissionBatch {
     Encoded(Bytes),
 }
 
-enum SubmitAttempt {
+enum PendingAttempt {
     /// Sent to this node's own proposer.
     Local(oneshot::Receiver<ProposalResult>),
     Remote(NodeId, PendingReply),
@@ -61,14 +61,14 @@ enum AttemptLimit {
 }
 
 /// Delivery of one batch until it is answered.
-pub(crate) struct BatchDelivery {
+pub(crate) struct CommandDelivery {
     core: Arc<NodeCore>,
     /// Empty while the proposer has it.
     batch: SubmissionBatch,
     deadline: Instant,
     /// What is known of the batch if no answer arrives any more.
     fate: SubmissionFate,
-    attempt: Option<SubmitAttempt>,
+    attempt: Option<PendingAttempt>,
     attempts: AttemptLimit,
 }
 
@@ -84,8 +84,10 @@ pub(crate) async fn open_client(
     loop {
         let client = ClientId(random_u128());
         let opening = Submission { client, serial, command: Command::OpenClient(core.node()) };
-        let delivery =
-            BatchDelivery { attempts: AttemptLimit::Once, ..BatchDelivery::new(core.clone(), vec![opening], deadline) };
+        let delivery = CommandDelivery {
+            attempts: AttemptLimit::Once,
+            ..CommandDelivery::new(core.clone(), vec![opening], deadline)
+        };
         match delivery.first_attempt().await.finish().await {
             Ok(_) => return Ok(client),
             Err(_) if Instant::now() < deadline && *core.leader.borrow() != KnownLeader::Stopped => {}
@@ -95,7 +97,7 @@ pub(crate) async fn open_client(
     }
 }
 
-impl BatchDelivery {
+impl CommandDelivery {
     pub(crate) fn new(core: Arc<NodeCore>, submissions: Vec<Submission>, deadline: Instant) -> Self {
         Self {
             core,
@@ -161,18 +163,18 @@ impl BatchDelivery {
         known.leader()
     }
 
-    async fn send(&mut self, leader: NodeId) -> Option<SubmitAttempt> {
+    async fn send(&mut self, leader: NodeId) -> Option<PendingAttempt> {
         if leader == self.core.node() { self.send_local().await } else { self.send_to_leader(leader).await }
     }
 
-    async fn send_local(&mut self) -> Option<SubmitAttempt> {
+    async fn send_local(&mut self) -> Option<PendingAttempt> {
         let submissions = match std::mem::replace(&mut self.batch, SubmissionBatch::Plain(Vec::new())) {
             SubmissionBatch::Plain(submissions) => submissions,
             SubmissionBatch::Encoded(bytes) => rmp_serde::from_slice(&bytes).expect("what was encoded here decodes"),
         };
         let (answer, answered) = oneshot::channel();
-        match self.core.proposals.send(ProposalRequest { submissions, answer }).await {
-            Ok(()) => Some(SubmitAttempt::Local(answered)),
+        match self.core.proposals.send(ProposalBatch { submissions, answer }).await {
+            Ok(()) => Some(PendingAttempt::Local(answered)),
             Err(closed) => {
                 self.batch = SubmissionBatch::Plain(closed.0.submissions);
                 None
@@ -180,7 +182,7 @@ impl BatchDelivery {
         }
     }
 
-    async fn send_to_leader(&mut self, leader: NodeId) -> Option<SubmitAttempt> {
+    async fn send_to_leader(&mut self, leader: NodeId) -> Option<PendingAttempt> {
         let bytes = match &self.batch {
             SubmissionBatch::Encoded(bytes) => bytes.clone(),
             SubmissionBatch::Plain(submissions) => {
@@ -190,12 +192,12 @@ impl BatchDelivery {
             }
         };
         let link = self.core.registry.link(leader, Lane::Call);
-        link.start_call(PeerMethod::Submit, bytes).await.ok().map(|pending| SubmitAttempt::Remote(leader, pending))
+        link.start_call(PeerMethod::Submit, bytes).await.ok().map(|pending| PendingAttempt::Remote(leader, pending))
     }
 
-    async fn await_answer(&mut self, attempt: SubmitAttempt) -> Result<Vec<Outcome>, SubmissionFate> {
+    async fn await_answer(&mut self, attempt: PendingAttempt) -> Result<Vec<Outcome>, SubmissionFate> {
         match attempt {
-            SubmitAttempt::Local(answered) => match answered.await {
+            PendingAttempt::Local(answered) => match answered.await {
                 Ok(Ok(outcomes)) => Ok(outcomes),
                 Ok(Err(ReturnedSubmissions { submissions, fate })) => {
                     self.batch = SubmissionBatch::Plain(submissions);
@@ -204,7 +206,7 @@ impl BatchDelivery {
                 // The proposer was dropped with the batch; this node is closing.
                 Err(_) => std::future::pending().await,
             },
-            SubmitAttempt::Remote(leader, pending) => tokio::select! {
+            PendingAttempt::Remote(leader, pending) => tokio::select! {
                 answered = pending.answer() => parse_reply(answered),
                 () = self.leader_changed(leader) => Err(SubmissionFate::Unknown),
             },

@@ -17,9 +17,9 @@ use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::command_queue::{CommandTicket, Urgency};
 use crate::command_writer::CommandWriter;
-use crate::counters::DirectoryStats;
-use crate::data_dir_guard::MAX_DETECTION_TIME;
-use crate::error::{OwnershipError, SubmitError};
+use crate::counters::LedgerNodeStats;
+use crate::data_dir_watch::MAX_DETECTION_TIME;
+use crate::error::{LedgerNodeError, SubmitError};
 use crate::failure::start_failure;
 use crate::leader_call;
 use crate::members::{self, ClusterMember, MemberChange, MemberError};
@@ -27,8 +27,8 @@ use crate::node_core::NodeCore;
 use crate::node_folder::{ClusterId, NodeFolder};
 use crate::node_observer::NodeStateMachine;
 use crate::node_options::Options;
-use crate::peers::socket::DialPolicy as _;
-use crate::peers::{AbortingTask, PeerRpc, PeerService, PeerTls, Topic};
+use crate::peers::socket::DialDelegate as _;
+use crate::peers::{AbortingTask, PeerClient, PeerService, PeerTls, PeerTopic};
 use crate::raft::TokioTypeConfig;
 use crate::read::{self, ReadError};
 use crate::startup::{self, START_TIMEOUT, StartedNode};
@@ -45,9 +45,9 @@ const SNAPSHOT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A node of the quorum that runs the ledger. Share it behind an `Arc`; close it before the runtime ends.
 #[derive(Debug)]
-pub struct Directory {
+pub struct OwnershipDirectory {
     core: Arc<NodeCore>,
-    peers: PeerRpc,
+    peers: PeerClient,
     lease: Duration,
     tasks: Mutex<Vec<AbortingTask>>,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -55,16 +55,16 @@ pub struct Directory {
 }
 
 // Futures that call Raft are boxed; otherwise Raft would be compiled again in each crate and test that awaits one.
-impl Directory {
+impl OwnershipDirectory {
     /// Opens the data directory, reads snapshot and log, and starts the node: alone as a quorum of one, as the member
     /// that it was, or as a new learner of the cluster that it joins.
     ///
     /// Fails if anything that was written is missing or unreadable.
-    pub fn open(options: Options) -> BoxFuture<'static, Result<Self, OwnershipError>> {
+    pub fn open(options: Options) -> BoxFuture<'static, Result<Self, LedgerNodeError>> {
         Box::pin(Self::open_node(options))
     }
 
-    async fn open_node(options: Options) -> Result<Self, OwnershipError> {
+    async fn open_node(options: Options) -> Result<Self, LedgerNodeError> {
         let StartedNode { core, folder, mut tasks, queue, address } = startup::start(&options).await?;
         let (writing, queue, within) = (core.clone(), Arc::new(AsyncMutex::new(queue)), options.submit_timeout);
         let writer = core.supervision.supervise("writer", move || {
@@ -77,7 +77,7 @@ impl Directory {
             let settled = startup::await_membership(&core, address, &options).await;
             tasks.extend(settled.map_err(|error| start_failure(&core, error))?);
         }
-        let peers = PeerRpc { registry: core.registry.clone() };
+        let peers = PeerClient { registry: core.registry.clone() };
         let (tasks, writer) = (Mutex::new(tasks), Mutex::new(Some(writer)));
         Ok(Self { core, peers, lease: options.lease, tasks, writer, _folder: folder })
     }
@@ -129,12 +129,12 @@ impl Directory {
 
     /// Returns the cause once this node's ledger has failed for good. Nothing is retried: the process should end, and
     /// be restarted when the cause is fixed. Acknowledged writes are on disk, unless its files were removed.
-    pub async fn wait_for_failure(&self) -> OwnershipError {
+    pub async fn wait_for_failure(&self) -> LedgerNodeError {
         let (mut metrics, mut is_looked_at) = (self.raft().metrics(), false);
         loop {
             match self.core().final_error() {
                 // A write may have failed because the folder is gone, before the periodic check noticed it.
-                Some(OwnershipError::Failed(_)) if !is_looked_at => {
+                Some(LedgerNodeError::Failed(_)) if !is_looked_at => {
                     is_looked_at = true;
                     tokio::time::sleep(MAX_DETECTION_TIME).await;
                     continue;
@@ -143,7 +143,7 @@ impl Directory {
                 None => {}
             }
             if metrics.changed().await.is_err() {
-                return OwnershipError::Failed("its task is gone".into());
+                return LedgerNodeError::Failed("its task is gone".into());
             }
         }
     }
@@ -218,18 +218,18 @@ impl Directory {
     }
 
     /// Returns the other nodes, for calls between routers outside Raft.
-    pub fn peers(&self) -> &PeerRpc {
+    pub fn peers(&self) -> &PeerClient {
         &self.peers
     }
 
     /// Registers the service that answers other nodes' calls on a topic.
-    pub fn serve_peers(&self, topic: Topic, service: Arc<dyn PeerService>) {
+    pub fn serve_peers(&self, topic: PeerTopic, service: Arc<dyn PeerService>) {
         self.core.registry.register_service(topic, service);
     }
 
-    /// Reloads the files of `PeerOptions::tls` for new connections; does nothing without TLS. If the files are
+    /// Reloads the files of `ClusterOptions::tls` for new connections; does nothing without TLS. If the files are
     /// unusable, or the other nodes would refuse them, it returns an error and keeps the old ones.
-    pub fn reload_certificates(&self) -> Result<(), OwnershipError> {
+    pub fn reload_certificates(&self) -> Result<(), LedgerNodeError> {
         self.core.registry.tls().map_or(Ok(()), PeerTls::reload)
     }
 
@@ -250,9 +250,9 @@ impl Directory {
     }
 
     /// Returns counters and gauges.
-    pub fn stats(&self) -> DirectoryStats {
+    pub fn stats(&self) -> LedgerNodeStats {
         let last = self.core.log.bounds().map_or(0, |(_, last)| last);
-        DirectoryStats {
+        LedgerNodeStats {
             queue_depth: self.core.queue_depth(),
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
@@ -266,12 +266,12 @@ impl Directory {
     }
 
     /// Writes a snapshot now and waits for it.
-    pub fn write_snapshot(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
+    pub fn write_snapshot(&self) -> BoxFuture<'_, Result<(), LedgerNodeError>> {
         Box::pin(self.write_and_await_snapshot())
     }
 
-    async fn write_and_await_snapshot(&self) -> Result<(), OwnershipError> {
-        let quorum = |error: &dyn std::fmt::Display| OwnershipError::Quorum(error.to_string());
+    async fn write_and_await_snapshot(&self) -> Result<(), LedgerNodeError> {
+        let quorum = |error: &dyn std::fmt::Display| LedgerNodeError::Quorum(error.to_string());
         let raft = &self.core.raft;
         let Some(applied) = raft.metrics().borrow_watched().last_applied else { return Ok(()) };
         let until = Instant::now() + START_TIMEOUT;
@@ -287,11 +287,11 @@ impl Directory {
     }
 
     /// Closes the node: rejects new commands, transfers the leadership, answers the accepted commands, and stops.
-    pub fn close(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
+    pub fn close(&self) -> BoxFuture<'_, Result<(), LedgerNodeError>> {
         Box::pin(self.close_node())
     }
 
-    async fn close_node(&self) -> Result<(), OwnershipError> {
+    async fn close_node(&self) -> Result<(), LedgerNodeError> {
         self.core.close_queue();
         if let Some(heir) = members::best_successor(&self.core) {
             let handed_over = leader_call::change_members(&self.core, MemberChange::TransferLeader(heir));
@@ -313,11 +313,11 @@ impl Directory {
     }
 
     /// Stops at once: commands in flight are not answered, and the leadership is not transferred.
-    pub fn halt(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
+    pub fn halt(&self) -> BoxFuture<'_, Result<(), LedgerNodeError>> {
         Box::pin(self.halt_node())
     }
 
-    async fn halt_node(&self) -> Result<(), OwnershipError> {
+    async fn halt_node(&self) -> Result<(), LedgerNodeError> {
         self.core.close_queue();
         self.core.log.shortages().stop_retrying();
         let writer = self.writer.lock().take().map(AbortingTask);
@@ -326,13 +326,13 @@ impl Directory {
             task.abort_and_wait().await;
         }
         self.core.registry.close_links();
-        self.core.raft.shutdown().await.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
+        self.core.raft.shutdown().await.map_err(|error| LedgerNodeError::Quorum(error.to_string()))?;
         let mark = self.core.log.marks_sync_handle()?;
-        mark.sync_data().map_err(OwnershipError::io("committed"))
+        mark.sync_data().map_err(LedgerNodeError::io("committed"))
     }
 }
 
-impl Drop for Directory {
+impl Drop for OwnershipDirectory {
     fn drop(&mut self) {
         drop(self.writer.lock().take().map(AbortingTask));
     }

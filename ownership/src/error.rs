@@ -12,7 +12,7 @@ const REPAIR_ADVICE: &str = "Nothing was changed or skipped. Move this data dire
 
 /// Why a directory could not be opened or kept running.
 #[derive(Debug, thiserror::Error)]
-pub enum OwnershipError {
+pub enum LedgerNodeError {
     /// I/O error: the disk or its permissions.
     #[error("{path}: {source}. Check the disk, its free space and the rights of this file; nothing is skipped", path = path.display())]
     Io {
@@ -152,7 +152,7 @@ pub enum OwnershipError {
     Quorum(String),
 }
 
-impl OwnershipError {
+impl LedgerNodeError {
     pub(crate) fn io(path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_owned();
         move |source| Self::Io { path, source }

@@ -14,19 +14,19 @@ use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::delivery::SubmitReply;
 use crate::node_core::{LeaderTransfer, NodeCore};
-use crate::peers::caller::Caller;
+use crate::peers::caller_identity::CallerIdentity;
 use crate::peers::{self, ExchangeHandler, IncomingExchange, MAX_CALL_BYTES, PeerError, PeerMethod, ReplySender};
-use crate::proposal::ProposalRequest;
+use crate::proposal::ProposalBatch;
 use crate::raft::{TokioTypeConfig, Vote};
 use crate::raft_network::CHUNK_TIMEOUT;
 use crate::snapshot_stream::{self, SnapshotStreamHeader};
-use crate::terms::{self, NamedLogPositions};
+use crate::terms::{self, MessagePositions};
 use crate::{access, joining, members, read};
 
 type CallResult = Result<Bytes, PeerError>;
 
 impl ExchangeHandler for NodeCore {
-    fn handle(self: Arc<Self>, caller: Arc<Caller>, exchange: IncomingExchange) -> BoxFuture<'static, ()> {
+    fn handle(self: Arc<Self>, caller: Arc<CallerIdentity>, exchange: IncomingExchange) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let IncomingExchange { method, first, more, replies } = exchange;
             let Some(method) = PeerMethod::from_repr(method) else {
@@ -110,7 +110,7 @@ impl NodeCore {
 
     /// Returns a message only if its terms and log positions are plausible. Raft would persist implausible ones for
     /// good.
-    fn check_plausible<M: NamedLogPositions>(&self, from: NodeId, vote: Vote, message: M) -> Result<M, PeerError> {
+    fn check_plausible<M: MessagePositions>(&self, from: NodeId, vote: Vote, message: M) -> Result<M, PeerError> {
         let own = self.raft.metrics().borrow_watched().current_term;
         let own = terms::beside(own, own == 0 && self.log.is_new());
         match terms::check_sender(from, &vote).and_then(|()| terms::check(own, &message)) {
@@ -150,7 +150,7 @@ impl NodeCore {
 
     async fn submit_forwarded(&self, submissions: Vec<ledger::Submission>) -> SubmitReply {
         let (answer, answered) = oneshot::channel();
-        if self.proposals.send(ProposalRequest { submissions, answer }).await.is_err() {
+        if self.proposals.send(ProposalBatch { submissions, answer }).await.is_err() {
             return SubmitReply::NotTaken;
         }
         answered.await.map_or(SubmitReply::Unknown, SubmitReply::from)
@@ -197,7 +197,7 @@ async fn append_stream(
     (first, more): (Bytes, mpsc::Receiver<Bytes>),
     replies: ReplySender,
 ) {
-    let reading = AppendRequests { core: core.clone(), from, first: Some(first), more };
+    let reading = AppendRequestStream { core: core.clone(), from, first: Some(first), more };
     let requests = stream::unfold(reading, |mut reading| async { reading.next().await.map(|next| (next, reading)) });
     let mut answers = std::pin::pin!(core.raft.stream_append(requests));
     while let Some(answer) = answers.next().await {
@@ -214,14 +214,14 @@ async fn append_stream(
 }
 
 /// Requests of one stream.
-struct AppendRequests {
+struct AppendRequestStream {
     core: Arc<NodeCore>,
     from: NodeId,
     first: Option<Bytes>,
     more: mpsc::Receiver<Bytes>,
 }
 
-impl AppendRequests {
+impl AppendRequestStream {
     /// Returns the next request. The stream ends at an unreadable request, and the sender starts a new one.
     async fn next(&mut self) -> Option<AppendEntriesRequest<TokioTypeConfig>> {
         let piece = match self.first.take() {

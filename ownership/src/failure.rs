@@ -9,29 +9,29 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::Fatal;
 use openraft::raft::AppendEntriesResponse;
 
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::log_loss::{LOG_LOSS_FILE, LogLoss, log_loss_error};
 use crate::node_core::NodeCore;
 use crate::node_folder::write_durably_with;
-use crate::node_observer::NodeObserver;
+use crate::node_observer::NodeApplyObserver;
 use crate::raft::TokioTypeConfig;
 
 /// Returns the cause of a failed start. If the store failed, that is the cause: the missing quorum is only a
 /// consequence.
-pub(crate) fn start_failure(core: &NodeCore, error: OwnershipError) -> OwnershipError {
+pub(crate) fn start_failure(core: &NodeCore, error: LedgerNodeError) -> LedgerNodeError {
     if let Some(known) = core.known_failure() {
         return known;
     }
     match &core.raft.metrics().borrow_watched().running_state {
-        Err(fatal @ Fatal::StorageError(_)) => OwnershipError::Failed(fatal.to_string()),
+        Err(fatal @ Fatal::StorageError(_)) => LedgerNodeError::Failed(fatal.to_string()),
         _ => error,
     }
 }
 
 /// Returns an error if this release met an entry or a snapshot that it cannot read.
-pub(crate) fn unsupported_level(observer: &NodeObserver) -> Option<OwnershipError> {
+pub(crate) fn unsupported_level(observer: &NodeApplyObserver) -> Option<LedgerNodeError> {
     let UnsupportedLevel { level, levels } = *observer.unreadable.get()?;
-    Some(OwnershipError::Level { level, highest: levels.highest })
+    Some(LedgerNodeError::Level { level, highest: levels.highest })
 }
 
 /// How long a node with a lost log may take to record that before it ends.
@@ -84,22 +84,22 @@ impl NodeCore {
     }
 
     /// Returns an error if a path of the data directory is missing.
-    pub(crate) fn folder_gone(&self) -> Option<OwnershipError> {
-        self.observer.missing_path.get().map(|path| OwnershipError::FolderGone { path: path.clone() })
+    pub(crate) fn folder_gone(&self) -> Option<LedgerNodeError> {
+        self.observer.missing_path.get().map(|path| LedgerNodeError::FolderGone { path: path.clone() })
     }
 
-    fn log_loss(&self) -> Option<OwnershipError> {
+    fn log_loss(&self) -> Option<LedgerNodeError> {
         self.observer.log_loss.loss.get().map(|reverted| log_loss_error(&self.folder, *reverted))
     }
 
     /// Returns why this node's ledger has failed for good, if it has.
-    pub(crate) fn final_error(&self) -> Option<OwnershipError> {
+    pub(crate) fn final_error(&self) -> Option<LedgerNodeError> {
         let fatal = self.raft.metrics().borrow_watched().running_state.clone().err()?;
-        Some(self.known_failure().unwrap_or_else(|| OwnershipError::Failed(fatal.to_string())))
+        Some(self.known_failure().unwrap_or_else(|| LedgerNodeError::Failed(fatal.to_string())))
     }
 
     /// Returns why this node ends or has ended, if more is known than that Raft has stopped.
-    fn known_failure(&self) -> Option<OwnershipError> {
+    fn known_failure(&self) -> Option<LedgerNodeError> {
         unsupported_level(&self.observer).or_else(|| self.log_loss()).or_else(|| self.folder_gone())
     }
 }

@@ -15,9 +15,9 @@ use raft_log::{Callback, ChunkId, RaftLog, Segment};
 use tokio::sync::oneshot;
 
 use crate::drop_thread::DropThread;
-use crate::log_marks::{DurableEnd, LogMarksFile};
+use crate::log_marks::{DurableEnd, LogWatermarksFile};
 use crate::raft::TokioTypeConfig;
-use crate::resource_shortages::ResourceShortages;
+use crate::resource_shortages::ShortageTracker;
 use crate::wal::WalTypes;
 
 pub(crate) enum FlushWaiter {
@@ -37,23 +37,23 @@ impl FlushWaiter {
 }
 
 /// The log and its waiters.
-pub(crate) struct FlushQueue {
+pub(crate) struct GroupCommitLog {
     pub(crate) wal: RaftLog<WalTypes>,
-    marks: Arc<LogMarksFile>,
+    marks: Arc<LogWatermarksFile>,
     /// End of the last written record, as an offset in the whole log.
     end: u64,
     waiting: Vec<FlushWaiter>,
     is_flushing: bool,
     poison: Option<String>,
-    pub(crate) shortages: Arc<ResourceShortages>,
+    pub(crate) shortages: Arc<ShortageTracker>,
     drop_thread: DropThread,
     /// Reserved file descriptor, released before the log's writer thread opens a file after the next flush, where an
     /// error is final.
     pub(crate) reserve: Option<File>,
 }
 
-impl FlushQueue {
-    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<LogMarksFile>, drop_thread: DropThread) -> Self {
+impl GroupCommitLog {
+    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<LogWatermarksFile>, drop_thread: DropThread) -> Self {
         let end = marks.current().durable.unwrap_or_default().end;
         let shortages = Arc::default();
         Self {
@@ -158,8 +158,8 @@ fn clone_error(error: &io::Error) -> io::Error {
 
 /// Callback that runs on the log's writer thread after a flush.
 pub(crate) struct FlushCallback {
-    store: Weak<Mutex<FlushQueue>>,
-    marks: Arc<LogMarksFile>,
+    store: Weak<Mutex<GroupCommitLog>>,
+    marks: Arc<LogWatermarksFile>,
     durable: DurableEnd,
     waiters: Vec<FlushWaiter>,
     drop_thread: DropThread,
@@ -178,7 +178,7 @@ impl FlushCallback {
     }
 
     /// Returns why the log was poisoned, if it was.
-    fn close_cause(&self, store: &Weak<Mutex<FlushQueue>>) -> Option<String> {
+    fn close_cause(&self, store: &Weak<Mutex<GroupCommitLog>>) -> Option<String> {
         let store = store.upgrade()?;
         let cause = lock(&store).ok().and_then(|flushing| flushing.poison.clone());
         self.release(store);
@@ -186,7 +186,7 @@ impl FlushCallback {
     }
 
     /// Drops a log from its writer thread. Closing it joins that thread, so another thread must do that.
-    fn release(&self, store: Arc<Mutex<FlushQueue>>) {
+    fn release(&self, store: Arc<Mutex<GroupCommitLog>>) {
         if let Some(last) = Arc::into_inner(store) {
             self.drop_thread.run(move || drop(last));
         }
@@ -231,7 +231,7 @@ impl Drop for FlushCallback {
 }
 
 /// Locks the log; never held across an await. Fails if a holder panicked, because the log's state is then unknown.
-pub(crate) fn lock(store: &Mutex<FlushQueue>) -> io::Result<MutexGuard<'_, FlushQueue>> {
+pub(crate) fn lock(store: &Mutex<GroupCommitLog>) -> io::Result<MutexGuard<'_, GroupCommitLog>> {
     store.lock().map_err(|_| io::Error::other("a panic left the log in doubt"))
 }
 
@@ -242,13 +242,14 @@ mod tests {
     use crate::raft::Vote;
     use crate::wal::{self, MaxChunkSize, WalValue};
 
-    fn opened() -> (tempfile::TempDir, Arc<Mutex<FlushQueue>>, Arc<LogMarksFile>) {
+    fn opened() -> (tempfile::TempDir, Arc<Mutex<GroupCommitLog>>, Arc<LogWatermarksFile>) {
         let folder = tempfile::tempdir().unwrap();
         let node = NodeFolder::open(folder.path(), None).unwrap();
-        let marks =
-            Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents().unwrap()).unwrap());
+        let marks = Arc::new(
+            LogWatermarksFile::open(&node.path("committed"), node.identity, node.contents().unwrap()).unwrap(),
+        );
         let wal = wal::open(&node.path("log"), &marks, MaxChunkSize::default()).unwrap();
-        let store = Arc::new(Mutex::new(FlushQueue::new(wal, marks.clone(), DropThread::begin().unwrap())));
+        let store = Arc::new(Mutex::new(GroupCommitLog::new(wal, marks.clone(), DropThread::begin().unwrap())));
         (folder, store, marks)
     }
 

@@ -12,14 +12,14 @@ use serde::de::DeserializeOwned;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::joining::JoinRequest;
-use crate::members::{Enrolment, MemberChange};
+use crate::members::{EnrolRequest, MemberChange};
 use crate::node_folder::ClusterId;
 use crate::peers::frame::{self, PeerFrame};
-use crate::peers::handshake::{Callee, Hello, RemovalStatus, Welcome, check_hello, receive_message, send_message};
+use crate::peers::handshake::{CalleeState, Hello, RemovalStatus, Welcome, check_hello, receive_message, send_message};
 use crate::peers::{self, PeerError, PeerMethod};
 use crate::raft::TokioTypeConfig;
 use crate::snapshot_stream::SnapshotStreamHeader;
-use crate::terms::{self, MAX_TERM_JUMP, NamedLogPositions};
+use crate::terms::{self, MAX_TERM_JUMP, MessagePositions};
 
 /// Term of the called node.
 const OWN_TERM: u64 = 7;
@@ -49,7 +49,7 @@ pub fn fuzz_connection(bytes: &[u8]) {
 }
 
 fn admit_hello(hello: &Hello) {
-    let callee = Callee { welcome: &OWN, level: 2, is_retired: RemovalStatus::No };
+    let callee = CalleeState { welcome: &OWN, level: 2, is_retired: RemovalStatus::No };
     if check_hello(hello, callee).is_ok() {
         assert!(hello.node.is_none() || hello.cluster == Some(OWN.cluster), "it has not named its cluster");
         assert!(hello.node != Some(OWN.node), "it is this node itself");
@@ -80,7 +80,7 @@ fn check_frame(PeerFrame { method, payload, .. }: &PeerFrame) -> Result<(), Peer
         PeerMethod::Submit => check_decodes::<Vec<Submission>>(payload),
         PeerMethod::Alive => check_decodes::<Vec<(WorkerId, Incarnation)>>(payload),
         PeerMethod::Admit => check_decodes::<JoinRequest>(payload),
-        PeerMethod::Enrol => check_decodes::<Enrolment>(payload),
+        PeerMethod::Enrol => check_decodes::<EnrolRequest>(payload),
         PeerMethod::Change => check_decodes::<MemberChange>(payload),
         PeerMethod::ReadIndex
         | PeerMethod::Members
@@ -94,13 +94,13 @@ fn check_decodes<M: DeserializeOwned>(payload: &Bytes) -> Result<(), PeerError> 
     peers::decode::<M>(payload).map(drop)
 }
 
-fn check_message<M: DeserializeOwned + NamedLogPositions>(payload: &Bytes) -> Result<(), PeerError> {
+fn check_message<M: DeserializeOwned + MessagePositions>(payload: &Bytes) -> Result<(), PeerError> {
     check_terms(&peers::decode::<M>(payload)?);
     Ok(())
 }
 
 /// Checks that Raft would get no term that makes further elections impossible.
-fn check_terms(message: &impl NamedLogPositions) {
+fn check_terms(message: &impl MessagePositions) {
     if terms::check(OWN_TERM, message).is_ok() {
         assert!(message.log_positions().iter().all(|(term, _)| *term <= OWN_TERM + MAX_TERM_JUMP));
     }
@@ -110,7 +110,7 @@ fn check_terms(message: &impl NamedLogPositions) {
 mod tests {
     use std::path::Path;
 
-    use consensus::{LogId, Proposal, Vote};
+    use consensus::{LogId, SharedLedgerEntry, Vote};
     use ledger::{Command, LedgerEntry};
     use openraft::type_config::alias::LeaderIdOf;
     use openraft::vote::RaftLeaderIdExt;
@@ -150,7 +150,7 @@ mod tests {
         };
         let entry =
             LedgerEntry { time: LedgerTime(1), submissions: vec![submission(Command::CloseSession(SessionId(1)))] };
-        let entry = openraft::EntryPayload::Normal(Proposal(std::sync::Arc::new(entry)));
+        let entry = openraft::EntryPayload::Normal(SharedLedgerEntry(std::sync::Arc::new(entry)));
         let entries = vec![openraft::entry::RaftEntry::new(at(7, 2), entry)];
         let append = |entries: Vec<LogEntry>| AppendEntriesRequest::<TokioTypeConfig> {
             vote: Vote::new_committed(7, 2),
@@ -159,7 +159,7 @@ mod tests {
             leader_commit: Some(at(7, 1)),
         };
         let deep = (0..200).fold(Command::Barrier, |inner, _| Command::Batch(vec![inner]));
-        let enrolment = Enrolment { node: NodeId(2), address: "127.0.0.1:7400".into(), levels: LEVELS };
+        let enrolment = EnrolRequest { node: NodeId(2), address: "127.0.0.1:7400".into(), levels: LEVELS };
         vec![
             ("the_audits_brick", connection_asking(PeerMethod::Vote, &vote(u64::MAX, 1 << 62))),
             ("vote", connection_asking(PeerMethod::Vote, &vote(8, 1))),

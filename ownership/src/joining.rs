@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use vocabulary::NodeId;
 
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::leader_call;
-use crate::members::{self, Enrolment, MemberError};
+use crate::members::{self, EnrolRequest, MemberError};
 use crate::node_core::NodeCore;
 use crate::node_folder::{ClusterId, NodeIdentity, random_u128, read_json, write_durably};
 use crate::peers::error::HandshakeRefusal;
 use crate::peers::handshake::{Hello, PROTOCOL};
-use crate::peers::socket::{DialPolicy, HandshakeResult, LaneDialer};
+use crate::peers::socket::{DialDelegate, HandshakeResult, LaneDialer};
 use crate::peers::{self, DialTarget, Lane, PeerError, PeerLink, PeerMethod, PeerTls};
 
 /// Timeout for one member's answer.
@@ -80,7 +80,7 @@ pub(crate) async fn admit(core: &NodeCore, application: JoinRequest) -> Result<J
 }
 
 /// Answers an enrolment at a member. The leader carries it out; other members forward it once.
-pub(crate) async fn enrol(core: &NodeCore, from: NodeId, enrolment: Enrolment) -> Result<(), MemberError> {
+pub(crate) async fn enrol(core: &NodeCore, from: NodeId, enrolment: EnrolRequest) -> Result<(), MemberError> {
     if core.is_leading() {
         return members::enrol(core, enrolment).await;
     }
@@ -97,32 +97,32 @@ pub(crate) async fn enrol(core: &NodeCore, from: NodeId, enrolment: Enrolment) -
 /// State that a joining node persists until it is a member.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct JoinAttempt {
+pub(crate) struct PendingJoin {
     nonce: String,
     pub(crate) seeds: Vec<String>,
 }
 
 const JOIN_FILE: &str = "joining.json";
 
-impl JoinAttempt {
+impl PendingJoin {
     /// Reads the state of an earlier attempt.
-    pub(crate) fn read(folder: &Path) -> Result<Option<Self>, OwnershipError> {
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>, LedgerNodeError> {
         read_json(&folder.join(JOIN_FILE))
     }
 
     /// Resumes an earlier attempt or begins a new one; durable when this returns.
-    fn begin_or_resume(folder: &Path, seeds: &[String]) -> Result<Self, OwnershipError> {
+    fn begin_or_resume(folder: &Path, seeds: &[String]) -> Result<Self, LedgerNodeError> {
         let earlier = Self::read(folder)?;
         let nonce = earlier.map_or_else(|| format!("{:032x}", random_u128()), |earlier| earlier.nonce);
         let joining = Self { nonce, seeds: seeds.to_vec() };
         let bytes = serde_json::to_vec_pretty(&joining).expect("plain text encodes");
         let path = folder.join(JOIN_FILE);
-        write_durably(&path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(&path))?;
+        write_durably(&path, |file| file.write_all(&bytes)).map_err(LedgerNodeError::io(&path))?;
         Ok(joining)
     }
 
-    fn nonce(&self, folder: &Path) -> Result<u128, OwnershipError> {
-        let damaged = |error: std::num::ParseIntError| OwnershipError::Damaged {
+    fn nonce(&self, folder: &Path) -> Result<u128, LedgerNodeError> {
+        let damaged = |error: std::num::ParseIntError| LedgerNodeError::Damaged {
             path: folder.join(JOIN_FILE),
             detail: format!("its nonce is no number: {error}"),
         };
@@ -136,7 +136,7 @@ pub(crate) struct UnidentifiedNode {
     pub(crate) tls: Option<PeerTls>,
 }
 
-impl DialPolicy for UnidentifiedNode {
+impl DialDelegate for UnidentifiedNode {
     fn address(&self, _node: NodeId) -> Option<String> {
         None
     }
@@ -156,13 +156,13 @@ impl DialPolicy for UnidentifiedNode {
 pub(crate) async fn request_admission(
     folder: &Path,
     (seeds, address): (&[String], &str),
-    stranger: UnidentifiedNode,
+    unidentified: UnidentifiedNode,
     within: Duration,
-) -> Result<NodeIdentity, OwnershipError> {
-    let joining = JoinAttempt::begin_or_resume(folder, seeds)?;
+) -> Result<NodeIdentity, LedgerNodeError> {
+    let joining = PendingJoin::begin_or_resume(folder, seeds)?;
     let application = JoinRequest { nonce: joining.nonce(folder)?, address: address.to_owned() };
     let question = Bytes::from(rmp_serde::to_vec(&application).expect("plain values encode"));
-    let directions: Arc<dyn DialPolicy> = Arc::new(stranger);
+    let directions: Arc<dyn DialDelegate> = Arc::new(unidentified);
     let deadline = Instant::now() + within;
     let mut why = "no address to ask".to_owned();
     let mut reported = None;
@@ -174,17 +174,17 @@ pub(crate) async fn request_admission(
             match answer.and_then(|answer| peers::decode(&answer)) {
                 Ok(Ok(JoinReply { cluster, node })) => return Ok(NodeIdentity { cluster, node }),
                 Ok(Err(AdmissionError::Never(reason))) => {
-                    return Err(OwnershipError::NotJoined { seeds: seed.clone(), why: reason });
+                    return Err(LedgerNodeError::NotJoined { seeds: seed.clone(), why: reason });
                 }
                 Err(PeerError::Refused { refusal, .. }) => {
-                    return Err(OwnershipError::NotJoined { seeds: seed.clone(), why: refusal.to_string() });
+                    return Err(LedgerNodeError::NotJoined { seeds: seed.clone(), why: refusal.to_string() });
                 }
                 Ok(Err(error)) => why = format!("{seed}: {error}"),
                 Err(error) => why = error.to_string(),
             }
         }
         if Instant::now() >= deadline {
-            return Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why });
+            return Err(LedgerNodeError::NotJoined { seeds: seeds.join(", "), why });
         }
         if reported.as_deref() != Some(why.as_str()) {
             tracing::warn!(reason = %why, ?within, "no member has admitted this node yet; retrying");
@@ -196,7 +196,7 @@ pub(crate) async fn request_admission(
 
 /// Asks until the cluster lists this node under `address`, then returns.
 pub(crate) async fn enrol_self(core: Arc<NodeCore>, address: String, seeds: Vec<String>) {
-    let enrolment = Enrolment { node: core.node(), address, levels: core.registry.welcome.levels };
+    let enrolment = EnrolRequest { node: core.node(), address, levels: core.registry.welcome.levels };
     let question = Bytes::from(rmp_serde::to_vec(&enrolment).expect("plain values encode"));
     let mut ways: Vec<DialTarget> = seeds.into_iter().map(DialTarget::Address).collect();
     while !is_enrolled(&core, &enrolment) && !core.registry.is_retired() {
@@ -264,11 +264,11 @@ pub(crate) async fn warn_of_foreign_seeds(core: Arc<NodeCore>, seeds: Vec<String
     }
 }
 
-fn is_enrolled(core: &NodeCore, enrolment: &Enrolment) -> bool {
+fn is_enrolled(core: &NodeCore, enrolment: &EnrolRequest) -> bool {
     lists_node(&core.raft.metrics().borrow_watched(), enrolment)
 }
 
-fn lists_node(metrics: &openraft::RaftMetrics<crate::raft::TokioTypeConfig>, enrolment: &Enrolment) -> bool {
+fn lists_node(metrics: &openraft::RaftMetrics<crate::raft::TokioTypeConfig>, enrolment: &EnrolRequest) -> bool {
     let node = metrics.membership_config.get_node(&enrolment.node.0);
     node.is_some_and(|node| node.addr == enrolment.address)
 }

@@ -3,33 +3,33 @@
 
 use std::time::Duration;
 
-use consensus::{JoiningNode, Leadership, MembershipLock, MembershipWriteError, SupportedLevels};
+use consensus::{JoiningNode, MembershipLock, MembershipWriteError, RaftTermLeader, SupportedLevels};
 use futures::FutureExt;
 use ledger::{Command, FOUNDER, LEVEL, LedgerEntry, NEXT_LEVEL, Submission};
 use openraft::storage::RaftLogStorage;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
 use crate::log_store::LogStore;
-use crate::members::{Enrolment, MemberError, enrol};
+use crate::members::{EnrolRequest, MemberError, enrol};
 use crate::node_core::NodeCore;
 use crate::node_folder::NodeFolder;
 use crate::raft::Vote;
 use crate::terms::MAX_TERM_JUMP;
-use crate::{Directory, Options, PeerOptions};
+use crate::{ClusterOptions, Options, OwnershipDirectory};
 
 const NEWCOMER: NodeId = NodeId(2);
 
-fn enrolment(highest: u32) -> Enrolment {
-    Enrolment { node: NEWCOMER, address: "127.0.0.1:1".into(), levels: SupportedLevels { lowest: 1, highest } }
+fn enrolment(highest: u32) -> EnrolRequest {
+    EnrolRequest { node: NEWCOMER, address: "127.0.0.1:1".into(), levels: SupportedLevels { lowest: 1, highest } }
 }
 
-async fn open(folder: &tempfile::TempDir, max_level: u32) -> Directory {
+async fn open(folder: &tempfile::TempDir, max_level: u32) -> OwnershipDirectory {
     open_at("127.0.0.1:0".into(), folder, max_level).await
 }
 
 /// Starts a founder of an older release again as this release, at the same address: with a new address it would hold
 /// the membership lock to announce that.
-async fn upgraded_founder(folder: &tempfile::TempDir) -> Directory {
+async fn upgraded_founder(folder: &tempfile::TempDir) -> OwnershipDirectory {
     let before = open(folder, LEVEL).await;
     let address = before.members()[0].address.clone();
     before.close().await.unwrap();
@@ -37,9 +37,11 @@ async fn upgraded_founder(folder: &tempfile::TempDir) -> Directory {
     open_at(address, folder, NEXT_LEVEL).await
 }
 
-async fn open_at(listen: String, folder: &tempfile::TempDir, max_level: u32) -> Directory {
-    let peering = PeerOptions { listen: Some(listen), ..PeerOptions::default() };
-    Directory::open(Options { peering, max_level: Some(max_level), ..Options::new(folder.path()) }).await.unwrap()
+async fn open_at(listen: String, folder: &tempfile::TempDir, max_level: u32) -> OwnershipDirectory {
+    let peering = ClusterOptions { listen: Some(listen), ..ClusterOptions::default() };
+    OwnershipDirectory::open(Options { peering, max_level: Some(max_level), ..Options::new(folder.path()) })
+        .await
+        .unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,7 +93,7 @@ async fn a_decision_of_an_earlier_leader_term_is_not_written() {
     let founder = upgraded_founder(&folder).await;
     let own = founder.core().lock_membership().unwrap().leadership();
     let turn = MembershipLock::default();
-    let turn = turn.try_acquire(Leadership { term: own.term + 1, ..own }).unwrap();
+    let turn = turn.try_acquire(RaftTermLeader { term: own.term + 1, ..own }).unwrap();
     let levels = SupportedLevels { lowest: 1, highest: NEXT_LEVEL };
     let newcomer = JoiningNode { id: NEWCOMER.0, node: openraft::BasicNode::default(), levels };
     assert_eq!(turn.add_learner(founder.raft(), newcomer, || LEVEL).await, Err(MembershipWriteError::NotLeader));
@@ -112,14 +114,14 @@ async fn a_cluster_that_has_elected_ever_so_often_lets_newcomers_in() {
     log.save_vote(&Vote::new(term, FOUNDER.0)).await.unwrap();
     drop(log);
     let founder = open_at(address.clone(), &folder, NEXT_LEVEL).await;
-    let peering = PeerOptions {
+    let peering = ClusterOptions {
         listen: Some("127.0.0.1:0".into()),
         join: vec![address],
         join_timeout: Duration::from_secs(20),
-        ..PeerOptions::default()
+        ..ClusterOptions::default()
     };
     let options = Options { peering, max_level: Some(NEXT_LEVEL), ..Options::new(other.path()) };
-    let newcomer = Directory::open(options).await.unwrap();
+    let newcomer = OwnershipDirectory::open(options).await.unwrap();
     assert!(newcomer.view().quorum().term > term);
     assert_eq!(founder.members().len(), 2);
     newcomer.halt().await.unwrap();

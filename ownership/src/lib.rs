@@ -8,7 +8,7 @@ mod chunks;
 mod command_queue;
 mod command_writer;
 mod counters;
-mod data_dir_guard;
+mod data_dir_watch;
 mod delivery;
 mod directory;
 mod drop_thread;
@@ -24,7 +24,6 @@ mod leader_call;
 mod liveness_reports;
 mod log_loss;
 mod log_marks;
-mod log_replay;
 mod log_store;
 mod members;
 mod node_core;
@@ -40,6 +39,7 @@ mod raft_follower;
 mod raft_network;
 mod read;
 mod remote_members;
+mod replayed_log;
 mod resource_shortages;
 mod snapshot_file;
 mod snapshot_stream;
@@ -49,20 +49,22 @@ mod terms;
 mod ticker;
 mod wal;
 
-pub use backup::{RestoredCluster, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
+pub use backup::{OpenSnapshotFile, RestoredCluster, SnapshotReport, StateHash, load, restore, verify};
 pub use command_queue::CommandTicket;
 pub use consensus::{
     ChangeEvent, ChangeStream, CompactedRevision, Consistency, LedgerView, QuorumStatus, RequestedLedgerLimits,
     SupportedLevels,
 };
-pub use counters::DirectoryStats;
-pub use directory::Directory;
-pub use error::{OwnershipError, SubmitError};
+pub use counters::LedgerNodeStats;
+pub use directory::OwnershipDirectory;
+pub use error::{LedgerNodeError, SubmitError};
 pub use ledger;
 pub use members::{ClusterMember, MemberChange, MemberError, MemberRole};
 pub use node_folder::ClusterId;
-pub use node_options::{ElectionTimers, Options, PeerOptions};
-pub use peers::{CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerError, PeerRpc, PeerService, TlsFiles, Topic};
+pub use node_options::{ClusterOptions, ElectionTimers, Options};
+pub use peers::{
+    CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerClient, PeerError, PeerService, PeerTopic, TlsFiles,
+};
 pub use read::ReadError;
 pub use supervision::Supervision;
 

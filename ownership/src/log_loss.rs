@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::node_folder::read_json;
 
 /// How long the leader's claims must contradict this node's log before the log counts as lost.
@@ -32,12 +32,12 @@ pub(crate) struct LogLoss {
 pub(crate) const LOG_LOSS_FILE: &str = "reverted.json";
 
 /// Refuses a data directory that is recorded as lacking acknowledged entries.
-pub(crate) fn refuse_log_loss(folder: &Path) -> Result<(), OwnershipError> {
+pub(crate) fn refuse_log_loss(folder: &Path) -> Result<(), LedgerNodeError> {
     read_json(&folder.join(LOG_LOSS_FILE))?.map_or(Ok(()), |reverted| Err(log_loss_error(folder, reverted)))
 }
 
-pub(crate) fn log_loss_error(folder: &Path, LogLoss { last, acknowledged }: LogLoss) -> OwnershipError {
-    OwnershipError::Reverted { path: folder.to_owned(), last, acknowledged }
+pub(crate) fn log_loss_error(folder: &Path, LogLoss { last, acknowledged }: LogLoss) -> LedgerNodeError {
+    LedgerNodeError::Reverted { path: folder.to_owned(), last, acknowledged }
 }
 
 impl LogLossDetector {

@@ -15,20 +15,20 @@ use raft_log::api::raft_log_writer::RaftLogWriter;
 use tokio::sync::oneshot;
 
 use crate::drop_thread::DropThread;
-use crate::error::OwnershipError;
-use crate::flush::{self, FlushQueue, FlushWaiter};
-use crate::log_marks::LogMarksFile;
+use crate::error::LedgerNodeError;
+use crate::flush::{self, FlushWaiter, GroupCommitLog};
+use crate::log_marks::LogWatermarksFile;
 use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, TokioTypeConfig, Vote};
-use crate::resource_shortages::ResourceShortages;
+use crate::resource_shortages::ShortageTracker;
 use crate::wal::{self, MaxChunkSize, WalTypes, WalValue};
 
 /// The log. Clones are handles of the same log.
 #[derive(Clone)]
 pub(crate) struct LogStore {
-    shared: Arc<Mutex<FlushQueue>>,
-    marks: Arc<LogMarksFile>,
-    shortages: Arc<ResourceShortages>,
+    shared: Arc<Mutex<GroupCommitLog>>,
+    marks: Arc<LogWatermarksFile>,
+    shortages: Arc<ShortageTracker>,
     drop_thread: DropThread,
 }
 
@@ -40,16 +40,16 @@ impl fmt::Debug for LogStore {
 
 impl LogStore {
     /// Opens a node's log, or creates it.
-    pub(crate) fn open(node: &NodeFolder) -> Result<Self, OwnershipError> {
+    pub(crate) fn open(node: &NodeFolder) -> Result<Self, LedgerNodeError> {
         Self::open_in(node, MaxChunkSize::default())
     }
 
     /// Opens a log with files of the given size.
-    pub(crate) fn open_in(node: &NodeFolder, chunk: MaxChunkSize) -> Result<Self, OwnershipError> {
-        let marks = Arc::new(LogMarksFile::open(&node.path("committed"), node.identity, node.contents()?)?);
+    pub(crate) fn open_in(node: &NodeFolder, chunk: MaxChunkSize) -> Result<Self, LedgerNodeError> {
+        let marks = Arc::new(LogWatermarksFile::open(&node.path("committed"), node.identity, node.contents()?)?);
         let wal = wal::open(&node.path("log"), &marks, chunk)?;
-        let drop_thread = DropThread::begin().map_err(OwnershipError::io(node.path("log")))?;
-        let flushing = FlushQueue::new(wal, marks.clone(), drop_thread.clone());
+        let drop_thread = DropThread::begin().map_err(LedgerNodeError::io(node.path("log")))?;
+        let flushing = GroupCommitLog::new(wal, marks.clone(), drop_thread.clone());
         let shortages = flushing.shortages.clone();
         Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages, drop_thread })
     }
@@ -71,7 +71,7 @@ impl LogStore {
     }
 
     /// Returns the resource shortages that the log met.
-    pub(crate) fn shortages(&self) -> Arc<ResourceShortages> {
+    pub(crate) fn shortages(&self) -> Arc<ShortageTracker> {
         self.shortages.clone()
     }
 
@@ -101,11 +101,11 @@ impl LogStore {
     }
 
     /// Returns a file handle to make the marks durable.
-    pub(crate) fn marks_sync_handle(&self) -> Result<File, OwnershipError> {
+    pub(crate) fn marks_sync_handle(&self) -> Result<File, LedgerNodeError> {
         self.marks.sync_handle()
     }
 
-    fn lock(&self) -> io::Result<MutexGuard<'_, FlushQueue>> {
+    fn lock(&self) -> io::Result<MutexGuard<'_, GroupCommitLog>> {
         flush::lock(&self.shared)
     }
 

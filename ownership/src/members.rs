@@ -160,7 +160,7 @@ pub enum MemberError {
 
 /// Request of a node with an id to be added, or to update its address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Enrolment {
+pub(crate) struct EnrolRequest {
     pub(crate) node: NodeId,
     pub(crate) address: String,
     /// Feature levels that its release supports; the leader may not know them yet.

@@ -20,16 +20,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
 
 use crate::command_queue::{CommandTicket, QueuedCommand, Urgency};
-use crate::counters::DirectoryCounters;
+use crate::counters::LedgerNodeCounters;
 use crate::error::SubmitError;
 use crate::liveness_reports::LivenessReports;
 use crate::log_store::LogStore;
 use crate::members::{MemberError, is_retired};
-use crate::node_observer::{NodeObserver, NodeStateMachine};
+use crate::node_observer::{NodeApplyObserver, NodeStateMachine};
 use crate::peers::PeerRegistry;
-use crate::proposal::ProposalRequest;
+use crate::proposal::ProposalBatch;
 use crate::raft::{TokioTypeConfig, Vote};
-use crate::remote_members::RemoteMembers;
+use crate::remote_members::MemberAddressCache;
 use crate::supervision::Supervision;
 
 type Metrics = openraft::RaftMetrics<TokioTypeConfig>;
@@ -39,19 +39,19 @@ type CommittedLeaderId = CommittedLeaderIdOf<TokioTypeConfig>;
 pub(crate) struct NodeCore {
     pub(crate) raft: Raft<TokioTypeConfig, NodeStateMachine>,
     pub(crate) registry: Arc<PeerRegistry>,
-    pub(crate) observer: Arc<NodeObserver>,
+    pub(crate) observer: Arc<NodeApplyObserver>,
     pub(crate) reports: LivenessReports,
     pub(crate) log: LogStore,
     pub(crate) folder: PathBuf,
     /// Leader, as far as this node knows.
     pub(crate) leader: watch::Sender<KnownLeader>,
-    pub(crate) proposals: mpsc::Sender<ProposalRequest>,
+    pub(crate) proposals: mpsc::Sender<ProposalBatch>,
     pub(crate) leader_contact: LeaderContact,
     pub(crate) freshness: FreshnessClock<InstantOf<TokioTypeConfig>>,
     /// Last leadership transfer that this node knows of.
     pub(crate) transfer: Mutex<Option<LeaderTransfer>>,
     /// Members, as other members report them.
-    pub(crate) remote_members: RemoteMembers,
+    pub(crate) remote_members: MemberAddressCache,
     /// Configured join addresses.
     pub(crate) seeds: Vec<String>,
     pub(crate) supervision: Arc<Supervision>,
@@ -69,10 +69,10 @@ impl fmt::Debug for NodeCore {
 pub(crate) struct NodeCoreParts {
     pub(crate) raft: Raft<TokioTypeConfig, NodeStateMachine>,
     pub(crate) registry: Arc<PeerRegistry>,
-    pub(crate) observer: Arc<NodeObserver>,
+    pub(crate) observer: Arc<NodeApplyObserver>,
     pub(crate) log: LogStore,
     pub(crate) folder: PathBuf,
-    pub(crate) proposals: mpsc::Sender<ProposalRequest>,
+    pub(crate) proposals: mpsc::Sender<ProposalBatch>,
     /// The view counts as stale if the leader was silent for this long.
     pub(crate) silence_timeout: Duration,
     /// Configured join addresses.
@@ -162,7 +162,7 @@ impl NodeCore {
             leader_contact: heard,
             freshness: FreshnessClock::default(),
             transfer: Mutex::default(),
-            remote_members: RemoteMembers::default(),
+            remote_members: MemberAddressCache::default(),
             seeds,
             supervision: Arc::default(),
             leader_state: LeaderState::default(),
@@ -184,7 +184,7 @@ impl NodeCore {
         self.registry.welcome.node
     }
 
-    pub(crate) fn counters(&self) -> &DirectoryCounters {
+    pub(crate) fn counters(&self) -> &LedgerNodeCounters {
         &self.observer.counters
     }
 

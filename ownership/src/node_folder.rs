@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
-use crate::error::OwnershipError;
-use crate::resource_shortages::ResourceShortages;
+use crate::error::LedgerNodeError;
+use crate::resource_shortages::ShortageTracker;
 
 /// Identity of a cluster, created once by the node that founded it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]
@@ -76,31 +76,31 @@ pub(crate) struct LockedFolder {
 
 impl LockedFolder {
     /// Locks the directory; creates it if it is missing.
-    pub(crate) fn new(root: &Path) -> Result<Self, OwnershipError> {
-        create_private_folder(root).map_err(OwnershipError::io(root))?;
+    pub(crate) fn new(root: &Path) -> Result<Self, LedgerNodeError> {
+        create_private_folder(root).map_err(LedgerNodeError::io(root))?;
         Ok(Self { root: root.to_owned(), lock: lock(root)? })
     }
 
     /// Returns the identity; `None` for a new directory. Fails on a directory that has a log but no identity, because
     /// it lost its identity.
-    pub(crate) fn identity(&self) -> Result<Option<NodeIdentity>, OwnershipError> {
+    pub(crate) fn identity(&self) -> Result<Option<NodeIdentity>, LedgerNodeError> {
         let path = self.root.join(IDENTITY_FILE);
         let identity = read_json(&path)?;
         let mut orphans = ["log", "snapshot", "committed", UNFINISHED_RESTORE_DIR].into_iter();
         match orphans.find(|orphan| identity.is_none() && self.root.join(orphan).exists()) {
             Some(orphan) => {
                 let detail = format!("it is missing, but there is a {orphan}");
-                Err(OwnershipError::Damaged { path, detail })
+                Err(LedgerNodeError::Damaged { path, detail })
             }
             None => Ok(identity),
         }
     }
 
     /// Writes the identity; durable when this returns.
-    pub(crate) fn adopt(self, identity: NodeIdentity) -> Result<NodeFolder, OwnershipError> {
+    pub(crate) fn adopt(self, identity: NodeIdentity) -> Result<NodeFolder, LedgerNodeError> {
         let path = self.root.join(IDENTITY_FILE);
         let bytes = serde_json::to_vec_pretty(&identity).expect("an identity encodes");
-        write_durably(&path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(path))?;
+        write_durably(&path, |file| file.write_all(&bytes)).map_err(LedgerNodeError::io(path))?;
         Ok(NodeFolder { root: self.root, identity, _lock: self.lock })
     }
 
@@ -109,11 +109,11 @@ impl LockedFolder {
         self,
         identity: NodeIdentity,
         expected: Option<ClusterId>,
-    ) -> Result<NodeFolder, OwnershipError> {
+    ) -> Result<NodeFolder, LedgerNodeError> {
         let found = identity.cluster;
         match expected {
             Some(expected) if expected != found => {
-                Err(OwnershipError::OtherCluster { path: self.root.join(IDENTITY_FILE), found, expected })
+                Err(LedgerNodeError::OtherCluster { path: self.root.join(IDENTITY_FILE), found, expected })
             }
             _ => Ok(NodeFolder { root: self.root, identity, _lock: self.lock }),
         }
@@ -127,7 +127,7 @@ pub(crate) fn founder(expected: Option<ClusterId>) -> NodeIdentity {
 
 impl NodeFolder {
     /// Opens the directory, or founds a cluster in an empty one.
-    pub(crate) fn open(root: &Path, expected: Option<ClusterId>) -> Result<Self, OwnershipError> {
+    pub(crate) fn open(root: &Path, expected: Option<ClusterId>) -> Result<Self, LedgerNodeError> {
         let claimed = LockedFolder::new(root)?;
         match claimed.identity()? {
             Some(identity) => claimed.reopen(identity, expected),
@@ -135,12 +135,12 @@ impl NodeFolder {
         }
     }
 
-    pub(crate) fn contents(&self) -> Result<FolderContents, OwnershipError> {
+    pub(crate) fn contents(&self) -> Result<FolderContents, LedgerNodeError> {
         let log = self.path("log");
         let has_chunks = match fs::read_dir(&log) {
             Ok(mut entries) => entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "LOCK")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-            Err(error) => return Err(OwnershipError::io(&log)(error)),
+            Err(error) => return Err(LedgerNodeError::io(&log)(error)),
         };
         Ok(if has_chunks || self.path("snapshot").exists() { FolderContents::Ledger } else { FolderContents::Empty })
     }
@@ -150,14 +150,14 @@ impl NodeFolder {
     }
 }
 
-fn lock(root: &Path) -> Result<File, OwnershipError> {
+fn lock(root: &Path) -> Result<File, LedgerNodeError> {
     let path = root.join(LOCK_FILE);
     let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
-    let file = file.map_err(OwnershipError::io(&path))?;
+    let file = file.map_err(LedgerNodeError::io(&path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(OwnershipError::Locked { path }),
-        Err(TryLockError::Error(error)) => Err(OwnershipError::io(&path)(error)),
+        Err(TryLockError::WouldBlock) => Err(LedgerNodeError::Locked { path }),
+        Err(TryLockError::Error(error)) => Err(LedgerNodeError::io(&path)(error)),
     }
 }
 
@@ -168,25 +168,25 @@ pub(crate) fn create_private_folder(path: &Path) -> std::io::Result<()> {
 }
 
 /// Reads a JSON file; `None` if there is no such file.
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, OwnershipError> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LedgerNodeError> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .map(Some)
-            .map_err(|error| OwnershipError::Damaged { path: path.to_owned(), detail: error.to_string() }),
+            .map_err(|error| LedgerNodeError::Damaged { path: path.to_owned(), detail: error.to_string() }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(OwnershipError::io(path)(error)),
+        Err(error) => Err(LedgerNodeError::io(path)(error)),
     }
 }
 
 /// Replaces a file atomically: after a crash it has either the old or the new content. For files that are written
 /// before a node runs; a running node uses [`write_durably_with`].
 pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
-    write_durably_with(&ResourceShortages::default(), path, write)
+    write_durably_with(&ShortageTracker::default(), path, write)
 }
 
 /// Like [`write_durably`], but records resource shortages in `shortages`, where operators can see them.
 pub(crate) fn write_durably_with(
-    shortages: &ResourceShortages,
+    shortages: &ShortageTracker,
     path: &Path,
     write: impl FnOnce(&mut File) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
@@ -228,7 +228,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         drop(NodeFolder::open(folder.path(), Some(ClusterId(1))).unwrap());
         let error = NodeFolder::open(folder.path(), Some(ClusterId(2))).unwrap_err();
-        assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
+        assert!(matches!(error, LedgerNodeError::OtherCluster { .. }), "{error}");
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let held = NodeFolder::open(folder.path(), None).unwrap();
         let error = NodeFolder::open(folder.path(), None).unwrap_err();
-        assert!(matches!(error, OwnershipError::Locked { .. }), "{error}");
+        assert!(matches!(error, LedgerNodeError::Locked { .. }), "{error}");
         drop(held);
         NodeFolder::open(folder.path(), None).unwrap();
     }
@@ -250,6 +250,6 @@ mod tests {
         fs::remove_dir(folder.path().join("log")).unwrap();
         fs::write(folder.path().join("identity.json"), "{").unwrap();
         let error = NodeFolder::open(folder.path(), None).unwrap_err();
-        assert!(matches!(error, OwnershipError::Damaged { .. }), "{error}");
+        assert!(matches!(error, LedgerNodeError::Damaged { .. }), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use ledger::Ledger;
 use openraft::impls::TokioRuntime;
 use smart_default::SmartDefault;
 
-use crate::counters::DirectoryCounters;
+use crate::counters::LedgerNodeCounters;
 use crate::log_loss::LogLossDetector;
 use crate::snapshot_file::SnapshotFile;
 
@@ -16,12 +16,12 @@ use crate::snapshot_file::SnapshotFile;
 const FEED_CAPACITY: usize = 1 << 16;
 
 /// State machine of a server, with snapshots in a file.
-pub(crate) type NodeStateMachine = consensus::StateMachine<SnapshotFile, NodeObserver>;
+pub(crate) type NodeStateMachine = consensus::StateMachine<SnapshotFile, NodeApplyObserver>;
 
 /// Updates counters and watchers from what the state machine does.
 #[derive(Debug, SmartDefault)]
-pub(crate) struct NodeObserver {
-    pub(crate) counters: Arc<DirectoryCounters>,
+pub(crate) struct NodeApplyObserver {
+    pub(crate) counters: Arc<LedgerNodeCounters>,
     #[default(Arc::new(ChangeFeed::new(FEED_CAPACITY)))]
     pub(crate) feed: Arc<ChangeFeed<TokioRuntime>>,
     /// What stopped the state machine, if this release is too old to read it.
@@ -31,7 +31,7 @@ pub(crate) struct NodeObserver {
     pub(crate) missing_path: OnceLock<PathBuf>,
 }
 
-impl ApplyObserver for NodeObserver {
+impl ApplyObserver for NodeApplyObserver {
     fn on_applied(&self, applied: &AppliedEntry<'_>) {
         self.counters.record_applied(applied);
         self.feed.on_applied(applied);
@@ -67,8 +67,8 @@ mod tests {
         RecordUpdate { key: RecordKey::Session(SessionId(n)), op: ChangeOp::Put }
     }
 
-    fn feed(capacity: usize) -> NodeObserver {
-        NodeObserver { feed: Arc::new(ChangeFeed::new(capacity)), ..NodeObserver::default() }
+    fn feed(capacity: usize) -> NodeApplyObserver {
+        NodeApplyObserver { feed: Arc::new(ChangeFeed::new(capacity)), ..NodeApplyObserver::default() }
     }
 
     fn at(revision: u64) -> Ledger {
@@ -82,13 +82,13 @@ mod tests {
     }
 
     /// Applies an entry without publishing it.
-    fn apply(observer: &NodeObserver, revision: u64, changes: &[RecordUpdate]) -> Ledger {
+    fn apply(observer: &NodeApplyObserver, revision: u64, changes: &[RecordUpdate]) -> Ledger {
         let ledger = at(revision);
         observer.on_applied(&AppliedEntry { id: id(revision), entry: None, outcomes: &[], changes, ledger: &ledger });
         ledger
     }
 
-    fn publish(observer: &NodeObserver, revision: u64, changes: &[RecordUpdate]) {
+    fn publish(observer: &NodeApplyObserver, revision: u64, changes: &[RecordUpdate]) {
         observer.on_published(&apply(observer, revision, changes));
     }
 
@@ -162,20 +162,20 @@ mod tests {
 
     #[tokio::test]
     async fn an_entry_of_a_newer_release_stops_the_state_machine() {
-        use consensus::{Payload, Proposal, SupportedLevels, ViewPublisher};
+        use consensus::{Payload, SharedLedgerEntry, SupportedLevels, ViewPublisher};
         use ledger::{Command, LedgerEntry, Submission};
         use openraft::storage::RaftStateMachine;
         use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId};
 
         use crate::raft::{LogEntry, TokioTypeConfig};
 
-        let (folder, observer) = (tempfile::tempdir().unwrap(), Arc::new(NodeObserver::default()));
+        let (folder, observer) = (tempfile::tempdir().unwrap(), Arc::new(NodeApplyObserver::default()));
         let snapshots = SnapshotFile::at(folder.path().join("snapshot"), crate::ClusterId(1));
         let levels = SupportedLevels { lowest: 1, highest: 1 };
         let mut machine = NodeStateMachine::new(snapshots, Arc::<ViewPublisher>::default(), (observer.clone(), levels));
         let entry = |index, command| {
             let submissions = vec![Submission { client: ClientId(1), serial: ClientSerial(index), command }];
-            let proposal = Proposal(Arc::new(LedgerEntry { time: LedgerTime(0), submissions }));
+            let proposal = SharedLedgerEntry(Arc::new(LedgerEntry { time: LedgerTime(0), submissions }));
             Ok((LogEntry { log_id: id(index), payload: Payload::Normal(proposal) }, None))
         };
         let entries = [entry(1, Command::OpenClient(NodeId(1))), entry(2, Command::RaiseLevel(u32::MAX))];

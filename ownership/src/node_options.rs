@@ -7,7 +7,7 @@ use consensus::{RequestedLedgerLimits, SupportedLevels, raft_config};
 use openraft::Config;
 use smart_default::SmartDefault;
 
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::node_folder::ClusterId;
 use crate::peers::TlsFiles;
 
@@ -19,7 +19,7 @@ pub struct Options {
     /// Cluster that the data directory must belong to; a new directory founds it.
     pub cluster: Option<ClusterId>,
     /// Options of its part in a cluster.
-    pub peering: PeerOptions,
+    pub peering: ClusterOptions,
     /// Maximum number of queued commands; beyond it commands are refused at once.
     pub queue: usize,
     /// How long a command is retried before its outcome counts as unknown.
@@ -45,7 +45,7 @@ impl Options {
         Self {
             data_dir: data_dir.into(),
             cluster: None,
-            peering: PeerOptions::default(),
+            peering: ClusterOptions::default(),
             queue: 4_096,
             submit_timeout: Duration::from_secs(10),
             lease: Duration::from_secs(15),
@@ -65,7 +65,7 @@ impl Options {
 
 /// Options of a node's part in a cluster. By default the node is standalone.
 #[derive(Clone, PartialEq, Eq, Debug, SmartDefault)]
-pub struct PeerOptions {
+pub struct ClusterOptions {
     /// Address on which other nodes call this one, `host:port`; port 0 lets the system choose. Without it the node is
     /// standalone.
     pub listen: Option<String>,
@@ -105,10 +105,10 @@ pub struct ElectionTimers {
 
 impl ElectionTimers {
     /// Returns Raft's configuration with these timers.
-    pub(crate) fn raft(self) -> Result<Config, OwnershipError> {
+    pub(crate) fn raft(self) -> Result<Config, LedgerNodeError> {
         let config = raft_config(self.heartbeat, (self.election_min, self.election_max));
         let wrong = |error: openraft::ConfigError| {
-            OwnershipError::Options(format!(
+            LedgerNodeError::Options(format!(
                 "the cluster's timers do not fit: {error}; cluster.heartbeat_interval < cluster.election_timeout_min < \
                  cluster.election_timeout_max is needed"
             ))

@@ -1,6 +1,6 @@
 //! The other nodes: their addresses, calls to them, and services that answer their calls.
 
-pub(crate) mod caller;
+pub(crate) mod caller_identity;
 mod caller_limiter;
 pub(crate) mod certificate;
 mod dial_failures;
@@ -32,7 +32,7 @@ pub use error::{HandshakeRefusal, PeerError};
 pub(crate) use handshake::Lane;
 pub(crate) use listener::PeerListener;
 pub(crate) use method::PeerMethod;
-pub use method::Topic;
+pub use method::PeerTopic;
 pub(crate) use peer_link::{ExchangeSender, PeerLink, PendingReply, ReplyReceiver};
 pub(crate) use registry::PeerRegistry;
 pub(crate) use served_connection::{ExchangeHandler, IncomingExchange, ReplySender};
@@ -54,24 +54,24 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The other nodes of the cluster, as routers see them.
 #[derive(Clone)]
-pub struct PeerRpc {
+pub struct PeerClient {
     pub(crate) registry: Arc<PeerRegistry>,
 }
 
-impl fmt::Debug for PeerRpc {
+impl fmt::Debug for PeerClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerRpc").field("others", &self.others()).finish()
+        f.debug_struct("PeerClient").field("others", &self.others()).finish()
     }
 }
 
-impl PeerRpc {
+impl PeerClient {
     /// Returns all members but this node, by id, whether reachable or not.
     pub fn others(&self) -> Vec<NodeId> {
         self.registry.others()
     }
 
     /// Calls another node. At most `MAX_CALL_BYTES` bytes each way and `CALL_TIMEOUT` long; not retried.
-    pub async fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> Result<Bytes, PeerError> {
+    pub async fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> Result<Bytes, PeerError> {
         let bytes = question.len();
         if bytes > MAX_CALL_BYTES {
             return Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_CALL_BYTES as u64 });

@@ -8,21 +8,21 @@ use openraft::async_runtime::watch::WatchReceiver;
 use tempfile::TempDir;
 
 use crate::members::MemberRole;
-use crate::{Directory, Options, PeerOptions};
+use crate::{ClusterOptions, Options, OwnershipDirectory};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type VoterSets = Vec<BTreeSet<u64>>;
 
-async fn open(folder: &TempDir, join: &[String]) -> Directory {
+async fn open(folder: &TempDir, join: &[String]) -> OwnershipDirectory {
     let (listen, join) = (Some("127.0.0.1:0".into()), join.to_vec());
-    let peering = PeerOptions { listen, join, join_timeout: PATIENCE, ..PeerOptions::default() };
+    let peering = ClusterOptions { listen, join, join_timeout: PATIENCE, ..ClusterOptions::default() };
     let options = Options { peering, tick: Duration::from_millis(500), ..Options::new(folder.path()) };
-    Directory::open(options).await.unwrap()
+    OwnershipDirectory::open(options).await.unwrap()
 }
 
 /// Returns the voter sets as this node knows them; two of them during a change.
-fn voter_sets(node: &Directory) -> VoterSets {
+fn voter_sets(node: &OwnershipDirectory) -> VoterSets {
     let stored = node.raft().metrics().borrow_watched().committed_membership_config.clone();
     stored.membership().get_joint_config().to_vec()
 }
@@ -35,13 +35,13 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn leader(nodes: &[Directory]) -> Option<usize> {
+fn leader(nodes: &[OwnershipDirectory]) -> Option<usize> {
     nodes.iter().position(|node| node.raft().is_leader() && !node.view().quorum().stale)
 }
 
 /// Begins a voter change and abandons it once its first step is in the log. Returns true if the second step was not
 /// taken by then.
-async fn abandon_voter_change(leader: &Directory, voters: &BTreeSet<u64>) -> bool {
+async fn abandon_voter_change(leader: &OwnershipDirectory, voters: &BTreeSet<u64>) -> bool {
     let (raft, wanted) = (leader.raft().clone(), ChangeMembers::ReplaceAllVoters(voters.clone()));
     let mut metrics = raft.metrics();
     let change = tokio::spawn(async move { raft.change_membership(wanted, true).await });

@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 
 /// Submissions that become one entry.
 #[derive(Debug)]
-pub(crate) struct ProposalRequest {
+pub(crate) struct ProposalBatch {
     pub(crate) submissions: Vec<Submission>,
     pub(crate) answer: oneshot::Sender<ProposalResult>,
 }

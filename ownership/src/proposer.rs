@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use consensus::Proposal;
+use consensus::SharedLedgerEntry;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use ledger::LedgerEntry;
@@ -12,14 +12,14 @@ use openraft::raft::ClientWriteResult;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::node_core::NodeCore;
-use crate::proposal::{ProposalRequest, ProposalResult, ReturnedSubmissions, SubmissionFate};
+use crate::proposal::{ProposalBatch, ProposalResult, ReturnedSubmissions, SubmissionFate};
 use crate::raft::TokioTypeConfig;
 
 /// Maximum number of entries in flight.
 const MAX_IN_FLIGHT: usize = 256;
 
 /// Runs until all senders of the queue are gone.
-pub(crate) async fn run(core: Arc<NodeCore>, queue: &mut mpsc::Receiver<ProposalRequest>) {
+pub(crate) async fn run(core: Arc<NodeCore>, queue: &mut mpsc::Receiver<ProposalBatch>) {
     let mut in_flight = FuturesUnordered::new();
     loop {
         tokio::select! {
@@ -42,7 +42,7 @@ struct PendingEntry {
 }
 
 /// Hands an entry to Raft. It enters Raft's own queue here, so entries keep their order.
-async fn propose(core: &NodeCore, ProposalRequest { submissions, answer }: ProposalRequest) -> Option<PendingEntry> {
+async fn propose(core: &NodeCore, ProposalBatch { submissions, answer }: ProposalBatch) -> Option<PendingEntry> {
     let Some((time, leader)) = core.entry_time() else {
         // The requester may be gone.
         drop(answer.send(Err(ReturnedSubmissions { submissions, fate: SubmissionFate::NotAccepted })));
@@ -50,7 +50,7 @@ async fn propose(core: &NodeCore, ProposalRequest { submissions, answer }: Propo
     };
     let entry = Arc::new(LedgerEntry { time, submissions });
     let (responder, done) = ProgressResponder::complete_only();
-    let sent = core.raft.write(Proposal(entry.clone())).with_leader(leader).responder(responder).await;
+    let sent = core.raft.write(SharedLedgerEntry(entry.clone())).with_leader(leader).responder(responder).await;
     if let Err(error) = sent {
         tracing::error!(%error, "Raft has stopped");
         drop(answer.send(Err(return_submissions(entry, SubmissionFate::Unknown))));

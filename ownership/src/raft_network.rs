@@ -22,11 +22,11 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use vocabulary::NodeId;
 
-use crate::peers::socket::{DialError, DialPolicy};
+use crate::peers::socket::{DialDelegate, DialError};
 use crate::peers::{self, ExchangeSender, Lane, PeerError, PeerLink, PeerMethod, PeerRegistry, ReplyReceiver};
 use crate::raft::{TokioTypeConfig, Vote};
 use crate::snapshot_stream::{CHUNK_BYTES, SnapshotStreamHeader};
-use crate::terms::{self, NamedLogPositions};
+use crate::terms::{self, MessagePositions};
 
 /// Maximum number of unanswered requests per stream.
 const MAX_IN_FLIGHT: usize = 32;
@@ -96,7 +96,7 @@ impl RaftClient {
     }
 
     /// Passes an answer to Raft only if its terms are plausible, because Raft persists them.
-    fn check_plausible<A: NamedLogPositions>(&self, answer: A) -> Result<A, PeerError> {
+    fn check_plausible<A: MessagePositions>(&self, answer: A) -> Result<A, PeerError> {
         let own = self.registry.publisher.view().quorum().term;
         match terms::check(own, &answer) {
             Ok(()) => Ok(answer),
@@ -110,7 +110,7 @@ impl RaftClient {
         }
     }
 
-    async fn ask_checked<A: DeserializeOwned + NamedLogPositions>(
+    async fn ask_checked<A: DeserializeOwned + MessagePositions>(
         &self,
         method: PeerMethod,
         question: &impl Serialize,
@@ -123,7 +123,7 @@ impl RaftClient {
     /// Converts a call error to Raft's: Raft retries a timeout at once, but backs off from an unreachable node.
     fn rpc_error(&self, error: PeerError, action: RPCTypes) -> RpcError {
         if matches!(error, PeerError::Stopped(_)) {
-            DialPolicy::on_dial_failed(&*self.registry, self.target, DialError::Other(error.to_string()));
+            DialDelegate::on_dial_failed(&*self.registry, self.target, DialError::Other(error.to_string()));
         }
         match error {
             PeerError::TimedOut { millis } => {

@@ -28,7 +28,7 @@ pub enum ReadError {
 
 /// Leader's answer to a request for a read index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum ReadIndex {
+pub(crate) enum ReadIndexReply {
     /// Everything acknowledged before the request is applied at this index.
     At(u64),
     /// The node does not lead, or no quorum confirms that it does.
@@ -36,12 +36,12 @@ pub(crate) enum ReadIndex {
 }
 
 /// Returns the read index that this node confirms as leader.
-pub(crate) async fn local_read_index(core: &NodeCore) -> ReadIndex {
+pub(crate) async fn local_read_index(core: &NodeCore) -> ReadIndexReply {
     match consensus::read_index(&core.raft).await {
-        Ok(index) => ReadIndex::At(index),
+        Ok(index) => ReadIndexReply::At(index),
         Err(error) => {
             tracing::debug!(%error, "a read index could not be given");
-            ReadIndex::NotConfirmed
+            ReadIndexReply::NotConfirmed
         }
     }
 }
@@ -72,11 +72,11 @@ async fn leader_read_index(core: &NodeCore) -> u64 {
                 let link = core.registry.link(leader, Lane::Call);
                 let answer = link.call(PeerMethod::ReadIndex, Bytes::new(), ATTEMPT_TIMEOUT).await;
                 let answer = answer.ok().and_then(|bytes| rmp_serde::from_slice(&bytes).ok());
-                answer.unwrap_or(ReadIndex::NotConfirmed)
+                answer.unwrap_or(ReadIndexReply::NotConfirmed)
             }
-            None => ReadIndex::NotConfirmed,
+            None => ReadIndexReply::NotConfirmed,
         };
-        if let ReadIndex::At(index) = answer {
+        if let ReadIndexReply::At(index) = answer {
             return index;
         }
         leader_call::pause_until_leader_change(core).await;

@@ -15,7 +15,7 @@ const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Cache of the membership as other members report it.
 #[derive(Debug, Default)]
-pub(crate) struct RemoteMembers(Mutex<Option<FetchedMembers>>);
+pub(crate) struct MemberAddressCache(Mutex<Option<FetchedMembers>>);
 
 #[derive(Debug)]
 struct FetchedMembers {
@@ -23,7 +23,7 @@ struct FetchedMembers {
     members: BTreeMap<NodeId, String>,
 }
 
-impl RemoteMembers {
+impl MemberAddressCache {
     /// Returns a node's address as other members report it; `None` if none of them knows the node. `fetch` asks them;
     /// it is awaited only if the cached answer is too old.
     pub(crate) async fn address(

@@ -20,13 +20,13 @@ const RECENT_WINDOW: Duration = Duration::from_secs(30);
 
 /// Resource shortages that one node has met.
 #[derive(Debug, Default)]
-pub(crate) struct ResourceShortages {
+pub(crate) struct ShortageTracker {
     throttle: LogThrottle,
     last: Mutex<Option<(Instant, String)>>,
     is_stopping: AtomicBool,
 }
 
-impl ResourceShortages {
+impl ShortageTracker {
     /// Returns the number of failed attempts.
     pub(crate) fn count(&self) -> u64 {
         self.throttle.count()
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_resource_shortage_is_retried_and_reported() {
-        let shortages = ResourceShortages::default();
+        let shortages = ShortageTracker::default();
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN] {
             assert_eq!(shortages.open_retrying("a file", failing(2, errno, 7)).unwrap(), 7);
         }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn other_errors_and_shortages_at_shutdown_are_final() {
-        let shortages = ResourceShortages::default();
+        let shortages = ShortageTracker::default();
         for errno in [Errno::IO, Errno::NOSPC, Errno::NOENT, Errno::ACCESS] {
             assert!(shortages.open_retrying("a file", failing(1, errno, ())).is_err(), "{errno:?}");
         }
@@ -166,7 +166,7 @@ mod tests {
 
     #[tokio::test]
     async fn deferred_work_that_panics_returns_an_error() {
-        let shortages = ResourceShortages::default();
+        let shortages = ShortageTracker::default();
         assert_eq!(shortages.run_blocking("a sum", || Ok(2 + 2)).await.unwrap(), 4);
         let error =
             shortages.run_blocking("a bug", || -> io::Result<()> { panic!("a planted one") }).await.unwrap_err();

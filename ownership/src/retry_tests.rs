@@ -12,15 +12,15 @@ use crate::command_queue::{CommandTicket, QueuedCommand, Urgency};
 use crate::command_writer::CommandWriter;
 use crate::error::SubmitError;
 use crate::node_core::{NodeCore, NodeCoreParts};
-use crate::proposal::{ProposalRequest, ReturnedSubmissions, SubmissionFate};
-use crate::{Directory, Options};
+use crate::proposal::{ProposalBatch, ReturnedSubmissions, SubmissionFate};
+use crate::{Options, OwnershipDirectory};
 
 const SESSION: SessionId = SessionId(7);
 
 /// Passes submissions to the real proposer and returns their outcomes.
 async fn propose(core: &NodeCore, submissions: Vec<Submission>) -> Vec<Outcome> {
     let (answer, answered) = oneshot::channel();
-    core.proposals.send(ProposalRequest { submissions, answer }).await.unwrap();
+    core.proposals.send(ProposalBatch { submissions, answer }).await.unwrap();
     answered.await.unwrap().unwrap()
 }
 
@@ -34,9 +34,9 @@ async fn forget_client(core: &NodeCore) {
 }
 
 /// Passes batches to the real proposer, and drops the first answer to a batch that opens the session.
-async fn drop_first_answer(core: Arc<NodeCore>, mut asked: mpsc::Receiver<ProposalRequest>) {
+async fn drop_first_answer(core: Arc<NodeCore>, mut asked: mpsc::Receiver<ProposalBatch>) {
     let mut is_lost = false;
-    while let Some(ProposalRequest { submissions, answer }) = asked.recv().await {
+    while let Some(ProposalBatch { submissions, answer }) = asked.recv().await {
         let opens = submissions.iter().any(|submission| matches!(submission.command, Command::OpenSession(_)));
         let outcomes = propose(&core, submissions.clone()).await;
         if opens && !is_lost {
@@ -64,7 +64,7 @@ async fn a_client_with_an_unknown_outcome_sends_no_further_batches() {
 /// Sends the commands, then a batch whose answer is lost while its client is forgotten, then one more.
 async fn check_retry_of_forgotten_client(before: &[Command]) {
     let folder = tempfile::tempdir().unwrap();
-    let directory = Directory::open(Options::new(folder.path())).await.unwrap();
+    let directory = OwnershipDirectory::open(Options::new(folder.path())).await.unwrap();
     let real = directory.core();
     let (proposals, asked) = mpsc::channel(1);
     let (queue, mut queued) = mpsc::channel(4);

@@ -18,12 +18,12 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::chunks::damage_error;
 use crate::drop_thread::DropThread;
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
 use crate::log_store::LogStore;
 use crate::node_folder::{ClusterId, write_durably_with};
 use crate::raft::{LogId, SnapshotMeta};
-use crate::resource_shortages::ResourceShortages;
+use crate::resource_shortages::ShortageTracker;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP2";
 const MAGIC_LAYOUT_1: &[u8; 8] = b"OWNSNAP1";
@@ -61,7 +61,7 @@ pub(crate) struct SnapshotFile {
     /// Log position of the newest snapshot; locked while it is replaced. Raft may write its own snapshot while it
     /// installs another node's.
     newest: Arc<Mutex<Option<LogId>>>,
-    pub(crate) shortages: Arc<ResourceShortages>,
+    pub(crate) shortages: Arc<ShortageTracker>,
     /// Set only on a running node.
     pub(crate) drop_thread: Option<DropThread>,
 }
@@ -92,21 +92,21 @@ impl SnapshotFile {
     }
 
     /// Reads a snapshot, and stores it byte for byte if another node wrote it.
-    pub(crate) fn store(&self, mut from: File) -> Result<SnapshotContents, OwnershipError> {
-        let is_own = self.is_own(&from).map_err(OwnershipError::io(&self.path))?;
+    pub(crate) fn store(&self, mut from: File) -> Result<SnapshotContents, LedgerNodeError> {
+        let is_own = self.is_own(&from).map_err(LedgerNodeError::io(&self.path))?;
         let path = if is_own { self.path.clone() } else { self.path.with_extension("incoming") };
         let LoadedSnapshot { head, ledger, .. } = read(&mut from, &path)?;
         if let Some(found) = head.cluster.filter(|cluster| *cluster != self.cluster) {
-            return Err(OwnershipError::OtherCluster { path, found, expected: self.cluster });
+            return Err(LedgerNodeError::OtherCluster { path, found, expected: self.cluster });
         }
-        let mut newest = self.lock_newest().map_err(OwnershipError::io(&self.path))?;
+        let mut newest = self.lock_newest().map_err(LedgerNodeError::io(&self.path))?;
         if !is_own {
             let copied = from.seek(SeekFrom::Start(0)).and_then(|_| {
                 write_durably_with(&self.shortages, &self.path, |to| {
                     io::copy(&mut from, &mut SyncPacedFile { to, unsynced: 0 }).map(drop)
                 })
             });
-            copied.map_err(OwnershipError::io(&self.path))?;
+            copied.map_err(LedgerNodeError::io(&self.path))?;
         }
         *newest = (*newest).max(head.meta.last_log_id);
         Ok(SnapshotContents { meta: head.meta, ledger })
@@ -132,32 +132,32 @@ impl SnapshotFile {
     }
 
     /// Returns what is wrong with the current snapshot, as this crate's error; Raft reports it only in its own words.
-    pub(crate) fn find_damage(&self) -> Option<OwnershipError> {
+    pub(crate) fn find_damage(&self) -> Option<LedgerNodeError> {
         match self.open() {
             Ok(file) => read(&mut file?, &self.path).err(),
-            Err(error) => Some(OwnershipError::io(&self.path)(error)),
+            Err(error) => Some(LedgerNodeError::io(&self.path)(error)),
         }
     }
 
     /// Reads only the metadata of the current snapshot; whoever installs it verifies the rest.
-    pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, OwnershipError> {
+    pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, LedgerNodeError> {
         Ok(self.open_with_meta()?.map(|(meta, _)| meta))
     }
 
     /// Returns the snapshot's metadata and the same file at its start, because another snapshot may replace it at any
     /// time.
-    pub(crate) fn open_with_meta(&self) -> Result<Option<(SnapshotMeta, File)>, OwnershipError> {
-        let Some(mut file) = self.open().map_err(OwnershipError::io(&self.path))? else { return Ok(None) };
+    pub(crate) fn open_with_meta(&self) -> Result<Option<(SnapshotMeta, File)>, LedgerNodeError> {
+        let Some(mut file) = self.open().map_err(LedgerNodeError::io(&self.path))? else { return Ok(None) };
         let meta = read_header(&mut file, &self.path)?.meta;
-        file.rewind().map_err(OwnershipError::io(&self.path))?;
+        file.rewind().map_err(LedgerNodeError::io(&self.path))?;
         Ok(Some((meta, file)))
     }
 }
 
-pub(crate) fn read_header(file: &mut File, path: &Path) -> Result<SnapshotHeader, OwnershipError> {
+pub(crate) fn read_header(file: &mut File, path: &Path) -> Result<SnapshotHeader, LedgerNodeError> {
     match read_layout(file, path)? {
         1 => {
-            file.seek(SeekFrom::Start(HEADER_BYTES_LAYOUT_1)).map_err(OwnershipError::io(path))?;
+            file.seek(SeekFrom::Start(HEADER_BYTES_LAYOUT_1)).map_err(LedgerNodeError::io(path))?;
             let meta = decode_meta(&mut BufReader::new(&mut *file));
             let wrong = |error| {
                 damage_error(path, format!("at offset {HEADER_BYTES_LAYOUT_1}: no metadata is there ({error})"))
@@ -169,8 +169,8 @@ pub(crate) fn read_header(file: &mut File, path: &Path) -> Result<SnapshotHeader
 }
 
 /// Verifies all checksums of a snapshot without decoding the ledger, and returns its header.
-pub(crate) fn check(file: &mut File, path: &Path) -> Result<SnapshotHeader, OwnershipError> {
-    let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
+pub(crate) fn check(file: &mut File, path: &Path) -> Result<SnapshotHeader, LedgerNodeError> {
+    let bytes = file.metadata().map_err(LedgerNodeError::io(path))?.len();
     let found = read_header(file, path)?;
     match read_layout(file, path)? {
         1 => layout_1_body(file, path, bytes)?.finish(path, bytes).map(drop)?,
@@ -184,14 +184,14 @@ pub(crate) fn check(file: &mut File, path: &Path) -> Result<SnapshotHeader, Owne
 }
 
 /// Reads and verifies a whole snapshot, from this node's disk or from another node.
-pub(crate) fn read(file: &mut File, path: &Path) -> Result<LoadedSnapshot, OwnershipError> {
-    let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
+pub(crate) fn read(file: &mut File, path: &Path) -> Result<LoadedSnapshot, LedgerNodeError> {
+    let bytes = file.metadata().map_err(LedgerNodeError::io(path))?.len();
     let layout = read_layout(file, path)?;
     let (head, ledger) = if layout == 1 { read_layout_1(file, path, bytes)? } else { read_framed(file, path)? };
     Ok(LoadedSnapshot { head, ledger, layout, bytes })
 }
 
-fn read_framed(file: &File, path: &Path) -> Result<(SnapshotHeader, Ledger), OwnershipError> {
+fn read_framed(file: &File, path: &Path) -> Result<(SnapshotHeader, Ledger), LedgerNodeError> {
     let mut frames = FrameReader::new(BufReader::with_capacity(PAYLOAD, file), MAGIC.len() as u64);
     let head = read_framed_header(&mut frames, path)?;
     let decoded = Ledger::decode(&mut frames);
@@ -205,7 +205,7 @@ fn read_framed(file: &File, path: &Path) -> Result<(SnapshotHeader, Ledger), Own
     Ok((head, ledger))
 }
 
-fn read_framed_header(frames: &mut FrameReader<impl Read>, path: &Path) -> Result<SnapshotHeader, OwnershipError> {
+fn read_framed_header(frames: &mut FrameReader<impl Read>, path: &Path) -> Result<SnapshotHeader, LedgerNodeError> {
     let at = frames.at();
     let first = match frames.frame() {
         Ok(first) => {
@@ -216,7 +216,7 @@ fn read_framed_header(frames: &mut FrameReader<impl Read>, path: &Path) -> Resul
     first.map_err(|detail| damage_error(path, detail))
 }
 
-fn read_layout_1(file: &mut File, path: &Path, bytes: u64) -> Result<(SnapshotHeader, Ledger), OwnershipError> {
+fn read_layout_1(file: &mut File, path: &Path, bytes: u64) -> Result<(SnapshotHeader, Ledger), LedgerNodeError> {
     let written = modified_unix_secs(file);
     let mut body = layout_1_body(file, path, bytes)?;
     let decoded = decode_meta(&mut body.bytes).and_then(|meta| Ok((meta, Ledger::decode(&mut body.bytes)?)));
@@ -245,9 +245,9 @@ fn layout_1_body<'a>(
     file: &'a mut File,
     path: &Path,
     bytes: u64,
-) -> Result<LayoutOneBody<BufReader<&'a mut File>>, OwnershipError> {
+) -> Result<LayoutOneBody<BufReader<&'a mut File>>, LedgerNodeError> {
     let mut header = [0u8; HEADER_BYTES_LAYOUT_1 as usize];
-    file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
+    file.seek(SeekFrom::Start(0)).map_err(LedgerNodeError::io(path))?;
     file.read_exact(&mut header).map_err(|_| damage_error(path, "at offset 8: it ends inside its header"))?;
     let found = bytes - HEADER_BYTES_LAYOUT_1;
     if found.to_le_bytes() != header[8..16] {
@@ -260,8 +260,8 @@ fn layout_1_body<'a>(
 
 impl<R: Read> LayoutOneBody<R> {
     /// Reads the rest and verifies the checksum; returns the length of the rest in bytes.
-    fn finish(mut self, path: &Path, bytes: u64) -> Result<u64, OwnershipError> {
-        let rest = io::copy(&mut self.bytes, &mut io::sink()).map_err(OwnershipError::io(path))?;
+    fn finish(mut self, path: &Path, bytes: u64) -> Result<u64, LedgerNodeError> {
+        let rest = io::copy(&mut self.bytes, &mut io::sink()).map_err(LedgerNodeError::io(path))?;
         if self.bytes.hasher.digest128().to_le_bytes() == self.sum {
             return Ok(rest);
         }
@@ -272,12 +272,12 @@ impl<R: Read> LayoutOneBody<R> {
 }
 
 /// Returns the layout of a file; fails if it is no snapshot.
-fn read_layout(file: &mut File, path: &Path) -> Result<u8, OwnershipError> {
+fn read_layout(file: &mut File, path: &Path) -> Result<u8, LedgerNodeError> {
     let mut magic = [0; 8];
-    file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
+    file.seek(SeekFrom::Start(0)).map_err(LedgerNodeError::io(path))?;
     file.read_exact(&mut magic).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => damage_error(path, "at offset 0: it is too short for a snapshot"),
-        _ => OwnershipError::io(path)(error),
+        _ => LedgerNodeError::io(path)(error),
     })?;
     match &magic {
         MAGIC_LAYOUT_1 => Ok(1),
@@ -434,7 +434,7 @@ mod tests {
         ledger
     }
 
-    fn read_current(snapshots: &SnapshotFile) -> Result<LoadedSnapshot, OwnershipError> {
+    fn read_current(snapshots: &SnapshotFile) -> Result<LoadedSnapshot, LedgerNodeError> {
         read(&mut snapshots.open().unwrap().unwrap(), &snapshots.path)
     }
 
@@ -506,7 +506,7 @@ mod tests {
         assert_eq!(std::fs::read(&own.path).unwrap(), std::fs::read(&theirs.path).unwrap());
         let other = SnapshotFile::at(folder.path().join("other"), ClusterId(8));
         let error = other.store(File::open(&theirs.path).unwrap()).unwrap_err();
-        assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
+        assert!(matches!(error, LedgerNodeError::OtherCluster { .. }), "{error}");
         assert!(!folder.path().join("other").exists());
     }
 

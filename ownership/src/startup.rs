@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use consensus::{Consistency, StalledVoterChange, ViewPublisher};
+use consensus::{Consistency, StalledChangeDetector, ViewPublisher};
 use ledger::{Command, Outcome};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Raft};
@@ -14,16 +14,16 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::LedgerTime;
 
 use crate::command_queue::QueuedCommand;
-use crate::data_dir_guard::{self, DataDirGuard};
-use crate::error::OwnershipError;
+use crate::data_dir_watch::{self, DataDirWatch};
+use crate::error::LedgerNodeError;
 use crate::failure::{start_failure, unsupported_level};
-use crate::joining::{self, JoinAttempt, UnidentifiedNode};
+use crate::joining::{self, PendingJoin, UnidentifiedNode};
 use crate::log_loss::refuse_log_loss;
 use crate::log_store::LogStore;
 use crate::members::is_retired;
 use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts};
 use crate::node_folder::{LockedFolder, NodeFolder, NodeIdentity, founder};
-use crate::node_observer::{NodeObserver, NodeStateMachine};
+use crate::node_observer::{NodeApplyObserver, NodeStateMachine};
 use crate::node_options::Options;
 use crate::peers::{AbortingTask, PeerListener, PeerRegistry, PeerTls};
 use crate::proposer;
@@ -32,7 +32,7 @@ use crate::raft_follower;
 use crate::raft_network::RaftClientFactory;
 use crate::snapshot_file::SnapshotFile;
 use crate::terms::MAX_TERM;
-use crate::ticker::Ticker;
+use crate::ticker::MaintenanceTask;
 
 /// How long the quorum may take to start.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ struct AdvertisedListener {
 }
 
 /// Starts a node up to where it can serve. Waits for the quorum only if this node is its only voter.
-pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipError> {
+pub(crate) async fn start(options: &Options) -> Result<StartedNode, LedgerNodeError> {
     let reachable = listen(options).await?;
     let claimed = LockedFolder::new(&options.data_dir)?;
     refuse_log_loss(&options.data_dir)?;
@@ -70,9 +70,9 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     let log = open_log(&folder).await?;
     let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).with_shortages(&log);
     check_term(&log, &folder)?;
-    let place = Arc::new(Mutex::new(DataDirGuard::of(&folder)?));
+    let place = Arc::new(Mutex::new(DataDirWatch::of(&folder)?));
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
-    let (publisher, observer) = (Arc::<ViewPublisher>::default(), Arc::<NodeObserver>::default());
+    let (publisher, observer) = (Arc::<ViewPublisher>::default(), Arc::<NodeApplyObserver>::default());
     let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
     let registry = PeerRegistry::new(folder.identity, (options.levels(), tls), publisher.clone());
     let machine = NodeStateMachine::new(snapshots.clone(), publisher, (observer.clone(), options.levels()));
@@ -113,7 +113,7 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     })));
     let own = core.clone();
     tasks.push(AbortingTask(
-        core.supervision.supervise("folder_watch", move || data_dir_guard::watch(own.clone(), place.clone())),
+        core.supervision.supervise("folder_watch", move || data_dir_watch::watch(own.clone(), place.clone())),
     ));
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
     if let Some(AdvertisedListener { listener, address, .. }) = reachable {
@@ -126,8 +126,8 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
     }
     let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());
     tasks.push(AbortingTask(core.supervision.supervise_forever("ticker", move || {
-        let (core, options, unfinished) = (own.clone(), options_of.clone(), StalledVoterChange::default());
-        Ticker { core, options, snapshot_at, snapshot_bytes, pending_change: unfinished }.run()
+        let (core, options, unfinished) = (own.clone(), options_of.clone(), StalledChangeDetector::default());
+        MaintenanceTask { core, options, snapshot_at, snapshot_bytes, pending_change: unfinished }.run()
     })));
     let found = found_or_await_quorum(&core, address.as_deref().unwrap_or_default()).await;
     found.map_err(|error| start_failure(&core, error))?;
@@ -135,11 +135,11 @@ pub(crate) async fn start(options: &Options) -> Result<StartedNode, OwnershipErr
 }
 
 /// Opens the log. The folder is locked by this node, but the last task of a previous run may still hold the log.
-async fn open_log(folder: &NodeFolder) -> Result<LogStore, OwnershipError> {
+async fn open_log(folder: &NodeFolder) -> Result<LogStore, LedgerNodeError> {
     let deadline = Instant::now() + RELEASE_TIMEOUT;
     loop {
         match LogStore::open(folder) {
-            Err(OwnershipError::Io { source, .. })
+            Err(LedgerNodeError::Io { source, .. })
                 if source.kind() == ErrorKind::WouldBlock && Instant::now() < deadline =>
             {
                 tokio::time::sleep(RELEASE_TIMEOUT / 100).await;
@@ -149,22 +149,22 @@ async fn open_log(folder: &NodeFolder) -> Result<LogStore, OwnershipError> {
     }
 }
 
-fn quorum_error(error: impl std::fmt::Display) -> OwnershipError {
-    OwnershipError::Quorum(error.to_string())
+fn quorum_error(error: impl std::fmt::Display) -> LedgerNodeError {
+    LedgerNodeError::Quorum(error.to_string())
 }
 
-async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, OwnershipError> {
+async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, LedgerNodeError> {
     let Some(listen) = &options.peering.listen else {
         if options.peering.join.is_empty() {
             return Ok(None);
         }
         let what = "a node that joins must be reachable: give it an address for the other nodes (`listen`)";
-        return Err(OwnershipError::Options(what.into()));
+        return Err(LedgerNodeError::Options(what.into()));
     };
     let listener = PeerListener::bind(listen).await?;
     if options.peering.tls.is_none() && !listener.address.ip().is_loopback() {
         if !options.peering.insecure {
-            return Err(OwnershipError::Options(format!(
+            return Err(LedgerNodeError::Options(format!(
                 "cluster.listen {listen} can be reached from other machines, and without certificates whoever reaches it can \
                  change the ledger and stop it. Set cluster.tls, or listen on the loopback (127.0.0.1, ::1), or, in a network \
                  that nobody else is in, set cluster.allow_plaintext = true"
@@ -182,7 +182,7 @@ async fn listen(options: &Options) -> Result<Option<AdvertisedListener>, Ownersh
         None if listener.address.ip().is_unspecified() => {
             let what =
                 format!("others cannot call {listen}: say under which address they reach it (cluster.advertise)");
-            return Err(OwnershipError::Options(what));
+            return Err(LedgerNodeError::Options(what));
         }
         None => listener.address.to_string(),
     };
@@ -195,7 +195,7 @@ async fn identify(
     folder: LockedFolder,
     options: &Options,
     reachable: Option<&AdvertisedListener>,
-) -> Result<NodeFolder, OwnershipError> {
+) -> Result<NodeFolder, LedgerNodeError> {
     if let Some(identity) = folder.identity()? {
         return folder.reopen(identity, options.cluster);
     }
@@ -215,23 +215,24 @@ async fn identify(
     }
     let reachable = reachable.ok_or_else(|| unreachable_join_error(&folder, &seeds))?;
     let contact = (seeds.as_slice(), reachable.address.as_str());
-    let stranger = UnidentifiedNode { levels: options.levels(), tls: reachable.tls.clone() };
-    let identity = joining::request_admission(&folder.root, contact, stranger, options.peering.join_timeout).await?;
+    let unidentified = UnidentifiedNode { levels: options.levels(), tls: reachable.tls.clone() };
+    let identity =
+        joining::request_admission(&folder.root, contact, unidentified, options.peering.join_timeout).await?;
     let NodeIdentity { cluster: found, node } = identity;
     if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
         let path = folder.root.clone();
-        return Err(OwnershipError::OtherCluster { path, found, expected });
+        return Err(LedgerNodeError::OtherCluster { path, found, expected });
     }
     tracing::info!(%node, cluster = %found, "this node was let in");
     folder.adopt(identity)
 }
 
 /// Returns the join addresses: the configured ones, or those of an unfinished join.
-fn join_seeds(folder: &LockedFolder, options: &Options) -> Result<Vec<String>, OwnershipError> {
+fn join_seeds(folder: &LockedFolder, options: &Options) -> Result<Vec<String>, LedgerNodeError> {
     if !options.peering.join.is_empty() {
         return Ok(options.peering.join.clone());
     }
-    let pending = JoinAttempt::read(&folder.root)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = PendingJoin::read(&folder.root)?.map(|joining| joining.seeds).unwrap_or_default();
     if !pending.is_empty() {
         let (data_dir, members) = (folder.root.display(), pending.join(", "));
         tracing::info!(%data_dir, members, "resuming the unfinished join of this data directory; to found a new cluster, start with an empty directory");
@@ -240,14 +241,14 @@ fn join_seeds(folder: &LockedFolder, options: &Options) -> Result<Vec<String>, O
 }
 
 /// Returns all member addresses that this node was given: configured ones, and those of an unfinished join.
-fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
-    let pending = JoinAttempt::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
+fn known_members(options: &Options) -> Result<Vec<String>, LedgerNodeError> {
+    let pending = PendingJoin::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
     let all: BTreeSet<String> = options.peering.join.iter().cloned().chain(pending).collect();
     Ok(all.into_iter().collect())
 }
 
-fn unreachable_join_error(folder: &LockedFolder, seeds: &[String]) -> OwnershipError {
-    OwnershipError::Options(format!(
+fn unreachable_join_error(folder: &LockedFolder, seeds: &[String]) -> LedgerNodeError {
+    LedgerNodeError::Options(format!(
         "{} holds a join through {} that is not done, and a node that joins must be reachable: give it an address for the \
          other nodes (`--cluster-listen`, cluster.listen), or start in an empty directory to found a cluster",
         folder.root.display(),
@@ -256,31 +257,31 @@ fn unreachable_join_error(folder: &LockedFolder, seeds: &[String]) -> OwnershipE
 }
 
 /// Checks that the snapshot contains everything that was purged from the log. Returns the snapshot's index.
-fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder) -> Result<u64, OwnershipError> {
+fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder) -> Result<u64, LedgerNodeError> {
     let path = folder.path("snapshot");
-    let (purged, _) = log.bounds().map_err(OwnershipError::io(folder.path("log")))?;
+    let (purged, _) = log.bounds().map_err(LedgerNodeError::io(folder.path("log")))?;
     let upto = snapshots.meta()?.and_then(|meta| meta.last_log_id).map_or(0, |id| id.index);
     if upto < purged {
         let detail = format!("it ends at entry {upto}, but the log was purged up to entry {purged}");
-        return Err(OwnershipError::Damaged { path, detail });
+        return Err(LedgerNodeError::Damaged { path, detail });
     }
     Ok(upto)
 }
 
 /// Checks the last vote's term. An implausibly high term is no disk damage, but no later election would be possible.
-fn check_term(log: &LogStore, folder: &NodeFolder) -> Result<(), OwnershipError> {
+fn check_term(log: &LogStore, folder: &NodeFolder) -> Result<(), LedgerNodeError> {
     let path = folder.path("log");
-    let term = log.term().map_err(OwnershipError::io(&path))?;
-    if term > MAX_TERM { Err(OwnershipError::Term { path, term }) } else { Ok(()) }
+    let term = log.term().map_err(LedgerNodeError::io(&path))?;
+    if term > MAX_TERM { Err(LedgerNodeError::Term { path, term }) } else { Ok(()) }
 }
 
-fn check_level(core: &NodeCore, options: &Options) -> Result<(), OwnershipError> {
+fn check_level(core: &NodeCore, options: &Options) -> Result<(), LedgerNodeError> {
     let (level, highest) = (core.view().level(), options.levels().highest);
-    if level > highest { Err(OwnershipError::Level { level, highest }) } else { Ok(()) }
+    if level > highest { Err(LedgerNodeError::Level { level, highest }) } else { Ok(()) }
 }
 
 /// Refuses to start a member that the others cannot call, because it would be a useless voter.
-fn check_reachable(core: &NodeCore) -> Result<(), OwnershipError> {
+fn check_reachable(core: &NodeCore) -> Result<(), LedgerNodeError> {
     let metrics: openraft::RaftMetrics<TokioTypeConfig> = core.raft.metrics().borrow_watched().clone();
     let members = metrics.membership_config.nodes().count();
     if members < 2 || is_retired(&core.view(), core.node()) {
@@ -290,11 +291,11 @@ fn check_reachable(core: &NodeCore) -> Result<(), OwnershipError> {
         "this node is one of {members} of a cluster, and the others must reach it: give it an address for them again \
          (`--cluster-listen`, cluster.listen)"
     );
-    Err(OwnershipError::Options(what))
+    Err(LedgerNodeError::Options(what))
 }
 
 /// Founds the quorum if there is none. Waits for it only if this node is the only voter.
-async fn found_or_await_quorum(core: &NodeCore, address: &str) -> Result<(), OwnershipError> {
+async fn found_or_await_quorum(core: &NodeCore, address: &str) -> Result<(), LedgerNodeError> {
     let is_initialized = core.raft.is_initialized().await.map_err(quorum_error)?;
     let node = core.node();
     if !is_initialized && node == ledger::FOUNDER {
@@ -319,7 +320,7 @@ pub(crate) fn is_only_voter(core: &NodeCore) -> bool {
 }
 
 /// Raises the level of a cluster without writes to the highest that its founder supports.
-pub(crate) async fn raise_level_of_new_cluster(core: &NodeCore, options: &Options) -> Result<(), OwnershipError> {
+pub(crate) async fn raise_level_of_new_cluster(core: &NodeCore, options: &Options) -> Result<(), LedgerNodeError> {
     let highest = options.levels().highest;
     // Every entry advances the ledger's clock, and snapshots keep it: so it shows past writes even if the records were
     // forgotten.
@@ -339,8 +340,8 @@ pub(crate) async fn await_membership(
     core: &Arc<NodeCore>,
     address: String,
     options: &Options,
-) -> Result<Option<AbortingTask>, OwnershipError> {
-    let joining = JoinAttempt::read(&options.data_dir)?;
+) -> Result<Option<AbortingTask>, LedgerNodeError> {
+    let joining = PendingJoin::read(&options.data_dir)?;
     let is_new = joining.is_some();
     let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
     if !is_new {
@@ -372,7 +373,7 @@ pub(crate) async fn await_membership(
         _ => {
             enrolling.abort();
             let why = "it has an id, but was not added or did not catch up in time; start it again, it goes on there";
-            Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why: why.into() })
+            Err(LedgerNodeError::NotJoined { seeds: seeds.join(", "), why: why.into() })
         }
     }
 }

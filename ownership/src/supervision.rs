@@ -27,14 +27,14 @@ const ALARM_WINDOW: Duration = Duration::from_secs(300);
 /// Tasks that ended unexpectedly.
 #[derive(Debug, Default)]
 pub struct Supervision {
-    task_ends: Mutex<BTreeMap<&'static str, TaskEnds>>,
+    task_ends: Mutex<BTreeMap<&'static str, UnexpectedTaskEnds>>,
     /// Fail points by which tests end a task.
     fail_points: Mutex<BTreeMap<&'static str, Arc<Notify>>>,
 }
 
 /// Number of unexpected ends, and the time of the last one.
 #[derive(Clone, Copy, Debug)]
-struct TaskEnds {
+struct UnexpectedTaskEnds {
     times: u64,
     last: Instant,
 }
@@ -66,7 +66,7 @@ impl Supervision {
     fn record_end(&self, name: &'static str) {
         let (mut ended, last) = (self.task_ends.lock(), Instant::now());
         let times = ended.get(name).map_or(0, |ends| ends.times);
-        ended.insert(name, TaskEnds { times: times + 1, last });
+        ended.insert(name, UnexpectedTaskEnds { times: times + 1, last });
     }
 
     /// Runs a task until it returns, which means that its work is complete. If aborted, it drops everything it holds.

@@ -20,7 +20,7 @@ pub(crate) const MAX_TERM_JUMP: u64 = 1 << 20;
 
 /// A term or a log position that no correct node would send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum ImplausibleTerm {
+pub(crate) enum ImplausibleMessage {
     #[error(
         "term {term} is more than {MAX_TERM_JUMP} beyond {own}, the term here, or above {MAX_TERM}; it is not believed"
     )]
@@ -32,7 +32,7 @@ pub(crate) enum ImplausibleTerm {
 }
 
 /// Terms and log positions in a Raft message.
-pub(crate) trait NamedLogPositions {
+pub(crate) trait MessagePositions {
     /// Returns every term and log position, as `(term, index)`; a vote has no index.
     fn log_positions(&self) -> Vec<(u64, Option<u64>)>;
 }
@@ -45,19 +45,19 @@ fn log_position(id: &LogId) -> (u64, Option<u64>) {
     (id.committed_leader_id().term, Some(id.index))
 }
 
-impl NamedLogPositions for Vote {
+impl MessagePositions for Vote {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         vec![vote_position(self)]
     }
 }
 
-impl NamedLogPositions for VoteRequest<TokioTypeConfig> {
+impl MessagePositions for VoteRequest<TokioTypeConfig> {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         [vote_position(&self.vote)].into_iter().chain(self.last_log_id.iter().map(log_position)).collect()
     }
 }
 
-impl NamedLogPositions for AppendEntriesRequest<TokioTypeConfig> {
+impl MessagePositions for AppendEntriesRequest<TokioTypeConfig> {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         let entries = self.entries.iter().map(|entry| log_position(&entry.log_id));
         let others = self.prev_log_id.iter().chain(&self.leader_commit).map(log_position);
@@ -65,19 +65,19 @@ impl NamedLogPositions for AppendEntriesRequest<TokioTypeConfig> {
     }
 }
 
-impl NamedLogPositions for TransferLeaderRequest<TokioTypeConfig> {
+impl MessagePositions for TransferLeaderRequest<TokioTypeConfig> {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         [vote_position(self.from_leader())].into_iter().chain(self.last_log_id().map(log_position)).collect()
     }
 }
 
-impl NamedLogPositions for VoteResponse<TokioTypeConfig> {
+impl MessagePositions for VoteResponse<TokioTypeConfig> {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         [vote_position(&self.vote)].into_iter().chain(self.last_log_id.iter().map(log_position)).collect()
     }
 }
 
-impl NamedLogPositions for AppendEntriesResponse<TokioTypeConfig> {
+impl MessagePositions for AppendEntriesResponse<TokioTypeConfig> {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         match self {
             AppendEntriesResponse::HigherVote(vote) => vec![vote_position(vote)],
@@ -87,7 +87,7 @@ impl NamedLogPositions for AppendEntriesResponse<TokioTypeConfig> {
     }
 }
 
-impl NamedLogPositions for StreamAppendResult<TokioTypeConfig> {
+impl MessagePositions for StreamAppendResult<TokioTypeConfig> {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         match self {
             Ok(matched) => matched.iter().map(log_position).collect(),
@@ -97,23 +97,23 @@ impl NamedLogPositions for StreamAppendResult<TokioTypeConfig> {
     }
 }
 
-impl NamedLogPositions for SnapshotResponse<TokioTypeConfig> {
+impl MessagePositions for SnapshotResponse<TokioTypeConfig> {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         vec![vote_position(&self.vote)]
     }
 }
 
 /// Header of a snapshot: the sender's vote, and the snapshot's log position.
-impl NamedLogPositions for (Vote, Option<LogId>) {
+impl MessagePositions for (Vote, Option<LogId>) {
     fn log_positions(&self) -> Vec<(u64, Option<u64>)> {
         [vote_position(&self.0)].into_iter().chain(self.1.iter().map(log_position)).collect()
     }
 }
 
 /// Refuses a vote of a leader or a candidate other than the sender. Pure.
-pub(crate) fn check_sender(from: NodeId, vote: &Vote) -> Result<(), ImplausibleTerm> {
+pub(crate) fn check_sender(from: NodeId, vote: &Vote) -> Result<(), ImplausibleMessage> {
     let node = vote.leader_id.node_id;
-    if node == from.0 { Ok(()) } else { Err(ImplausibleTerm::Other(node)) }
+    if node == from.0 { Ok(()) } else { Err(ImplausibleMessage::Other(node)) }
 }
 
 /// Returns the term to which a message is compared. A new node has seen no term yet, so it accepts the current term of
@@ -123,13 +123,13 @@ pub(crate) fn beside(own: u64, is_new: bool) -> u64 {
 }
 
 /// Refuses a message with implausible terms or positions, at a node of term `own`. Pure.
-pub(crate) fn check(own: u64, message: &impl NamedLogPositions) -> Result<(), ImplausibleTerm> {
+pub(crate) fn check(own: u64, message: &impl MessagePositions) -> Result<(), ImplausibleMessage> {
     for (term, index) in message.log_positions() {
         if term > MAX_TERM || term > own.saturating_add(MAX_TERM_JUMP) {
-            return Err(ImplausibleTerm::Term { term, own });
+            return Err(ImplausibleMessage::Term { term, own });
         }
         if let Some(index) = index.filter(|index| *index > MAX_TERM) {
-            return Err(ImplausibleTerm::Index(index));
+            return Err(ImplausibleMessage::Index(index));
         }
     }
     Ok(())
@@ -152,7 +152,7 @@ mod tests {
             assert_eq!(check(own, &vote(term)), Ok(()), "{own} {term}");
         }
         for (own, term) in [(0, MAX_TERM_JUMP + 1), (9, u64::MAX), (MAX_TERM, MAX_TERM + 1), (u64::MAX, u64::MAX)] {
-            assert_eq!(check(own, &vote(term)), Err(ImplausibleTerm::Term { term, own }));
+            assert_eq!(check(own, &vote(term)), Err(ImplausibleMessage::Term { term, own }));
         }
     }
 
@@ -168,12 +168,12 @@ mod tests {
         let at = |term, index| LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(term, 2), index);
         let asks = |last| VoteRequest { last_log_id: Some(last), ..vote(3) };
         assert_eq!(check(3, &asks(at(3, MAX_TERM))), Ok(()));
-        assert_eq!(check(3, &asks(at(3, MAX_TERM + 1))), Err(ImplausibleTerm::Index(MAX_TERM + 1)));
-        assert!(matches!(check(3, &asks(at(u64::MAX, 1))), Err(ImplausibleTerm::Term { .. })));
+        assert_eq!(check(3, &asks(at(3, MAX_TERM + 1))), Err(ImplausibleMessage::Index(MAX_TERM + 1)));
+        assert!(matches!(check(3, &asks(at(u64::MAX, 1))), Err(ImplausibleMessage::Term { .. })));
         assert!(check(3, &(Vote::new(3, 1), Some(at(u64::MAX, 1)))).is_err());
         let (prev, commit) = (Some(at(3, 1)), Some(at(3, u64::MAX)));
         let append =
             AppendEntriesRequest { vote: Vote::new(3, 1), prev_log_id: prev, entries: vec![], leader_commit: commit };
-        assert_eq!(check(3, &append), Err(ImplausibleTerm::Index(u64::MAX)));
+        assert_eq!(check(3, &append), Err(ImplausibleMessage::Index(u64::MAX)));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use consensus::{StalledVoterChange, expiries, limit_widening, renewal};
+use consensus::{StalledChangeDetector, expiries, limit_widening, renewal};
 use ledger::{Command, Outcome};
 use openraft::ChangeMembers;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -18,15 +18,15 @@ use crate::peers::{Lane, PeerMethod};
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The task that runs periodically.
-pub(crate) struct Ticker {
+pub(crate) struct MaintenanceTask {
     pub(crate) core: Arc<NodeCore>,
     pub(crate) options: Options,
     pub(crate) snapshot_at: u64,
     pub(crate) snapshot_bytes: u64,
-    pub(crate) pending_change: StalledVoterChange,
+    pub(crate) pending_change: StalledChangeDetector,
 }
 
-impl Ticker {
+impl MaintenanceTask {
     /// Runs until it is aborted.
     pub(crate) async fn run(mut self) {
         let first = tokio::time::Instant::now() + self.options.tick;
@@ -42,7 +42,7 @@ impl Ticker {
                     self.finish_voter_change();
                 }
                 None => {
-                    self.pending_change = StalledVoterChange::default();
+                    self.pending_change = StalledChangeDetector::default();
                     self.report_to_leader();
                 }
             }

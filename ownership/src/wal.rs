@@ -17,9 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::chunks::{LogSurvey, TornEnd, damage_error};
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::flush::FlushCallback;
-use crate::log_marks::{DurableEnd, LogMarks, LogMarksFile};
+use crate::log_marks::{DurableEnd, LogWatermarks, LogWatermarksFile};
 use crate::node_folder::create_private_folder;
 use crate::raft::{LogId, Payload, Vote};
 
@@ -108,30 +108,30 @@ fn weight(command: &Command) -> u64 {
 /// Opens the log and raises the marks to its end.
 pub(crate) fn open(
     folder: &Path,
-    marks: &LogMarksFile,
+    marks: &LogWatermarksFile,
     chunk: MaxChunkSize,
-) -> Result<RaftLog<WalTypes>, OwnershipError> {
-    let io = |error| OwnershipError::io(folder)(error);
+) -> Result<RaftLog<WalTypes>, LedgerNodeError> {
+    let io = |error| LedgerNodeError::io(folder)(error);
     create_private_folder(folder).map_err(io)?;
     let survey = LogSurvey::of(folder)?;
     check_survey(folder, &survey, marks)?;
     cut_torn_tail(folder, &survey)?;
     rewrite_tail(folder, &survey, marks.current())?;
     let last = survey.replay.last.map_or(0, |last| last.index);
-    marks.advance_durable(DurableEnd { end: survey.end, last }).map_err(OwnershipError::io(marks.path()))?;
+    marks.advance_durable(DurableEnd { end: survey.end, last }).map_err(LedgerNodeError::io(marks.path()))?;
     let mut wal: RaftLog<WalTypes> = RaftLog::open(config(folder, chunk)).map_err(io)?;
     if survey.replay.note.is_none() {
         let noted = wal.save_user_data(Some(marks.owner_note())).map_err(io)?;
         wal.flush(true, None).and_then(|()| wal.wait_worker_idle()).map_err(io)?;
         let durable = DurableEnd { end: noted.offset + noted.size, last };
-        marks.advance_durable(durable).map_err(OwnershipError::io(marks.path()))?;
+        marks.advance_durable(durable).map_err(LedgerNodeError::io(marks.path()))?;
     }
     marks.sync()?;
     Ok(wal)
 }
 
 /// Refuses a log that lacks something below the marks, or that belongs to another node.
-fn check_survey(folder: &Path, survey: &LogSurvey, marks: &LogMarksFile) -> Result<(), OwnershipError> {
+fn check_survey(folder: &Path, survey: &LogSurvey, marks: &LogWatermarksFile) -> Result<(), LedgerNodeError> {
     let marked = marks.current();
     match &survey.replay.note {
         Some(note) if *note != marks.owner_note() => {
@@ -167,16 +167,16 @@ fn check_survey(folder: &Path, survey: &LogSurvey, marks: &LogMarksFile) -> Resu
     survey.replay.check_whole().map_err(|misfit| damage_error(folder, misfit.to_string()))?;
     let last = survey.replay.last.map_or(0, |last| last.index);
     if last < marked.committed {
-        return Err(OwnershipError::EntriesMissing { path: folder.to_owned(), last, committed: marked.committed });
+        return Err(LedgerNodeError::EntriesMissing { path: folder.to_owned(), last, committed: marked.committed });
     }
     Ok(())
 }
 
 /// Truncates a torn tail that was never acknowledged. The truncated bytes are saved beside the log.
-fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), OwnershipError> {
+fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), LedgerNodeError> {
     for chunk in &survey.unbegun {
         tracing::warn!(chunk = %chunk.path.display(), "a chunk of the log was never begun and is removed");
-        std::fs::remove_file(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
+        std::fs::remove_file(&chunk.path).map_err(LedgerNodeError::io(&chunk.path))?;
     }
     if let Some(TornEnd { path, at, bytes, cause }) = &survey.torn {
         tracing::warn!(chunk = %path.display(), at, bytes, reason = cause, "the log's torn end was never acknowledged: cut off");
@@ -184,10 +184,10 @@ fn cut_torn_tail(folder: &Path, survey: &LogSurvey) -> Result<(), OwnershipError
             // For example on a full disk; truncating frees space.
             tracing::warn!(%error, "the end that is cut off could not be kept");
         }
-        let file = File::options().write(true).open(path).map_err(OwnershipError::io(path))?;
-        file.set_len(*at).and_then(|()| file.sync_all()).map_err(OwnershipError::io(path))?;
+        let file = File::options().write(true).open(path).map_err(LedgerNodeError::io(path))?;
+        file.set_len(*at).and_then(|()| file.sync_all()).map_err(LedgerNodeError::io(path))?;
     }
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(OwnershipError::io(folder))
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(LedgerNodeError::io(folder))
 }
 
 fn save_torn_tail(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
@@ -202,14 +202,15 @@ fn save_torn_tail(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
 ///
 /// Raft will acknowledge all that it finds in the log. Bytes that a killed process wrote may be only in memory, and
 /// after a failed fdatasync the kernel considers them clean, so another fdatasync alone would not write them.
-fn rewrite_tail(folder: &Path, survey: &LogSurvey, marked: LogMarks) -> Result<(), OwnershipError> {
+fn rewrite_tail(folder: &Path, survey: &LogSurvey, marked: LogWatermarks) -> Result<(), LedgerNodeError> {
     let newest = survey.chunks.last().map_or(0, |chunk| chunk.start);
     let from = marked.durable.map_or(newest, |durable| durable.end);
     let Some(newest) = survey.chunks.last() else { return Ok(()) };
     for chunk in survey.chunks.iter().filter(|chunk| from < chunk.start + chunk.length) {
         let end = if chunk == newest { survey.end - chunk.start } else { chunk.length };
         let mut at = from.saturating_sub(chunk.start);
-        let file = File::options().read(true).write(true).open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
+        let file =
+            File::options().read(true).write(true).open(&chunk.path).map_err(LedgerNodeError::io(&chunk.path))?;
         let mut again = || {
             let mut bytes = vec![0; 1 << 20];
             while at < end {
@@ -220,9 +221,9 @@ fn rewrite_tail(folder: &Path, survey: &LogSurvey, marked: LogMarks) -> Result<(
             }
             file.sync_all()
         };
-        again().map_err(OwnershipError::io(&chunk.path))?;
+        again().map_err(LedgerNodeError::io(&chunk.path))?;
     }
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(OwnershipError::io(folder))
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(LedgerNodeError::io(folder))
 }
 
 fn config(folder: &Path, chunk: MaxChunkSize) -> Arc<Config> {

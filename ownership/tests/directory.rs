@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ledger::{
-    Command, KvShape, Lease, OpenSession, Outcome, OwnershipTransition, RegisterWorker, StepCommit, StepOutcome,
-    WorkerKind, WorkerSpec,
+    Command, KvBlockSpec, OpenSession, Outcome, OwnershipTransition, RegisterWorker, StepCommit, StepCommitOutcome,
+    WorkerKind, WorkerLease, WorkerSpec,
 };
-use ownership::{ClusterId, Directory, Options, OwnershipError, RequestedLedgerLimits, SubmitError};
+use ownership::{ClusterId, LedgerNodeError, Options, OwnershipDirectory, RequestedLedgerLimits, SubmitError};
 use vocabulary::{
     Blocks, Bytes, DpRank, HashSeed, Incarnation, Micros, ModelId, NodeId, Owner, PrefixChain, PrefixId, SessionId,
     TenantId, Tokens, WorkerId, WorkerRole,
@@ -23,8 +23,8 @@ fn options(folder: &Path) -> Options {
     Options { tick: Duration::from_millis(50), ..Options::new(folder) }
 }
 
-async fn open(folder: &Path) -> Directory {
-    Directory::open(options(folder)).await.unwrap()
+async fn open(folder: &Path) -> OwnershipDirectory {
+    OwnershipDirectory::open(options(folder)).await.unwrap()
 }
 
 fn open_session(n: u128) -> Command {
@@ -61,7 +61,7 @@ fn step(session: u128, blocks: u32, base: u64) -> Command {
         replaced_head: None,
         owner: Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) },
         ownership: OwnershipTransition::Claim,
-        shape: KvShape {
+        shape: KvBlockSpec {
             format: Default::default(),
             kinds: Default::default(),
             block: Tokens(1),
@@ -87,7 +87,7 @@ async fn the_view_contains_every_acknowledged_command() {
     directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
     for n in 1..50 {
         let outcome = directory.submit(step(n, 40, 0)).unwrap().await.unwrap();
-        assert!(StepOutcome::of(&outcome).sealed);
+        assert!(StepCommitOutcome::of(&outcome).sealed);
         assert!(directory.view().session(SessionId(n)).unwrap().owner.is_some());
     }
     let view = directory.view();
@@ -112,7 +112,7 @@ async fn a_restart_restores_the_state_and_epochs_keep_rising() {
     for life in 1..4u128 {
         // Without ticks only submitted commands are written.
         let tick = Duration::from_secs(3_600);
-        let directory = Directory::open(Options { tick, ..options(folder.path()) }).await.unwrap();
+        let directory = OwnershipDirectory::open(Options { tick, ..options(folder.path()) }).await.unwrap();
         let (view, cluster) = (directory.view(), directory.cluster());
         if let Some((hash, sessions, epoch, known)) = last {
             assert_eq!((hash_of(&view), view.session_count(), cluster), (hash, sessions, known));
@@ -157,8 +157,8 @@ async fn snapshots_replace_the_log_and_a_restart_needs_both() {
     drop(directory);
 
     std::fs::remove_file(folder.path().join("snapshot")).unwrap();
-    let error = Directory::open(options(folder.path())).await.unwrap_err();
-    assert!(matches!(&error, OwnershipError::Damaged { path, .. } if path.ends_with("snapshot")), "{error}");
+    let error = OwnershipDirectory::open(options(folder.path())).await.unwrap_err();
+    assert!(matches!(&error, LedgerNodeError::Damaged { path, .. } if path.ends_with("snapshot")), "{error}");
 }
 
 #[tokio::test]
@@ -183,8 +183,8 @@ async fn concurrent_snapshot_requests_during_writes_are_all_answered() {
 async fn the_ledger_adopts_and_keeps_the_limits_its_leader_configures() {
     let folder = tempfile::tempdir().unwrap();
     let room = RequestedLedgerLimits { artifacts: Some(10_000_000), sessions: Some(4_000_000) };
-    let directory = Directory::open(Options { desired_limits: room, ..options(folder.path()) }).await.unwrap();
-    let has = |directory: &Directory| {
+    let directory = OwnershipDirectory::open(Options { desired_limits: room, ..options(folder.path()) }).await.unwrap();
+    let has = |directory: &OwnershipDirectory| {
         let view = directory.view();
         (view.limits().artifacts, view.limits().sessions) == (10_000_000, 4_000_000)
     };
@@ -200,7 +200,7 @@ async fn the_ledger_adopts_and_keeps_the_limits_its_leader_configures() {
 async fn leases_last_while_reported_and_then_expire() {
     let folder = tempfile::tempdir().unwrap();
     let lease = Duration::from_millis(600);
-    let directory = Directory::open(Options { lease, ..options(folder.path()) }).await.unwrap();
+    let directory = OwnershipDirectory::open(Options { lease, ..options(folder.path()) }).await.unwrap();
     for n in [1, 2] {
         directory.submit(register(n, lease)).unwrap().await.unwrap();
     }
@@ -213,7 +213,7 @@ async fn leases_last_while_reported_and_then_expire() {
     assert!(live(1), "the reported one goes on");
     let readings = directory.stats();
     assert!(readings.renewals > 2, "{readings:?}");
-    let Lease::Expired { at } = directory.view().worker(WorkerId(2)).unwrap().lease else { panic!("expired") };
+    let WorkerLease::Expired { at } = directory.view().worker(WorkerId(2)).unwrap().lease else { panic!("expired") };
     assert!(at.0 >= 600_000, "not before its deadline on the ledger's clock: {at}");
     until("the end to be counted", || directory.stats().expired >= 1).await;
     directory.close().await.unwrap();
@@ -222,7 +222,7 @@ async fn leases_last_while_reported_and_then_expire() {
 #[tokio::test]
 async fn a_full_queue_refuses_at_once_and_counts_the_refusal() {
     let folder = tempfile::tempdir().unwrap();
-    let directory = Directory::open(Options { queue: 8, ..options(folder.path()) }).await.unwrap();
+    let directory = OwnershipDirectory::open(Options { queue: 8, ..options(folder.path()) }).await.unwrap();
     // The runtime has one thread and this test does not yield, so nothing drains the queue meanwhile.
     let results: Vec<_> = (0..100).map(|n| directory.submit(open_session(n))).collect();
     let refused = results.iter().filter(|result| matches!(result, Err(SubmitError::QueueFull))).count();
@@ -239,14 +239,14 @@ async fn a_full_queue_refuses_at_once_and_counts_the_refusal() {
 async fn a_data_directory_in_use_or_of_another_cluster_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = Some(ClusterId(7));
-    let directory = Directory::open(Options { cluster, ..options(folder.path()) }).await.unwrap();
-    let error = Directory::open(options(folder.path())).await.unwrap_err();
-    assert!(matches!(error, OwnershipError::Locked { .. }), "{error}");
+    let directory = OwnershipDirectory::open(Options { cluster, ..options(folder.path()) }).await.unwrap();
+    let error = OwnershipDirectory::open(options(folder.path())).await.unwrap_err();
+    assert!(matches!(error, LedgerNodeError::Locked { .. }), "{error}");
     directory.close().await.unwrap();
     drop(directory);
     let other = Some(ClusterId(8));
-    let error = Directory::open(Options { cluster: other, ..options(folder.path()) }).await.unwrap_err();
-    assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
+    let error = OwnershipDirectory::open(Options { cluster: other, ..options(folder.path()) }).await.unwrap_err();
+    assert!(matches!(error, LedgerNodeError::OtherCluster { .. }), "{error}");
 }
 
 fn newest_chunk(folder: &Path) -> PathBuf {
@@ -269,7 +269,7 @@ async fn a_log_that_lost_committed_entries_is_refused() {
     let chunk = newest_chunk(folder.path());
     let bytes = std::fs::read(&chunk).unwrap();
     std::fs::write(&chunk, &bytes[..bytes.len() / 2]).unwrap();
-    let error = Directory::open(options(folder.path())).await.unwrap_err();
+    let error = OwnershipDirectory::open(options(folder.path())).await.unwrap_err();
     assert!(error.to_string().contains("acknowledged"), "{error}");
     assert_eq!(std::fs::metadata(&chunk).unwrap().len() as usize, bytes.len() / 2, "nothing was cut further");
 }
@@ -283,7 +283,7 @@ async fn a_flipped_bit_in_the_log_is_refused_with_file_and_offset() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x20;
     std::fs::write(&chunk, &bytes).unwrap();
-    let error = Directory::open(options(folder.path())).await.unwrap_err().to_string();
+    let error = OwnershipDirectory::open(options(folder.path())).await.unwrap_err().to_string();
     assert!(error.contains(".wal") && error.contains("offset"), "{error}");
 }
 
@@ -311,7 +311,7 @@ fn child_writes_until_killed() {
     runtime.block_on(async {
         let tick = Duration::from_millis(5);
         let options = Options { snapshot_entries: 10, tick, ..options(Path::new(&folder)) };
-        let directory = Arc::new(Directory::open(options).await.unwrap());
+        let directory = Arc::new(OwnershipDirectory::open(options).await.unwrap());
         directory.submit(register(1, Duration::from_secs(600))).unwrap().await.unwrap();
         let first = directory.view().session_count() as u128;
         for round in 0u128.. {
@@ -320,7 +320,7 @@ fn child_writes_until_killed() {
                 .map(|n| (n, directory.submit(step(n, 40, 0)).unwrap()))
                 .collect();
             for (n, ticket) in tickets {
-                let granted = StepOutcome::of(&ticket.await.unwrap()).granted.unwrap();
+                let granted = StepCommitOutcome::of(&ticket.await.unwrap()).granted.unwrap();
                 use std::io::Write;
                 let mut out = std::io::stdout().lock();
                 writeln!(out, "acknowledged {n} {granted}").unwrap();
@@ -395,7 +395,7 @@ async fn a_flipped_byte_in_a_snapshot_is_refused_with_file_and_offset() {
         let mut bad = good.clone();
         bad[at] ^= 2;
         std::fs::write(&path, &bad).unwrap();
-        let error = Directory::open(options(folder.path())).await.unwrap_err().to_string();
+        let error = OwnershipDirectory::open(options(folder.path())).await.unwrap_err().to_string();
         let named = error.contains(path.to_str().unwrap()) && error.contains("offset");
         assert!(named && error.contains("snapshot restore"), "byte {at}: {error}");
         assert!(error.starts_with(&path.display().to_string()), "in this room's words, not in Raft's: {error}");
@@ -415,7 +415,7 @@ async fn a_cluster_restored_from_a_snapshot_outranks_the_old_grants() {
     // Without ticks only submitted commands are written.
     let tick = Duration::from_secs(3_600);
     let old = Options { tick, ..options(&folder.path().join("old")) };
-    let directory = Directory::open(old).await.unwrap();
+    let directory = OwnershipDirectory::open(old).await.unwrap();
     directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
     for n in 0..20 {
         directory.submit(step(n, 70, 0)).unwrap().await.unwrap();
@@ -436,14 +436,14 @@ async fn a_cluster_restored_from_a_snapshot_outranks_the_old_grants() {
     directory.close().await.unwrap();
 
     let used = ownership::restore(&file, &folder.path().join("old")).await.unwrap_err();
-    assert!(matches!(used, OwnershipError::NotEmpty { .. }), "{used}");
+    assert!(matches!(used, LedgerNodeError::NotEmpty { .. }), "{used}");
     // The data directory is a mounted volume, which contains a folder of its own.
     let new = folder.path().join("new");
     std::fs::create_dir_all(new.join("lost+found")).unwrap();
     // An earlier restore was killed: a node must not found a cluster beside its leftovers.
     std::fs::create_dir_all(new.join("unfinished-restore/log")).unwrap();
-    let founded = Directory::open(options(&new)).await.unwrap_err();
-    assert!(matches!(founded, OwnershipError::Damaged { .. }), "{founded}");
+    let founded = OwnershipDirectory::open(options(&new)).await.unwrap_err();
+    assert!(matches!(founded, LedgerNodeError::Damaged { .. }), "{founded}");
     let place = std::fs::metadata(&new).unwrap().ino();
     let restored = ownership::restore(&file, &new).await.unwrap();
     assert_eq!(std::fs::metadata(&new).unwrap().ino(), place);
@@ -525,7 +525,7 @@ async fn a_data_directory_of_the_last_release_opens_and_stays_readable_by_it() {
     let chunk = newest_chunk(folder.path());
     let bytes = std::fs::read(&chunk).unwrap();
     std::fs::write(&chunk, &bytes[..bytes.len() - 60]).unwrap();
-    let error = Directory::open(options(folder.path())).await.unwrap_err();
+    let error = OwnershipDirectory::open(options(folder.path())).await.unwrap_err();
     assert!(error.to_string().contains("acknowledged"), "it is guarded from its first opening on: {error}");
 }
 
@@ -536,21 +536,21 @@ async fn a_log_of_the_last_release_that_lost_committed_entries_is_refused() {
     let chunk = newest_chunk(folder.path());
     let bytes = std::fs::read(&chunk).unwrap();
     std::fs::write(&chunk, &bytes[..bytes.len() - 400]).unwrap();
-    let error = Directory::open(options(folder.path())).await.unwrap_err();
-    assert!(matches!(error, OwnershipError::EntriesMissing { .. }), "{error}");
+    let error = OwnershipDirectory::open(options(folder.path())).await.unwrap_err();
+    assert!(matches!(error, LedgerNodeError::EntriesMissing { .. }), "{error}");
 }
 
 #[tokio::test]
 async fn an_old_emptied_ledger_is_not_mistaken_for_a_new_ledger() {
     let folder = tempfile::tempdir().unwrap();
     let old = Options { max_level: Some(1), ..options(folder.path()) };
-    let directory = Directory::open(old).await.unwrap();
+    let directory = OwnershipDirectory::open(old).await.unwrap();
     assert!(matches!(directory.submit(open_session(1)).unwrap().await, Ok(Outcome::Opened { .. })));
     assert_eq!(directory.submit(Command::CloseSession(SessionId(1))).unwrap().await, Ok(Outcome::Done));
     directory.write_snapshot().await.unwrap();
     directory.close().await.unwrap();
     drop(directory);
-    let directory = Directory::open(options(folder.path())).await.unwrap();
+    let directory = OwnershipDirectory::open(options(folder.path())).await.unwrap();
     assert_eq!(directory.view().level(), 1, "an operator raises it: there is no way back");
     directory.close().await.unwrap();
 }

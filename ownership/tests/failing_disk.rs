@@ -10,7 +10,7 @@ use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 
 use ledger::{Command, OpenSession, Outcome};
-use ownership::{Directory, Options, SubmitError};
+use ownership::{Options, OwnershipDirectory, SubmitError};
 use vocabulary::{ModelId, SessionId, TenantId};
 
 const DATA_DIR: &str = "OWNERSHIP_TEST_DATA_DIR";
@@ -52,7 +52,7 @@ fn child_writes_until_disk_fails() {
     let Ok(folder) = std::env::var(DATA_DIR) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let directory = Directory::open(options(Path::new(&folder))).await.unwrap();
+        let directory = OwnershipDirectory::open(options(Path::new(&folder))).await.unwrap();
         say(&format!("found {}", directory.view().session_count()));
         let first = directory.view().session_count() as u128;
         for n in first.. {
@@ -206,9 +206,9 @@ fn a_full_disk_stops_the_node_and_freed_space_restores_it() {
 }
 
 /// Limits the process's file descriptors, so that it can open no file or socket while this exists.
-struct FileLimitGuard(rustix::process::Rlimit);
+struct OpenFileLimitGuard(rustix::process::Rlimit);
 
-impl FileLimitGuard {
+impl OpenFileLimitGuard {
     fn exhaust() -> Self {
         let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let used = rustix::process::Rlimit { current: Some(0), ..before };
@@ -218,7 +218,7 @@ impl FileLimitGuard {
     }
 }
 
-impl Drop for FileLimitGuard {
+impl Drop for OpenFileLimitGuard {
     fn drop(&mut self) {
         rustix::process::setrlimit(rustix::process::Resource::Nofile, self.0).unwrap();
     }
@@ -236,10 +236,10 @@ fn child_writes_without_file_handles() {
             let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(3 << 20).as_str()));
             Command::OpenSession(OpenSession { session: SessionId(n), tenant, model, parent: None })
         };
-        let directory = std::sync::Arc::new(Directory::open(options(Path::new(&folder))).await.unwrap());
+        let directory = std::sync::Arc::new(OwnershipDirectory::open(options(Path::new(&folder))).await.unwrap());
         let files = || std::fs::read_dir(Path::new(&folder).join("log")).unwrap().count();
         let before = files();
-        let exhausted = FileLimitGuard::exhaust();
+        let exhausted = OpenFileLimitGuard::exhaust();
         let snapshot = tokio::spawn({
             let directory = directory.clone();
             async move { directory.write_snapshot().await }
@@ -263,7 +263,7 @@ fn child_writes_without_file_handles() {
         assert!(!directory.view().quorum().stale);
         directory.close().await.unwrap();
         drop(directory);
-        let directory = Directory::open(options(Path::new(&folder))).await.unwrap();
+        let directory = OwnershipDirectory::open(options(Path::new(&folder))).await.unwrap();
         assert_eq!(directory.view().session_count(), sessions);
         directory.close().await.unwrap();
         say("ended");

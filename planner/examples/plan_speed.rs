@@ -10,12 +10,13 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    AttentionSpec, CheckpointInterval, CompressedKv, DisabledFeatures, KvFootprint, LayerState, OccupancyModel,
-    OccupancyView, PlanningInputs, Policy, RequestProfile, SessionView, StepKind, TransferPermission, plan,
+    AttentionSpec, CompressedKv, DisabledFeatures, LayerState, OccupancyModel, OccupancyView, PlanningInputs, Policy,
+    RequestProfile, SessionView, StepFootprint, StepKind, TransferPermission, WindowCheckpointInterval, plan,
 };
 use vocabulary::{
-    Blocks, Bytes, DpRank, EngineSpeed, Epoch, Incarnation, KvIndexState, KvLink, KvLinkMode, Micros, ModelId, Overlap,
-    Owner, SessionId, Tier, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad, WorkerRole, WorkerView,
+    Blocks, Bytes, DpRank, EngineSpeed, Epoch, Incarnation, KvIndexState, KvLink, KvLinkCapability, Micros, ModelId,
+    Overlap, Owner, SessionId, Tier, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad, WorkerRole,
+    WorkerView,
 };
 
 const SESSIONS: u64 = 65_536;
@@ -89,7 +90,7 @@ fn hybrid() -> AttentionSpec {
     };
     let pair = [LayerState::Csa(layer(4, 132)), LayerState::Hca(layer(128, 0))];
     let spec = AttentionSpec::new(pair.repeat(30), Bytes(1)).expect("a model within its bounds");
-    spec.with_checkpoints(CheckpointInterval::EveryTokens(Tokens(4_096))).expect("a multiple of 128")
+    spec.with_checkpoints(WindowCheckpointInterval::EveryTokens(Tokens(4_096))).expect("a multiple of 128")
 }
 
 /// Returns a model after one step of each session, a millisecond apart, each at one worker.
@@ -99,7 +100,7 @@ fn full(fleet: &[WorkerView]) -> OccupancyModel {
     for (view, session) in fleet.iter().cycle().zip(0..SESSIONS) {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) };
         let (id, now) = (SessionId(1_000_000 + u128::from(session)), Micros(session * 1_000));
-        occupancy.step_started(at, id, KvFootprint { tokens, cached: Tokens::ZERO, capacity: view.capacity.kv }, now);
+        occupancy.step_started(at, id, StepFootprint { tokens, cached: Tokens::ZERO, capacity: view.capacity.kv }, now);
         occupancy.prefill_started(at, Micros(1_000), now);
         occupancy.step_ended(at, id, tokens, now);
     }
@@ -133,7 +134,7 @@ fn worker(n: u64, ranks: u16) -> WorkerView {
             fabric: "nixl".into(),
             fixed: Micros(8_000),
             bytes_per_second: 25e9,
-            carries: KvLinkMode::Prefixes,
+            carries: KvLinkCapability::Prefixes,
         }),
     }
 }

@@ -29,7 +29,7 @@ pub enum AdmissionDecision {
     /// The step starts as planned.
     Start {
         /// Why it starts now.
-        why: AdmissionReason,
+        why: StepStartReason,
     },
     /// The step queues, and is planned again when something has changed.
     Hold {
@@ -41,7 +41,7 @@ pub enum AdmissionDecision {
 /// Why a step starts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum AdmissionReason {
+pub enum StepStartReason {
     /// The displaced compute is within the tolerated amount.
     Tolerated,
     /// The step has queued for the longest allowed time.

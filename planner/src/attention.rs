@@ -13,11 +13,11 @@ mod restore;
 mod shape;
 mod spec;
 
-pub use checkpoints::{CheckpointCosts, CheckpointInterval};
+pub use checkpoints::{WindowCheckpointCosts, WindowCheckpointInterval};
 pub use error::SpecError;
 pub use layer::{CompressedKv, DenseKv, LatentKv, LayerState, StateKind, WindowKv};
-pub use restore::{PrefixRestore, RestoreSplit};
-pub use shape::{EngineInstances, KvGroups, ParallelShape, ShapeError, check_kv_compatibility};
+pub use restore::{RestorablePrefix, RestoreSplit};
+pub use shape::{EngineInstances, KvTransferGroups, ParallelShape, ShapeError, check_kv_compatibility};
 pub use spec::{AttentionSpec, BlockLayout, BlockPart};
 
 #[cfg(test)]

@@ -32,21 +32,21 @@ impl CachedPrefix {
 #[derive(Clone, Copy, Default)]
 struct RankOverlap {
     rank: DpRank,
-    best_overlap: Option<(Blocks, Reverse<Tier>, PreferredRank, Reverse<DpRank>)>,
+    best_overlap: Option<(Blocks, Reverse<Tier>, OwnerTieBreak, Reverse<DpRank>)>,
     depth_by_tier: [Blocks; 3],
     believed: Option<(Blocks, Reverse<DpRank>)>,
 }
 
 /// Prefers the owner's rank among ranks with an equal overlap.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum PreferredRank {
+enum OwnerTieBreak {
     No,
     Yes,
 }
 
 /// Returns one cached prefix for each of `inputs.workers`, in their order.
 pub(crate) fn cached_prefixes(inputs: &PlanningInputs<'_>) -> Vec<CachedPrefix> {
-    let positions = WorkerPositions::of(inputs);
+    let positions = WorkerIndexById::of(inputs);
     let mut rank_overlaps = vec![RankOverlap::default(); inputs.workers.len()];
     choose_ranks(inputs, &positions, &mut rank_overlaps);
     fill_tiers(inputs, &positions, &mut rank_overlaps);
@@ -59,9 +59,9 @@ pub(crate) fn cached_prefixes(inputs: &PlanningInputs<'_>) -> Vec<CachedPrefix> 
 }
 
 /// Index of each worker in `inputs.workers`, by id.
-struct WorkerPositions(Vec<(WorkerId, usize)>);
+struct WorkerIndexById(Vec<(WorkerId, usize)>);
 
-impl WorkerPositions {
+impl WorkerIndexById {
     fn of(inputs: &PlanningInputs<'_>) -> Self {
         let mut positions: Vec<_> =
             inputs.workers.iter().zip(0..).map(|(view, position)| (view.id, position)).collect();
@@ -88,14 +88,14 @@ impl WorkerPositions {
     }
 }
 
-fn choose_ranks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_overlaps: &mut [RankOverlap]) {
+fn choose_ranks(inputs: &PlanningInputs<'_>, positions: &WorkerIndexById, rank_overlaps: &mut [RankOverlap]) {
     let owner = inputs.session.owner.map(|owner| (owner.worker, owner.rank));
     for (position, overlap) in positions.of_overlaps(inputs) {
         if overlap.rank.0 >= inputs.workers[position].ranks.max(1) {
             continue;
         }
         let preferred =
-            if owner == Some((overlap.worker, overlap.rank)) { PreferredRank::Yes } else { PreferredRank::No };
+            if owner == Some((overlap.worker, overlap.rank)) { OwnerTieBreak::Yes } else { OwnerTieBreak::No };
         let key = (overlap.blocks, Reverse(overlap.tier), preferred, Reverse(overlap.rank));
         if rank_overlaps[position].best_overlap.is_none_or(|best| key > best) {
             rank_overlaps[position].best_overlap = Some(key);
@@ -104,7 +104,7 @@ fn choose_ranks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_o
     }
 }
 
-fn fill_tiers(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_overlaps: &mut [RankOverlap]) {
+fn fill_tiers(inputs: &PlanningInputs<'_>, positions: &WorkerIndexById, rank_overlaps: &mut [RankOverlap]) {
     for (position, overlap) in positions.of_overlaps(inputs) {
         let rank_overlap = &mut rank_overlaps[position];
         if rank_overlap.best_overlap.is_some() && rank_overlap.rank == overlap.rank {
@@ -116,7 +116,7 @@ fn fill_tiers(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_ove
 
 /// Adds beliefs. Owners and replicas count only at workers without exact KV events; live intents of other routers count
 /// everywhere.
-fn add_believed_blocks(inputs: &PlanningInputs<'_>, positions: &WorkerPositions, rank_overlaps: &mut [RankOverlap]) {
+fn add_believed_blocks(inputs: &PlanningInputs<'_>, positions: &WorkerIndexById, rank_overlaps: &mut [RankOverlap]) {
     let mut add_belief = |position: usize, rank: DpRank, blocks: Blocks| {
         if rank.0 < inputs.workers[position].ranks.max(1) {
             rank_overlaps[position].believed = rank_overlaps[position].believed.max(Some((blocks, Reverse(rank))));

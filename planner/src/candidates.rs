@@ -4,23 +4,23 @@ use std::cell::Cell;
 
 use vocabulary::{Bytes, Micros, Tokens};
 
-use crate::cost::{ComputeSite, CostModel, TargetWork, sequential_terms};
-use crate::fleet_layout::{FabricShortlist, Fabrics, FleetLayout};
+use crate::candidate_inputs::{CandidateInputs, FabricShortlist, FabricShortlists};
+use crate::cost::{CostModel, MissingKvSource, TargetCostInputs, sequential_terms};
 use crate::lcm::lcm;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{
     Action, CandidateRefusal, CostTerms, Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect,
-    PlanCandidate, PlanSequence, PrefixRestore, ReplicateSendTiming, RestoreSplit, SelectionRule, StepKind,
+    PlanCandidate, PlanParts, ReplicateSendTiming, RestorablePrefix, RestoreSplit, SelectionRule, StepKind,
     TransferPermission, WorkerRank,
 };
 
 /// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
 /// first.
-pub(crate) fn candidates(layout: &FleetLayout<'_>) -> Vec<PlanCandidate> {
+pub(crate) fn candidates(layout: &CandidateInputs<'_>) -> Vec<PlanCandidate> {
     let cost_model = CostModel::new(&layout.inputs, layout.session_lookup);
     let offers_transfers = layout.inputs.policy.policy == SelectionRule::LowestCost
         && layout.inputs.request.transfers == TransferPermission::Allowed;
-    let fabrics = offers_transfers.then(|| Fabrics::without_disabled_links(layout, &cost_model));
+    let fabrics = offers_transfers.then(|| FabricShortlists::without_disabled_links(layout, &cost_model));
     let builder = CandidateBuilder { layout, cost_model, fabrics, cached_source_costs: Default::default() };
     let mut all = Vec::with_capacity(3 * layout.candidates.len());
     for target in 0..layout.candidates.len() {
@@ -30,15 +30,15 @@ pub(crate) fn candidates(layout: &FleetLayout<'_>) -> Vec<PlanCandidate> {
 }
 
 struct CandidateBuilder<'a> {
-    layout: &'a FleetLayout<'a>,
+    layout: &'a CandidateInputs<'a>,
     cost_model: CostModel<'a>,
-    fabrics: Option<Fabrics<'a>>,
+    fabrics: Option<FabricShortlists<'a>>,
     /// Costs of the most recent sources, by source and prefix length: a few sources help all targets.
-    cached_source_costs: [Cell<Option<SourceCost>>; 4],
+    cached_source_costs: [Cell<Option<MemoizedSourceCost>>; 4],
 }
 
 /// Cost of a source that computes up to the given number of tokens, with its key.
-type SourceCost = ((usize, Tokens), CostTerms);
+type MemoizedSourceCost = ((usize, Tokens), CostTerms);
 
 /// Possible replication to one target: its source, the leading tokens present afterwards, and how they get there.
 #[derive(Clone, Copy)]
@@ -64,13 +64,13 @@ impl PricedReplicate {
 }
 
 /// Candidate without its label and refusal.
-struct CandidateDraft {
-    sequence: PlanSequence,
+struct PricedCandidate {
+    sequence: PlanParts,
     ownership: OwnershipEffect,
     terms: CostTerms,
 }
 
-impl CandidateDraft {
+impl PricedCandidate {
     fn labelled(self, action: Action, refusal: Option<CandidateRefusal>) -> PlanCandidate {
         let Self { sequence, ownership, terms } = self;
         PlanCandidate { action, sequence, ownership, cost_terms: terms, total_cost: terms.total(), refusal }
@@ -127,10 +127,11 @@ impl CandidateBuilder<'_> {
     }
 
     /// Returns the helpers of a target that has barred links to it; none when it has no barred link.
-    fn fabrics_around_disabled_links(&self, target: usize) -> Option<Fabrics<'_>> {
+    fn fabrics_around_disabled_links(&self, target: usize) -> Option<FabricShortlists<'_>> {
         let id = self.at(target).view.id;
         let is_barred = self.layout.inputs.disabled.links.iter().any(|link| link.to == id);
-        (self.fabrics.is_some() && is_barred).then(|| Fabrics::around_disabled_links(self.layout, &self.cost_model, id))
+        (self.fabrics.is_some() && is_barred)
+            .then(|| FabricShortlists::around_disabled_links(self.layout, &self.cost_model, id))
     }
 
     /// One leg, no transfer.
@@ -164,8 +165,8 @@ impl CandidateBuilder<'_> {
             _ => first,
         };
         let leg = self.leg(target, LegRole::Serve, split.start);
-        let sequence = PlanSequence::replicate(self.replicate_handoff(from, &split, &leg), leg);
-        CandidateDraft { sequence, ownership, terms }.labelled(action, refusal)
+        let sequence = PlanParts::replicate(self.replicate_handoff(from, &split, &leg), leg);
+        PricedCandidate { sequence, ownership, terms }.labelled(action, refusal)
     }
 
     fn price_replicate(
@@ -176,9 +177,9 @@ impl CandidateBuilder<'_> {
         ownership: &OwnershipEffect,
     ) -> PricedReplicate {
         let (source, at) = (self.at(from), self.at(target));
-        let serving = TargetWork {
+        let serving = TargetCostInputs {
             start: split.start,
-            compute_site: ComputeSite::Here,
+            missing_kv_source: MissingKvSource::Here,
             duplicated_until: self.tokens_elsewhere(target, ownership),
         };
         let served = self.cost_model.target_terms(at, serving);
@@ -231,7 +232,7 @@ impl CandidateBuilder<'_> {
         let handoff = self.replicate_handoff(from, &RestoreSplit { loaded: until, bytes, start: until }, &leg);
         let ownership = self.ownership(target, Some(HandoffKind::Replicate));
         let draft =
-            CandidateDraft { sequence: PlanSequence::replicate(handoff, leg), ownership, terms: CostTerms::default() };
+            PricedCandidate { sequence: PlanParts::replicate(handoff, leg), ownership, terms: CostTerms::default() };
         Some(draft.labelled(Action::ArtifactFetch, Some(why)))
     }
 
@@ -241,9 +242,9 @@ impl CandidateBuilder<'_> {
         let prompt = self.layout.inputs.request.prompt_tokens;
         let bytes = self.cost_model.bytes(at, at.prefix.cached, prompt);
         let ownership = self.ownership(target, Some(HandoffKind::RemotePrefill));
-        let serving = TargetWork {
+        let serving = TargetCostInputs {
             start: at.prefix.cached,
-            compute_site: ComputeSite::Pulled,
+            missing_kv_source: MissingKvSource::Pulled,
             duplicated_until: self.tokens_elsewhere(target, &ownership),
         };
         let mut terms =
@@ -254,31 +255,31 @@ impl CandidateBuilder<'_> {
         let kind = HandoffKind::RemotePrefill;
         let handoff = Handoff { kind, source: prefill.at(), target: decode.at(), blocks: None, bytes };
         let allowed = self.layout.inputs.allows(Action::RemotePrefill);
-        CandidateDraft { sequence: PlanSequence::remote_prefill(prefill, handoff, decode), ownership, terms }
+        PricedCandidate { sequence: PlanParts::remote_prefill(prefill, handoff, decode), ownership, terms }
             .labelled(Action::RemotePrefill, (!allowed).then_some(CandidateRefusal::ActionDisabled))
     }
 
     /// One leg at `target` with the prefix it has.
-    fn local_draft(&self, target: usize) -> CandidateDraft {
+    fn local_draft(&self, target: usize) -> PricedCandidate {
         let ownership = self.ownership(target, None);
         let start = self.at(target).prefix.cached;
-        let serving = TargetWork {
+        let serving = TargetCostInputs {
             start,
-            compute_site: ComputeSite::Here,
+            missing_kv_source: MissingKvSource::Here,
             duplicated_until: self.tokens_elsewhere(target, &ownership),
         };
-        CandidateDraft {
-            sequence: PlanSequence::serve(self.leg(target, LegRole::Serve, start)),
+        PricedCandidate {
+            sequence: PlanParts::serve(self.leg(target, LegRole::Serve, start)),
             ownership,
             terms: self.cost_model.target_terms(self.at(target), serving),
         }
     }
 
     /// One leg at `target` that is not priced.
-    fn unpriced(&self, target: usize) -> CandidateDraft {
+    fn unpriced(&self, target: usize) -> PricedCandidate {
         let leg = self.leg(target, LegRole::Serve, self.at(target).prefix.cached);
         let ownership = self.ownership(target, None);
-        CandidateDraft { sequence: PlanSequence::serve(leg), ownership, terms: CostTerms::default() }
+        PricedCandidate { sequence: PlanParts::serve(leg), ownership, terms: CostTerms::default() }
     }
 
     /// Returns what `from` can send to `target`: a prefix longer than the target's that ends at a block boundary of
@@ -302,7 +303,7 @@ impl CandidateBuilder<'_> {
         let device_tokens = at.prefix.on_device();
         match self.layout.inputs.attention {
             Some(spec) => {
-                PrefixRestore { spec, cached: device_tokens, until, unit: self.unit(from, target) }.load_splits()
+                RestorablePrefix { spec, cached: device_tokens, until, unit: self.unit(from, target) }.load_splits()
             }
             None => {
                 let bytes = self.cost_model.bytes(at, device_tokens, until);

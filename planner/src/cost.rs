@@ -38,7 +38,7 @@ pub(crate) struct CostModel<'a> {
 }
 
 /// Part of a target's cost that all its candidates share.
-pub(crate) struct TargetBaseCost {
+pub(crate) struct SharedTargetCost {
     /// Bytes added to the target's device memory, times the share of its memory in use.
     displaced: f64,
     restore: Micros,
@@ -51,18 +51,18 @@ pub(crate) struct TargetBaseCost {
 
 /// Properties of a candidate, besides the target, that the target's cost depends on.
 #[derive(Clone, Copy)]
-pub(crate) struct TargetWork {
+pub(crate) struct TargetCostInputs {
     /// Leading tokens cached at the target when the step's own computation begins.
     pub(crate) start: Tokens,
     /// Whether the target itself computes the rest of the prompt.
-    pub(crate) compute_site: ComputeSite,
+    pub(crate) missing_kv_source: MissingKvSource,
     /// Leading tokens that another worker keeps as well.
     pub(crate) duplicated_until: Tokens,
 }
 
 /// Whether the target computes the tokens it lacks or pulls them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ComputeSite {
+pub(crate) enum MissingKvSource {
     Here,
     Pulled,
 }
@@ -110,10 +110,10 @@ impl<'a> CostModel<'a> {
     ///   answer loses to prompts that arrive later, and what those lose to the computation here: see
     ///   `interference_cost`.
     /// - `T_eviction`: see `eviction_cost`.
-    pub(crate) fn target_terms(&self, at: &WorkerCandidate<'_>, work: TargetWork) -> CostTerms {
-        let compute = match work.compute_site {
-            ComputeSite::Here => at.speed.rate.span(work.start, self.request.prompt_tokens),
-            ComputeSite::Pulled => Micros::ZERO,
+    pub(crate) fn target_terms(&self, at: &WorkerCandidate<'_>, work: TargetCostInputs) -> CostTerms {
+        let compute = match work.missing_kv_source {
+            MissingKvSource::Here => at.speed.rate.span(work.start, self.request.prompt_tokens),
+            MissingKvSource::Pulled => Micros::ZERO,
         };
         let base = at.base_cost.get_or_init(|| self.base_cost(at));
         let duplicated = self.bytes(at, at.prefix.believed, work.duplicated_until.min(self.request.prompt_tokens));
@@ -128,9 +128,9 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    fn base_cost(&self, at: &WorkerCandidate<'_>) -> TargetBaseCost {
+    fn base_cost(&self, at: &WorkerCandidate<'_>) -> SharedTargetCost {
         let end = self.request.prompt_tokens + self.request.expected_output_tokens;
-        TargetBaseCost {
+        SharedTargetCost {
             displaced: self.bytes(at, at.prefix.on_device(), end).0 as f64 * at.speed.usage,
             restore: self.restore_time(at) + at.speed.step,
             slowdown: CONCURRENT_DECODE_SHARE
@@ -170,7 +170,7 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// `T_restore`: time to load the prefix that a worker holds in its own slower tiers; a `PrefixRestore` is what
+    /// `T_restore`: time to load the prefix that a worker holds in its own slower tiers; a `RestorablePrefix` is what
     /// another worker or a store has to bring.
     pub(crate) fn restore_time(&self, at: &WorkerCandidate<'_>) -> Micros {
         let CachedPrefix { host, disk, .. } = at.prefix;
@@ -193,7 +193,7 @@ impl<'a> CostModel<'a> {
     /// Running answers wait for the computation and are slowed down afterwards, and so is this answer. The cost is
     /// `w x delays + mu x slowdown` with `w = mu + (1 - mu) x compute / (compute + 1 s)`; with `mu` of zero or above
     /// one, `w = mu`.
-    fn interference_cost(&self, at: &WorkerCandidate<'_>, compute: Micros, base: &TargetBaseCost) -> Micros {
+    fn interference_cost(&self, at: &WorkerCandidate<'_>, compute: Micros, base: &SharedTargetCost) -> Micros {
         let answers = at.speed.running_answers * base.slowdown + base.stall;
         let noticeable = compute.0 as f64 / (compute.0 as f64 + NOTICEABLE_STALL_MICROS);
         let extra_weight = if self.mu > 0.0 { (1.0 - self.mu).max(0.0) * noticeable } else { 0.0 };

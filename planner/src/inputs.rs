@@ -15,13 +15,13 @@ pub enum TransferPermission {
     #[default]
     Allowed,
     /// Only plans with one leg and no handoff are offered.
-    Forbidden(TransferObstacle),
+    Forbidden(RequestTransferBlocker),
 }
 
 /// Property of a request that forbids transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum TransferObstacle {
+pub enum RequestTransferBlocker {
     /// `n > 1`: several answers cannot share one handoff.
     SeveralChoices,
     /// `prompt_logprobs` or `echo`: the prompt must be computed where the answer is.
@@ -135,13 +135,13 @@ pub struct DisabledFeatures<'a> {
     /// Disabled actions.
     pub actions: ActionSet,
     /// Links that must not carry KV, in any order.
-    pub links: &'a [DisabledLink],
+    pub links: &'a [DirectedLink],
 }
 
 /// One direction between two workers in which wrong KV was seen to arrive. Only transfers are disabled; both workers
 /// still serve.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
-pub struct DisabledLink {
+pub struct DirectedLink {
     /// Worker that would send.
     pub from: WorkerId,
     /// Worker that would receive.
@@ -165,7 +165,7 @@ impl PlanningInputs<'_> {
 
     /// Returns whether transfers from one worker to another are barred.
     pub(crate) fn is_link_disabled(&self, from: WorkerId, to: WorkerId) -> bool {
-        self.disabled.links.contains(&DisabledLink { from, to })
+        self.disabled.links.contains(&DirectedLink { from, to })
     }
 
     /// Returns the parallel shape of a worker, if known.

@@ -22,7 +22,7 @@ use prefill_load::PrefillLoadAverage;
 pub use rank_headroom::EvictionVictim;
 pub(crate) use rank_headroom::{RankHeadroom, SessionLookup};
 pub use rank_memory::RankKvMemory;
-use rank_occupancy::{RankOccupancy, RankUpdate, ResidentSessions};
+use rank_occupancy::{RankOccupancy, RankOccupancyMut, ResidentSessions};
 use session_growth::SessionGrowth;
 
 /// Idle time after which a session is forgotten and counts as abandoned.
@@ -68,7 +68,7 @@ struct SessionHistory {
 
 /// KV that a step will occupy at a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KvFootprint {
+pub struct StepFootprint {
     /// Tokens of the prompt and the expected answer.
     pub tokens: Tokens,
     /// Leading tokens of these that are already cached there.
@@ -79,7 +79,7 @@ pub struct KvFootprint {
 
 impl OccupancyModel {
     /// Records that a step of a session is sent to a rank.
-    pub fn step_started(&mut self, at: Owner, session: SessionId, footprint: KvFootprint, now: Micros) {
+    pub fn step_started(&mut self, at: Owner, session: SessionId, footprint: StepFootprint, now: Micros) {
         self.forget_idle_sessions(now);
         if let Some(history) = self.sessions.get_mut(&session)
             && let Some(since) = history.idle_since.take()
@@ -144,12 +144,12 @@ impl OccupancyModel {
     /// for an unknown session.
     pub fn short_term_return_probability(&self, session: SessionId, now: Micros) -> Option<f64> {
         let history = self.sessions.get(&session)?;
-        let idle = return_model::IdleClass::MAX.at_most(now - history.idle_since?);
+        let idle = return_model::GapClass::MAX.at_most(now - history.idle_since?);
         Some(self.returns.short_term_return_probability(history.return_pattern, idle))
     }
 
     /// Records that a session's prefix was replicated to a rank while no step of it is running.
-    pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, footprint: KvFootprint, now: Micros) {
+    pub fn prefix_replicated(&mut self, at: Owner, session: SessionId, footprint: StepFootprint, now: Micros) {
         let pattern = self.sessions.get(&session).map(|history| history.return_pattern).unwrap_or_default();
         if footprint.capacity > Tokens::ZERO {
             let mut rank = self.rank_update(at);
@@ -201,20 +201,20 @@ impl OccupancyModel {
         SessionLookup { occupancy: self, session, now, sessions: self.residents.of(session) }
     }
 
-    fn rank_update(&mut self, at: Owner) -> RankUpdate<'_> {
+    fn rank_update(&mut self, at: Owner) -> RankOccupancyMut<'_> {
         let Self { workers, residents, .. } = self;
         let worker = current_incarnation(workers, residents, at);
         let position = worker.ranks.iter().position(|(rank, _)| *rank == at.rank).unwrap_or_else(|| {
             worker.ranks.push((at.rank, RankOccupancy::default()));
             worker.ranks.len() - 1
         });
-        RankUpdate { at, rank: &mut worker.ranks[position].1, residents }
+        RankOccupancyMut { at, rank: &mut worker.ranks[position].1, residents }
     }
 
-    fn known_rank(&mut self, at: Owner) -> Option<RankUpdate<'_>> {
+    fn known_rank(&mut self, at: Owner) -> Option<RankOccupancyMut<'_>> {
         let worker = self.workers.get_mut(&at.worker).filter(|worker| worker.incarnation == at.incarnation)?;
         let (_, rank) = worker.ranks.iter_mut().find(|(rank, _)| *rank == at.rank)?;
-        Some(RankUpdate { at, rank, residents: &mut self.residents })
+        Some(RankOccupancyMut { at, rank, residents: &mut self.residents })
     }
 
     fn known_worker(&self, at: Owner) -> Option<&WorkerOccupancy> {

@@ -8,21 +8,21 @@ mod action_set;
 mod admission;
 mod attention;
 mod cached_prefix;
+mod candidate_inputs;
 mod candidates;
 mod cost;
 mod cost_terms;
 mod decision;
 mod eviction_cost;
-mod fleet_layout;
 mod inputs;
 mod kv_occupancy;
 mod lcm;
 mod micros;
 mod plan;
 mod plan_check;
-mod planning_case;
 mod policy;
 mod prefix_replication;
+mod recorded_planning_inputs;
 mod recovery_cost;
 mod rendezvous;
 mod return_model;
@@ -32,36 +32,36 @@ mod worker_candidate;
 
 pub use action::Action;
 pub use action_set::ActionSet;
-pub use admission::{AdmissionDecision, AdmissionReason, AdmissionRequest, StepQueue, displaced_compute};
+pub use admission::{AdmissionDecision, AdmissionRequest, StepQueue, StepStartReason, displaced_compute};
 pub use attention::{
-    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, CheckpointInterval, CompressedKv, DenseKv, EngineInstances,
-    KvGroups, LatentKv, LayerState, ParallelShape, PrefixRestore, RestoreSplit, ShapeError, SpecError, StateKind,
-    WindowKv, check_kv_compatibility,
+    AttentionSpec, BlockLayout, BlockPart, CompressedKv, DenseKv, EngineInstances, KvTransferGroups, LatentKv,
+    LayerState, ParallelShape, RestorablePrefix, RestoreSplit, ShapeError, SpecError, StateKind, WindowCheckpointCosts,
+    WindowCheckpointInterval, WindowKv, check_kv_compatibility,
 };
 pub use cost_terms::CostTerms;
 pub use decision::{CandidateRefusal, Decision, PlanCandidate, PlanningError};
 pub use inputs::{
-    DisabledFeatures, DisabledLink, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, SessionView,
-    TransferObstacle, TransferPermission,
+    DirectedLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, RequestTransferBlocker,
+    SessionView, TransferPermission,
 };
-pub use kv_occupancy::{EvictionVictim, KvFootprint, OccupancyModel, PrefillLoad, RankKvMemory};
+pub use kv_occupancy::{EvictionVictim, OccupancyModel, PrefillLoad, RankKvMemory, StepFootprint};
 pub use lcm::lcm;
-pub use micros::{ComputeRate, micros, valid_or_zero};
+pub use micros::{PrefillTimeModel, micros, valid_or_zero};
 pub use plan::{
-    Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect, Plan, PlanPart, PlanRationale, PlanSequence,
-    PlanSequenceError, RunnerUp, WorkerRank,
+    Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect, Plan, PlanPart, PlanParts, PlanPartsError,
+    PlanRationale, RunnerUp, WorkerRank,
 };
 pub use plan_check::PlanViolation;
-pub use planning_case::PlanningCase;
 pub use policy::{
     AdmissionLimits, LowerTiers, OverloadThresholds, Policy, ReplicateSendTiming, ResidencyConfidence, SelectionRule,
     TransferTimeMargin,
 };
 pub use prefix_replication::{
-    PrefixReplication, ReplicationLimits, ReplicationPurpose, ReplicationSkipReason, plan_prefix_replication,
+    ChosenReplication, PrefixMoveKind, ReplicationLimits, ReplicationSkipReason, plan_prefix_replication,
 };
+pub use recorded_planning_inputs::RecordedPlanningInputs;
 pub use selection::plan;
-pub use step::{ClassificationInputs, HeadRelation, StepKind, StepThresholds, classify};
+pub use step::{ClassificationInputs, ClassificationThresholds, HeadRelation, StepKind, classify};
 
 #[cfg(test)]
 mod tests;

@@ -15,14 +15,14 @@ pub fn valid_or_zero(value: f64) -> f64 {
 
 /// Prefill speed of a worker.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ComputeRate {
+pub struct PrefillTimeModel {
     /// Microseconds for the first token.
     first_token: f64,
     /// 1 / (2 x the context length at which a token costs twice the first), or 0.
     quadratic: f64,
 }
 
-impl ComputeRate {
+impl PrefillTimeModel {
     /// Creates a rate of `token` microseconds for the first token and twice that at position `doubles_at`; 0 makes
     /// every token cost the same.
     pub fn new(token: f64, doubles_at: Tokens) -> Self {
@@ -66,22 +66,22 @@ mod tests {
 
     #[test]
     fn later_tokens_cost_more_as_context_grows() {
-        let flat = ComputeRate::new(100.0, Tokens::ZERO);
+        let flat = PrefillTimeModel::new(100.0, Tokens::ZERO);
         assert_eq!(flat.span(Tokens(0), Tokens(1_000)), Micros(100_000));
         assert_eq!(flat.span(Tokens(1_000), Tokens(1_000)), Micros::ZERO);
         assert_eq!(flat.span(Tokens(2_000), Tokens(1_000)), Micros::ZERO);
-        let curved = ComputeRate::new(100.0, Tokens(1_000));
+        let curved = PrefillTimeModel::new(100.0, Tokens(1_000));
         // On average, the first thousand tokens cost 1.5 times the first token, the second thousand 2.5 times.
         assert_eq!(curved.span(Tokens(0), Tokens(1_000)), Micros(150_000));
         assert_eq!(curved.span(Tokens(1_000), Tokens(2_000)), Micros(250_000));
-        assert_eq!(ComputeRate::new(f64::NAN, Tokens::ZERO).span(Tokens(0), Tokens(9)), Micros::ZERO);
+        assert_eq!(PrefillTimeModel::new(f64::NAN, Tokens::ZERO).span(Tokens(0), Tokens(9)), Micros::ZERO);
     }
 
     #[test]
     fn first_tokens_cost_equals_the_span_from_zero() {
         for doubles in [0, 1, 7, 1_000, 1 << 40] {
             for token in [0.0, 1e-9, 0.3, 90.909, 100.0, 1e9, 1e300, f64::NAN] {
-                let rate = ComputeRate::new(token, Tokens(doubles));
+                let rate = PrefillTimeModel::new(token, Tokens(doubles));
                 for to in [0, 1, 2, 3, 1_074, 99_999, 1 << 20, 1 << 53, (1 << 53) + 1, 1 << 62, i64::MAX as u64] {
                     let span = rate.span(Tokens::ZERO, Tokens(to)).0 as f64;
                     assert_eq!(rate.first(Tokens(to)), span, "{doubles} {token} {to}");

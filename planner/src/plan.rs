@@ -103,7 +103,7 @@ pub enum PlanPart {
 /// remote prefill and a decode leg. Held without an allocation, because the planner builds one for each candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(try_from = "Vec<PlanPart>", into = "Vec<PlanPart>")]
-pub struct PlanSequence {
+pub struct PlanParts {
     pub(crate) before_answer: [Option<PlanPart>; MAX_PARTS - 1],
     pub(crate) answer: Leg,
 }
@@ -113,7 +113,7 @@ const MAX_PARTS: usize = 3;
 
 /// A list of legs and handoffs that is no plan.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
-pub enum PlanSequenceError {
+pub enum PlanPartsError {
     /// The last part is not a leg, or there is no part.
     #[error("a plan ends with the leg that answers")]
     NoAnswerLeg,
@@ -122,7 +122,7 @@ pub enum PlanSequenceError {
     TooManyParts(usize),
 }
 
-impl PlanSequence {
+impl PlanParts {
     /// One leg, no transfer.
     pub fn serve(leg: Leg) -> Self {
         Self { before_answer: [None; MAX_PARTS - 1], answer: leg }
@@ -196,22 +196,22 @@ impl PlanSequence {
     }
 }
 
-impl TryFrom<Vec<PlanPart>> for PlanSequence {
-    type Error = PlanSequenceError;
+impl TryFrom<Vec<PlanPart>> for PlanParts {
+    type Error = PlanPartsError;
 
-    fn try_from(mut parts: Vec<PlanPart>) -> Result<Self, PlanSequenceError> {
-        let Some(PlanPart::Leg(answer)) = parts.pop() else { return Err(PlanSequenceError::NoAnswerLeg) };
+    fn try_from(mut parts: Vec<PlanPart>) -> Result<Self, PlanPartsError> {
+        let Some(PlanPart::Leg(answer)) = parts.pop() else { return Err(PlanPartsError::NoAnswerLeg) };
         let mut before_answer = [None; MAX_PARTS - 1];
         if parts.len() > before_answer.len() {
-            return Err(PlanSequenceError::TooManyParts(parts.len() + 1));
+            return Err(PlanPartsError::TooManyParts(parts.len() + 1));
         }
         before_answer.iter_mut().zip(parts).for_each(|(place, part)| *place = Some(part));
         Ok(Self { before_answer, answer })
     }
 }
 
-impl From<PlanSequence> for Vec<PlanPart> {
-    fn from(sequence: PlanSequence) -> Self {
+impl From<PlanParts> for Vec<PlanPart> {
+    fn from(sequence: PlanParts) -> Self {
         sequence.parts().collect()
     }
 }
@@ -263,7 +263,7 @@ pub struct Plan {
     /// Label of the plan; see [`Action`] for when each applies.
     pub action: Action,
     /// What is sent to the workers, in order.
-    pub sequence: PlanSequence,
+    pub sequence: PlanParts,
     /// What the commit does to ownership.
     pub ownership: OwnershipEffect,
     /// Why this plan was chosen.

@@ -5,7 +5,7 @@ use vocabulary::{Blocks, KvIndexState, Owner, Tokens, WorkerHealth, WorkerId, Wo
 use crate::worker_candidate::{length_refusal, serves_alone};
 use crate::{
     Action, AttentionSpec, Handoff, HandoffKind, Leg, LegRole, OwnershipEffect, Plan, PlanPart, PlanningInputs,
-    TransferObstacle, TransferPermission, WorkerRank,
+    RequestTransferBlocker, TransferPermission, WorkerRank,
 };
 
 /// Why a plan is illegal. Always a bug of the router, or a check against inputs other than those of the planning.
@@ -49,7 +49,7 @@ pub enum PlanViolation {
     ToItself(WorkerId),
     /// A handoff for a request that forbids transfers.
     #[error("the request forbids transfers: {0:?}")]
-    TransferForbidden(TransferObstacle),
+    TransferForbidden(RequestTransferBlocker),
     /// A handoff from a worker that cannot send KV.
     #[error("{0} only receives")]
     SendsNothing(WorkerId),

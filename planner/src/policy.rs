@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{KvIndexState, Micros, Tokens};
 
-use crate::{Action, StepThresholds};
+use crate::{Action, ClassificationThresholds};
 
 /// Rule that selects a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
@@ -54,7 +54,7 @@ pub struct Policy {
     #[default(SelectionRule::LowestCost)]
     pub policy: SelectionRule,
     /// Thresholds between the kinds of step.
-    pub thresholds: StepThresholds,
+    pub thresholds: ClassificationThresholds,
     /// Disabled actions. Colocated prefill cannot be disabled: every step must be servable.
     pub disabled_actions: Vec<Action>,
     /// `lambda`: cost of each MiB of device memory taken from other sessions, in microseconds.

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{Blocks, Bytes, DpRank, KvIndexState, Micros, Overlap, Tier, WorkerHealth, WorkerId};
 
+use crate::candidate_inputs::CandidateInputs;
 use crate::cost::CostModel;
 use crate::eviction_cost::CopyKind;
-use crate::fleet_layout::FleetLayout;
 use crate::micros::{micros, valid_or_zero};
-use crate::worker_candidate::WorkerSpeed;
+use crate::worker_candidate::SpeedAndLoad;
 use crate::{
     Handoff, HandoffKind, OwnershipEffect, PlanCandidate, PlanningInputs, ReplicateSendTiming, SelectionRule,
     WorkerRank, plan,
@@ -42,7 +42,7 @@ pub struct ReplicationLimits {
 /// Effect of a move on ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum ReplicationPurpose {
+pub enum PrefixMoveKind {
     /// The owner stays; the target gets a read-only replica.
     Replicate,
     /// The session should leave its owner; the target becomes the new one.
@@ -51,9 +51,9 @@ pub enum ReplicationPurpose {
 
 /// A move that is worth its cost.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct PrefixReplication {
+pub struct ChosenReplication {
     /// Effect on ownership.
-    pub kind: ReplicationPurpose,
+    pub kind: PrefixMoveKind,
     /// Worker that sends.
     pub from: WorkerId,
     /// Rank of the sender.
@@ -121,7 +121,7 @@ struct ReplicateTransfer {
 pub fn plan_prefix_replication(
     inputs: &PlanningInputs<'_>,
     bounds: &ReplicationLimits,
-) -> Result<PrefixReplication, ReplicationSkipReason> {
+) -> Result<ChosenReplication, ReplicationSkipReason> {
     if inputs.policy.policy != SelectionRule::LowestCost {
         return Err(ReplicationSkipReason::Baseline);
     }
@@ -144,10 +144,10 @@ pub fn plan_prefix_replication(
         return Err(ReplicationSkipReason::TooDear);
     }
     let kind = match candidate.ownership {
-        OwnershipEffect::Move { .. } => ReplicationPurpose::Migrate,
-        OwnershipEffect::Keep | OwnershipEffect::Claim | OwnershipEffect::ReadReplica => ReplicationPurpose::Replicate,
+        OwnershipEffect::Move { .. } => PrefixMoveKind::Migrate,
+        OwnershipEffect::Keep | OwnershipEffect::Claim | OwnershipEffect::ReadReplica => PrefixMoveKind::Replicate,
     };
-    Ok(PrefixReplication {
+    Ok(ChosenReplication {
         kind,
         from: sending.source.worker,
         from_rank: sending.source.rank,
@@ -180,8 +180,8 @@ fn cheapest_replicate<'a>(
             continue;
         }
         let sends_in_turn = inputs.policy.replicate_dispatch == ReplicateSendTiming::Queued;
-        let waits = |view| WorkerSpeed::of(view, inputs.policy).queue;
-        let is_full = WorkerSpeed::of(target, inputs.policy).usage >= inputs.policy.overload.max_kv_cache_usage;
+        let waits = |view| SpeedAndLoad::of(view, inputs.policy).queue;
+        let is_full = SpeedAndLoad::of(target, inputs.policy).usage >= inputs.policy.overload.max_kv_cache_usage;
         if is_full || waits(target) > bounds.queue || (sends_in_turn && waits(source) > bounds.source_queue) {
             why = why.max(ReplicationSkipReason::Busy);
             continue;
@@ -216,7 +216,7 @@ fn replication_cost(
     sending: ReplicateTransfer,
 ) -> Option<Micros> {
     const MIB: f64 = 1_048_576.0;
-    let table = FleetLayout::build(inputs).ok()?;
+    let table = CandidateInputs::build(inputs).ok()?;
     let cost_model = CostModel::new(&table.inputs, table.session_lookup);
     let at = table.candidates.iter().find(|at| at.view.id == sending.target.worker)?;
     let transfer_time = cost_model.transfer_time(at.view.link.as_ref()?, sending.bytes);

@@ -3,25 +3,25 @@
 
 use vocabulary::{Tokens, WorkerView};
 
-use crate::micros::{ComputeRate, valid_or_zero};
+use crate::micros::{PrefillTimeModel, valid_or_zero};
 use crate::{AttentionSpec, LowerTiers};
 
 /// Cost of getting evicted tokens back at one worker.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RecoveryCost {
-    rate: ComputeRate,
+pub(crate) struct RecoveryCostModel {
+    rate: PrefillTimeModel,
     /// Chance that evicted KV is still in the host tier when it is needed.
     host_retention: f64,
     /// Microseconds to load one token from the host tier.
     load_per_token: f64,
 }
 
-impl RecoveryCost {
+impl RecoveryCostModel {
     /// Estimates the costs for a worker. Evicted KV stays in the host tier until as many tokens as the tier holds were
     /// evicted after it. The chance that a token is still there is `host / (host + device)`: the tier also holds copies
     /// that nobody needs.
     pub(crate) fn of(
-        (view, rate): (&WorkerView, ComputeRate),
+        (view, rate): (&WorkerView, PrefillTimeModel),
         tiers: &LowerTiers,
         attention: Option<&AttentionSpec>,
     ) -> Self {

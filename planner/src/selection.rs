@@ -4,15 +4,15 @@ use std::cmp::{Ordering, Reverse};
 
 use vocabulary::{WorkerId, WorkerLoad};
 
+use crate::candidate_inputs::CandidateInputs;
 use crate::candidates::candidates;
-use crate::fleet_layout::FleetLayout;
 use crate::{
     Decision, Plan, PlanCandidate, PlanRationale, PlanningError, PlanningInputs, RunnerUp, SelectionRule, rendezvous,
 };
 
 /// Plans one step. Equal inputs give equal decisions, whatever the order of workers and overlaps.
 pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
-    let table = FleetLayout::build(inputs)?;
+    let table = CandidateInputs::build(inputs)?;
     let candidates = candidates(&table);
     let allowed = || candidates.iter().filter(|candidate| candidate.refusal.is_none());
     let chosen = match inputs.policy.policy {

@@ -23,7 +23,8 @@ use vocabulary::{Blocks, Micros, Tokens};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum StepKind {
-    /// Many new tokens; less than half of the prompt is reused (`StepThresholds::tool_output_min_reused_percent`).
+    /// Many new tokens; less than half of the prompt is reused
+    /// (`ClassificationThresholds::tool_output_min_reused_percent`).
     NewLongPrefix,
     /// Many new tokens; at least half of the prompt is reused.
     LongToolOutput,
@@ -104,7 +105,7 @@ impl ClassificationInputs {
 /// Thresholds between the kinds of step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
-pub struct StepThresholds {
+pub struct ClassificationThresholds {
     /// A step with more new tokens than this is long.
     #[default(Tokens(4_096))]
     pub long_step_tokens: Tokens,
@@ -118,7 +119,7 @@ pub struct StepThresholds {
 }
 
 /// Returns the kind of a step. The most specific wins: continuation, then fork, then cold resume, then by size.
-pub fn classify(facts: &ClassificationInputs, thresholds: &StepThresholds) -> StepKind {
+pub fn classify(facts: &ClassificationInputs, thresholds: &ClassificationThresholds) -> StepKind {
     match facts.relation {
         HeadRelation::Equals => return StepKind::DecodeContinuation,
         HeadRelation::Diverges => return StepKind::ForkedRollout,
@@ -145,7 +146,7 @@ mod tests {
             reused_tokens: Tokens(reused),
             ..ClassificationInputs::default()
         };
-        classify(&facts, &StepThresholds::default())
+        classify(&facts, &ClassificationThresholds::default())
     }
 
     #[test]
@@ -173,7 +174,7 @@ mod tests {
                 relation: HeadRelation::Extends,
                 idle: Some(Micros(idle)),
             };
-            classify(&facts, &StepThresholds::default())
+            classify(&facts, &ClassificationThresholds::default())
         };
         assert_eq!(at(60_000_000), StepKind::SmallIncrement);
         assert_eq!(at(60_000_001), StepKind::ColdResume);
@@ -188,7 +189,7 @@ mod tests {
                 relation,
                 idle: Some(Micros(u64::MAX)),
             };
-            classify(&facts, &StepThresholds::default())
+            classify(&facts, &ClassificationThresholds::default())
         };
         assert_eq!(of(HeadRelation::Equals), StepKind::DecodeContinuation);
         assert_eq!(of(HeadRelation::Diverges), StepKind::ForkedRollout);
@@ -202,10 +203,10 @@ mod tests {
             reused_tokens: Tokens(30),
             ..ClassificationInputs::default()
         };
-        let mut thresholds = StepThresholds {
+        let mut thresholds = ClassificationThresholds {
             long_step_tokens: Tokens(10),
             tool_output_min_reused_percent: 31,
-            ..StepThresholds::default()
+            ..ClassificationThresholds::default()
         };
         assert_eq!(classify(&facts, &thresholds), StepKind::NewLongPrefix);
         thresholds.tool_output_min_reused_percent = 30;

@@ -31,7 +31,7 @@ pub(crate) struct PlanningScene {
     pub(crate) excluded: Vec<WorkerId>,
     pub(crate) policy: Policy,
     pub(crate) disabled: ActionSet,
-    pub(crate) barred: Vec<DisabledLink>,
+    pub(crate) barred: Vec<DirectedLink>,
     pub(crate) round_robin_index: u64,
     pub(crate) occupancy: OccupancyModel,
     pub(crate) now: Micros,
@@ -155,7 +155,7 @@ impl PlanningScene {
             "prompt" => self.ask.prompt_tokens = Tokens(number(value)),
             "answer" => self.ask.expected_output_tokens = Tokens(number(value)),
             "block" => self.ask.block_size = Tokens(number(value)),
-            "transfers" => self.ask.transfers = TransferPermission::Forbidden(TransferObstacle::SeveralChoices),
+            "transfers" => self.ask.transfers = TransferPermission::Forbidden(RequestTransferBlocker::SeveralChoices),
             "exclude" => self.excluded.push(id(value)),
             "turn" => self.round_robin_index = number(value),
             other => panic!("no such word: {other}"),
@@ -169,8 +169,8 @@ impl PlanningScene {
             ("of", "hybrid") => crate::attention::tests::hybrid(),
             ("of", name) => crate::attention::tests::read(name),
             ("checkpoints", policy) => {
-                let every = |tokens| CheckpointInterval::EveryTokens(Tokens(tokens));
-                let policy = policy.parse().map_or(CheckpointInterval::None, every);
+                let every = |tokens| WindowCheckpointInterval::EveryTokens(Tokens(tokens));
+                let policy = policy.parse().map_or(WindowCheckpointInterval::None, every);
                 self.attention.take().unwrap().with_checkpoints(policy).unwrap()
             }
             (other, _) => panic!("no such word: {other}"),
@@ -188,7 +188,7 @@ impl PlanningScene {
             "off" => self.policy.disabled_actions.push(serde_json::from_value(value.into()).unwrap()),
             "barred" => {
                 let (from, to) = value.split_once('>').unwrap();
-                self.barred.push(DisabledLink { from: id(from), to: id(to) });
+                self.barred.push(DirectedLink { from: id(from), to: id(to) });
             }
             "doubles" => self.policy.attention_cost_doubling_tokens = Tokens(number(value)),
             other => panic!("no such word: {other}"),
@@ -269,7 +269,7 @@ fn worker(name: &str, role: &str) -> WorkerView {
             fabric: "nixl".into(),
             fixed: Micros(10_000),
             bytes_per_second: 10e9,
-            carries: KvLinkMode::Prefixes,
+            carries: KvLinkCapability::Prefixes,
         }),
     }
 }

@@ -4,13 +4,13 @@ use std::cell::OnceCell;
 
 use vocabulary::{Micros, Owner, Tokens, WorkerHealth, WorkerRole, WorkerView};
 
-use crate::cost::TargetBaseCost;
+use crate::cost::SharedTargetCost;
 use crate::eviction_cost::ExaminedVictimTotals;
 use crate::kv_occupancy::{RankHeadroom, SessionLookup};
-use crate::recovery_cost::RecoveryCost;
+use crate::recovery_cost::RecoveryCostModel;
 use crate::{
-    CandidateRefusal, ComputeRate, ParallelShape, PlanningInputs, Policy, RequestProfile, cached_prefix::CachedPrefix,
-    micros::micros, rendezvous,
+    CandidateRefusal, ParallelShape, PlanningInputs, Policy, PrefillTimeModel, RequestProfile,
+    cached_prefix::CachedPrefix, micros::micros, rendezvous,
 };
 
 /// A worker with sanitized numbers: rates are finite and positive, usage is 0 to 1.
@@ -20,25 +20,25 @@ pub(crate) struct WorkerCandidate<'a> {
     /// as a target.
     pub(crate) refusal: Option<CandidateRefusal>,
     pub(crate) prefix: CachedPrefix,
-    pub(crate) speed: WorkerSpeed,
+    pub(crate) speed: SpeedAndLoad,
     /// Cost of getting back KV that was evicted here.
-    pub(crate) recovery_cost: RecoveryCost,
+    pub(crate) recovery_cost: RecoveryCostModel,
     /// Parallel shape of the worker, if known.
     pub(crate) shape: Option<ParallelShape>,
     pub(crate) headroom: RankHeadroom<'a>,
     /// Cost of evicting all examined victims, computed on first use.
     pub(crate) victim_totals: OnceCell<ExaminedVictimTotals>,
     /// Part of the cost that all candidates at this target share, computed on first use.
-    pub(crate) base_cost: OnceCell<TargetBaseCost>,
+    pub(crate) base_cost: OnceCell<SharedTargetCost>,
     /// Rendezvous weight of the worker for the session.
     pub(crate) rendezvous_weight: u64,
 }
 
 /// Speed and queue of a worker, in microseconds.
 #[derive(Clone, Copy)]
-pub(crate) struct WorkerSpeed {
+pub(crate) struct SpeedAndLoad {
     /// Prefill rate when nothing else runs.
-    pub(crate) rate: ComputeRate,
+    pub(crate) rate: PrefillTimeModel,
     /// One decode step of the current batch: step + slowdown x running.
     pub(crate) step: Micros,
     /// Time until new work starts: backlog / prefill rate, plus half of a decode step when the batch is not empty.
@@ -56,7 +56,7 @@ impl<'a> WorkerCandidate<'a> {
         view: &'a WorkerView,
         prefix: CachedPrefix,
     ) -> Self {
-        let speed = WorkerSpeed::of(view, inputs.policy);
+        let speed = SpeedAndLoad::of(view, inputs.policy);
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: prefix.rank };
         Self {
             view,
@@ -67,7 +67,7 @@ impl<'a> WorkerCandidate<'a> {
             prefix,
             shape: inputs.shape(view.id),
             speed,
-            recovery_cost: RecoveryCost::of((view, speed.rate), &inputs.policy.tiers, inputs.attention),
+            recovery_cost: RecoveryCostModel::of((view, speed.rate), &inputs.policy.tiers, inputs.attention),
             rendezvous_weight: rendezvous::weight(inputs.session.id, view.id),
         }
     }
@@ -101,7 +101,7 @@ impl<'a> WorkerCandidate<'a> {
     }
 }
 
-impl WorkerSpeed {
+impl SpeedAndLoad {
     pub(crate) fn of(view: &WorkerView, policy: &Policy) -> Self {
         const MIN_RATE: f64 = 1.0;
         let is_valid = |rate: f64| rate.is_finite() && rate > 0.0;
@@ -111,7 +111,7 @@ impl WorkerSpeed {
         let step = view.speeds.decode_step + view.speeds.decode_slowdown * u64::from(load.running);
         let in_flight = u64::from(load.running > 0);
         Self {
-            rate: ComputeRate::new(token, policy.attention_cost_doubling_tokens),
+            rate: PrefillTimeModel::new(token, policy.attention_cost_doubling_tokens),
             step,
             queue: micros(load.backlog.0 as f64 * token) + Micros(step.0 * in_flight / 2),
             running_answers: if view.role.decodes() { f64::from(load.running) } else { 0.0 },

@@ -4,7 +4,7 @@ mod operator_parts;
 
 use std::sync::Arc;
 
-use ownership::Directory;
+use ownership::OwnershipDirectory;
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
@@ -13,31 +13,31 @@ use crate::config::{Config, parts};
 use proxy::auth::{ApiKeys, KeysError};
 use proxy::caches::RouterCaches;
 use proxy::catalog::Catalog;
-use proxy::decisions::{DecisionHistory, DecisionLogOptions, OpenDecisionLogError, StaticPlanningInputs};
+use proxy::decisions::{DecisionHistory, DecisionLogParts, OpenDecisionLogError, StaticPlanningInputs};
 use proxy::discovery::WorkerDiscovery;
-use proxy::forward::{ForwardEnds, Forwarder};
+use proxy::forward::{ForwardEndSinks, UnplannedForwarder};
 use proxy::front_door::{FrontDoor, FrontDoorParts};
 use proxy::ledger_access::LedgerAccess;
 use proxy::memory_budget::{MemoryBudget, MemoryLimits};
 use proxy::offload_pool::OffloadPool;
 use proxy::outliers::OutlierTracker;
 use proxy::peer_exchange::prompt_exchange;
-use proxy::pipeline::plan::RoutingPolicies;
+use proxy::pipeline::plan::PlannerState;
 use proxy::pipeline::{Pipeline, PipelineParts};
 use proxy::prefix_mover::PrefixMover;
-use proxy::prefix_replication::ReplicationTask;
+use proxy::prefix_replication::ReplicationParts;
 use proxy::receipt::ReceiptBuffer;
 use proxy::retries::TenantShare;
 use proxy::routing::LiveRouting;
 use proxy::salt_proof::SaltProver;
 use proxy::salts::CacheSalts;
 use proxy::server::BodyLimits;
-use proxy::shared_cache::{SharedCache, SharedCacheError};
+use proxy::shared_cache::{RedisUrlError, SharedCache};
 use proxy::telemetry::metrics::Metrics;
 use proxy::tenant_isolation::TenantIsolation;
 use proxy::transfer_checker::TransferChecker;
 use proxy::upstream::Upstream;
-use proxy::watched_files::{StaleFiles, WatchedFiles};
+use proxy::watched_files::{ReloadReporter, StaleFiles};
 use proxy::worker_client::{CredentialPolicy, WorkerClient};
 use proxy::worker_pool::WorkerPool;
 
@@ -73,7 +73,7 @@ pub struct AppState {
     pub offload_pool: Arc<OffloadPool>,
     composition: Subsystems,
     /// The planner's and the fallback policy, with the occupancy model.
-    pub policies: RoutingPolicies,
+    pub policies: PlannerState,
     /// Moves prefixes between workers.
     pub prefix_mover: PrefixMover,
     /// Serves generation requests.
@@ -98,7 +98,7 @@ pub enum AppStateError {
     Rooms(#[from] SubsystemsError),
     /// The configured Redis cannot be used.
     #[error(transparent)]
-    SoftState(#[from] SharedCacheError),
+    SoftState(#[from] RedisUrlError),
     /// The directory of the decision log cannot be used.
     #[error(transparent)]
     Decisions(#[from] OpenDecisionLogError),
@@ -141,8 +141,8 @@ impl AppState {
         let outliers =
             OutlierTracker::new(config.outliers, subsystems.fleet.clone(), metrics.decisions.outliers.clone());
         let share = if is_shared { TenantShare::Half } else { TenantShare::All };
-        let policies = RoutingPolicies::new(parts::routing_policy_settings(&config), share, outliers);
-        let log = DecisionLogOptions {
+        let policies = PlannerState::new(parts::routing_policy_settings(&config), share, outliers);
+        let log = DecisionLogParts {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.planner_policy(),
             static_inputs: StaticPlanningInputs {
@@ -180,13 +180,13 @@ impl AppState {
             offload_pool: aside.clone(),
             metrics: &metrics,
         }));
-        let forward_ends = Arc::new(ForwardEnds::new(
+        let forward_ends = Arc::new(ForwardEndSinks::new(
             ledger.clone(),
             routing.clone(),
             (decisions.clone(), remembered.shared_cache.clone()),
             metrics.requests.implausible_usage.clone(),
         ));
-        let forwarder = Forwarder {
+        let forwarder = UnplannedForwarder {
             workers: workers.clone(),
             listed_workers: subsystems.pool.clone(),
             isolation: isolation.clone(),
@@ -228,8 +228,8 @@ impl AppState {
     }
 
     /// Returns a handle for watched files, through which a failed reload is reported.
-    pub(crate) fn watched_files(&self, what: &'static str) -> WatchedFiles {
-        WatchedFiles { name: what, stale: self.composition.stale_files.clone() }
+    pub(crate) fn watched_files(&self, what: &'static str) -> ReloadReporter {
+        ReloadReporter { name: what, stale: self.composition.stale_files.clone() }
     }
 
     /// Returns the watched files that changed and could not be reloaded.
@@ -238,7 +238,7 @@ impl AppState {
     }
 
     /// Returns the ledger with sessions, owners and leases: its view, and the way to write to it.
-    pub fn directory(&self) -> &Directory {
+    pub fn directory(&self) -> &OwnershipDirectory {
         self.ledger.directory()
     }
 
@@ -263,8 +263,8 @@ impl AppState {
     }
 
     /// Returns the handles of prefix replication.
-    pub fn replication_task(&self) -> Arc<ReplicationTask> {
-        Arc::new(ReplicationTask {
+    pub fn replication_task(&self) -> Arc<ReplicationParts> {
+        Arc::new(ReplicationParts {
             replicator: self.policies.prefix_replication.clone(),
             bandwidth: self.config.prefix_replication.bandwidth.0 as u64,
             planner: self.policies.planner_policy().clone(),
@@ -287,7 +287,7 @@ impl AppState {
         SaltProver {
             workers: self.workers.clone(),
             isolation: self.isolation.clone(),
-            proofs: self.metrics.requests.salt_proofs.clone(),
+            proofs: self.metrics.requests.salt_support.clone(),
         }
     }
 

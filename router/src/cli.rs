@@ -158,7 +158,7 @@ pub(crate) fn report_failure(error: &dyn std::error::Error) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use clap::error::ErrorKind;
-    use vocabulary::{ArtifactId, GroupId, PrefixId, RequestId, SessionId};
+    use vocabulary::{ArtifactGroupId, ArtifactId, PrefixId, RequestId, SessionId};
 
     use super::*;
 
@@ -205,7 +205,7 @@ mod tests {
             "SESSION" => SessionId(1).to_string(),
             "ARTIFACT" => ArtifactId(1).to_string(),
             "PREFIX" => PrefixId(1).to_string(),
-            "GROUP" => GroupId(1).to_string(),
+            "GROUP" => ArtifactGroupId(1).to_string(),
             "REQUEST" => RequestId(1).to_string(),
             "WORKER" => "http://127.0.0.1:1".to_owned(),
             other => other.to_owned(),

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
-use ownership::{Directory, Options, OwnershipError, RequestedLedgerLimits};
-use residency::{RoutedBlockLimits, SourceRules};
+use ownership::{LedgerNodeError, Options, OwnershipDirectory, RequestedLedgerLimits};
+use residency::{BlockMappingRules, RoutedBlockLimits};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
 use vocabulary::{Micros, ModelId};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::{
-    Fleet, FleetError, FleetOptions, LivenessReport, ProbeSettings, SourceRulesResolver, SuperviseTask,
+    BlockMappingResolver, Fleet, FleetError, FleetOptions, LivenessReport, ProbeSettings, TaskSupervisor,
 };
 
 use crate::config::Config;
@@ -26,7 +26,7 @@ use proxy::discovery::{WorkerDiscovery, WorkerFile, WorkerFileError, WorkerSourc
 use proxy::drains;
 use proxy::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
 use proxy::telemetry::metrics::Metrics;
-use proxy::watched_files::{StaleFiles, WatchedFiles};
+use proxy::watched_files::{ReloadReporter, StaleFiles};
 use proxy::worker_pool::WorkerPool;
 
 /// Limit of queued probe reports.
@@ -44,7 +44,7 @@ pub enum SubsystemsError {
         /// Its data directory.
         folder: PathBuf,
         /// Why.
-        source: OwnershipError,
+        source: LedgerNodeError,
     },
     /// The workers are invalid.
     #[error(transparent)]
@@ -58,7 +58,7 @@ pub enum SubsystemsError {
 #[derive(Debug)]
 pub struct Subsystems {
     /// The ledger's view, and the way to write to it.
-    pub directory: Arc<Directory>,
+    pub directory: Arc<OwnershipDirectory>,
     /// Current state of the workers.
     pub fleet: Arc<Fleet>,
     /// How the workers are reached.
@@ -85,7 +85,7 @@ impl Subsystems {
         let (liveness, liveness_reports) = mpsc::channel(MAX_QUEUED_REPORTS);
         let supervision = directory.supervision();
         let fleet_supervision = supervision.clone();
-        let supervise_task: SuperviseTask = Arc::new(move |name, begin| fleet_supervision.kept(name, begin).boxed());
+        let task_supervisor: TaskSupervisor = Arc::new(move |name, begin| fleet_supervision.kept(name, begin).boxed());
         let options = FleetOptions {
             workers: Vec::new(),
             pace: ProbeSettings::default(),
@@ -95,7 +95,7 @@ impl Subsystems {
             routed_limits: RoutedBlockLimits::default(),
             snapshots: Some(Arc::new(SnapshotClient::new(router_peers.clone(), metrics.exchange.clone()))),
         };
-        let fleet = Arc::new(Fleet::start_supervised(options, supervise_task)?);
+        let fleet = Arc::new(Fleet::start_supervised(options, task_supervisor)?);
         let (pool, stale_files) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
         let discovery_options = (&config.discovery, metrics.process.discovery.clone());
         let discovery =
@@ -115,7 +115,7 @@ impl Subsystems {
         ];
         if let Some((file, workers)) = file {
             discovery.update_list((WorkerSource::File, 0), workers);
-            let watched = WatchedFiles { name: "workers", stale: stale_files.clone() };
+            let watched = ReloadReporter { name: "workers", stale: stale_files.clone() };
             let discovery = discovery.clone();
             let follow = move || file.clone().follow(discovery.clone(), watched.clone());
             tasks.push(supervision.supervise("workers_file", follow));
@@ -146,7 +146,7 @@ impl Subsystems {
     }
 }
 
-async fn open_directory(config: &Config) -> Result<Directory, SubsystemsError> {
+async fn open_directory(config: &Config) -> Result<OwnershipDirectory, SubsystemsError> {
     let folder = config.ledger.data_dir.clone();
     let options = Options {
         lease: config.ledger.lease_duration.0,
@@ -158,11 +158,11 @@ async fn open_directory(config: &Config) -> Result<Directory, SubsystemsError> {
         max_level: config.cluster.max_feature_level,
         ..Options::new(folder.clone())
     };
-    Directory::open(options).await.map_err(|source| SubsystemsError::Ledger { folder, source })
+    OwnershipDirectory::open(options).await.map_err(|source| SubsystemsError::Ledger { folder, source })
 }
 
 /// Returns the rules that turn a worker's events into chain blocks, for models with a tokenizer.
-fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
+fn event_rules(catalog: Arc<Catalog>) -> BlockMappingResolver {
     Arc::new(move |name| {
         let model = catalog.configured_model(name).filter(|model| model.identifier.text().is_some());
         if model.is_none() {
@@ -170,14 +170,14 @@ fn event_rules(catalog: Arc<Catalog>) -> SourceRulesResolver {
         }
         let model = model?;
         let identifier = &model.identifier;
-        Some(SourceRules::new(identifier.block(), identifier.seed(), identifier.namespace().clone()))
+        Some(BlockMappingRules::new(identifier.block(), identifier.seed(), identifier.namespace().clone()))
     })
 }
 
 /// Registers each incarnation of a worker when it is first reached, and reports it alive, which renews its lease, while
 /// it is reachable.
 async fn register_or_report_alive(
-    directory: Arc<Directory>,
+    directory: Arc<OwnershipDirectory>,
     pool: Arc<WorkerPool>,
     reports: &mut mpsc::Receiver<LivenessReport>,
 ) {
@@ -194,7 +194,7 @@ async fn register_or_report_alive(
     }
 }
 
-async fn register(directory: &Directory, report: LivenessReport, command: Command) {
+async fn register(directory: &OwnershipDirectory, report: LivenessReport, command: Command) {
     let Ok(ticket) = directory.submit(command) else { return };
     match ticket.await {
         Ok(Outcome::Refused(refusal)) => {
@@ -235,7 +235,7 @@ mod tests {
     #[tokio::test]
     async fn drain_recorded_by_a_peer_applies_without_another_probe() {
         let (worker, data) = (StubWorker::start("one", "tiny").await, tempfile::tempdir().unwrap());
-        let directory = Arc::new(Directory::open(Options::new(data.path())).await.unwrap());
+        let directory = Arc::new(OwnershipDirectory::open(Options::new(data.path())).await.unwrap());
         let config = WorkerConfig::from_url(worker.url().parse().unwrap());
         let id = WorkerId::of_endpoint(config.endpoint());
         let (liveness, mut reports) = mpsc::channel(MAX_QUEUED_REPORTS);

@@ -26,7 +26,7 @@ use proxy::pipeline::ResumeConfig;
 use proxy::prefix_cache::PrefixCacheConfig;
 use proxy::prefix_replication::PrefixReplicationConfig;
 use proxy::quotas::TenantConfig;
-use proxy::retries::RetryConfig;
+use proxy::retries::RetryBudgetConfig;
 use proxy::routing::{Percent, RoutingSettings};
 use proxy::server::{ListenerTlsConfig, ProxyConfig};
 use proxy::shared_cache::SharedCacheConfig;
@@ -51,7 +51,7 @@ pub struct Config {
     /// How workers are reached.
     pub upstream: UpstreamConfig,
     /// Tries of a request after its first.
-    pub retries: RetryConfig,
+    pub retries: RetryBudgetConfig,
     /// When a worker whose requests fail takes none.
     pub outliers: OutlierConfig,
     /// Prefixes that are sent before a step asks for them.
@@ -63,7 +63,7 @@ pub struct Config {
     /// Where more of them are found.
     pub discovery: DiscoveryConfig,
     /// How sessions are moved away from workers that drain.
-    pub drain: DrainConfig,
+    pub drain: WorkerDrainConfig,
     /// What is known of models, by served name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/routing`.
@@ -402,13 +402,13 @@ fn parse_value(text: &str) -> Option<Value> {
 /// Section `[drain]`.
 #[derive(Clone, Copy, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct DrainConfig {
+pub struct WorkerDrainConfig {
     /// Most KV that is moved a second when sessions are moved away from a worker, on the average.
     #[default(ByteCount::mebibytes(1024))]
     pub bandwidth: ByteCount,
 }
 
-impl DrainConfig {
+impl WorkerDrainConfig {
     /// What is out of bounds, and what is accepted.
     fn problem(&self) -> Option<(&'static str, &'static str)> {
         (!self.bandwidth.is_bandwidth()).then_some(("drain.bandwidth", ByteCount::ACCEPTED_BANDWIDTH))

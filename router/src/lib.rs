@@ -5,7 +5,7 @@
 //! `ctl` and `lab`; their tests are in the test build of `proxy`.
 
 pub mod app_state;
-mod certificates;
+mod certificate_files;
 pub mod cli;
 pub mod composition;
 pub mod config;

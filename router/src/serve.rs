@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use crate::app_state::{AppState, AppStateError, operator_settings};
-use crate::certificates::Certificates;
+use crate::certificate_files::CertificateFiles;
 use crate::config::Config;
 use crate::exposure::exposures;
 use crate::operator::{OperatorStartError, OperatorState};
@@ -15,7 +15,7 @@ use crate::{file_modes, operator};
 use proxy::pipeline::commit_retry;
 use proxy::prefix_cache::tokenizer_drift;
 use proxy::server::{
-    BoundSocket, ClosedConnections, ConnectionCounts, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,
+    BoundSocket, ClosedConnections, ConnectionMetrics, HttpServer, ListenerTls, ListenerTlsConfig, ServerLimits,
     TlsError, UnauthenticatedLimits, descriptors,
 };
 use proxy::shutdown_signal::wait_for_signal;
@@ -28,13 +28,13 @@ const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why the router did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum ServeError {
     /// The keys file or the ledger was rejected.
     #[error(transparent)]
     Gateway(#[from] AppStateError),
     /// The ledger failed while it ran.
     #[error(transparent)]
-    Ledger(ownership::OwnershipError),
+    Ledger(ownership::LedgerNodeError),
     /// The operators' tokens or audit log were rejected.
     #[error(transparent)]
     Operator(#[from] OperatorStartError),
@@ -71,7 +71,7 @@ pub struct RunningServer {
 
 impl RunningServer {
     /// Starts everything and returns once both listeners are bound.
-    pub async fn start(config: Config) -> Result<Self, StartError> {
+    pub async fn start(config: Config) -> Result<Self, ServeError> {
         // Everything that can fail is checked before the ledger founds or joins a cluster.
         let (proxy, operator) = (config.proxy.listen, config.operator.listen);
         let open_files = descriptors::raise_limit();
@@ -85,7 +85,7 @@ impl RunningServer {
         if let Some(tls) = &operator_tls {
             operator = operator.with_tls(tls);
         }
-        let certificates = Certificates::stat(&config);
+        let certificates = CertificateFiles::stat(&config);
         let operator_settings = operator_settings(&config);
         OperatorState::check(&operator_settings)?;
         let gateway = Arc::new(AppState::open(config).await?);
@@ -111,7 +111,7 @@ impl RunningServer {
             drain_timeout: settings.drain_timeout.0,
         };
         let process = &gateway.metrics.process;
-        let counts = |open, listener| ConnectionCounts {
+        let counts = |open, listener| ConnectionMetrics {
             open,
             closed: ClosedConnections::of(&process.unauthenticated_closed, listener),
         };
@@ -119,7 +119,7 @@ impl RunningServer {
         let routes = front_door::routes(&gateway.front_door);
         let tasks = gateway.directory().supervision();
         let proxy = HttpServer::start_supervised(proxy, routes, limits, open, (tasks, "proxy_listener"))
-            .map_err(|source| StartError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
+            .map_err(|source| ServeError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
         let small = ServerLimits {
             connections: shares.operators,
             unauthenticated: Some(UnauthenticatedLimits {
@@ -134,7 +134,7 @@ impl RunningServer {
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
         let (routes, kept) = (operator::routes(&operator_state), (tasks, "operator_listener"));
         let operator = HttpServer::start_supervised(operator, routes, small, counts(uncounted, "operators"), kept)
-            .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
+            .map_err(|source| ServeError::Listen { address, setting: "operator.listen", source })?;
         let mut background = Vec::new();
         if gateway.isolation.keys().required() {
             let (keys, followed) = (gateway.isolation.keys().clone(), gateway.watched_files("api_keys"));
@@ -234,17 +234,17 @@ fn half(connections: usize) -> usize {
     (connections / 2).max(1)
 }
 
-fn load_tls(config: Option<&ListenerTlsConfig>, setting: &'static str) -> Result<Option<ListenerTls>, StartError> {
-    config.map(ListenerTls::load).transpose().map_err(|source| StartError::Tls { setting, source })
+fn load_tls(config: Option<&ListenerTlsConfig>, setting: &'static str) -> Result<Option<ListenerTls>, ServeError> {
+    config.map(ListenerTls::load).transpose().map_err(|source| ServeError::Tls { setting, source })
 }
 
-fn bind(address: SocketAddr, setting: &'static str) -> Result<BoundSocket, StartError> {
-    BoundSocket::bind(address).map_err(|source| StartError::Listen { address, setting, source })
+fn bind(address: SocketAddr, setting: &'static str) -> Result<BoundSocket, ServeError> {
+    BoundSocket::bind(address).map_err(|source| ServeError::Listen { address, setting, source })
 }
 
 /// Serves until SIGTERM or ctrl-c. When the ledger fails for good, it continues or ends, as configured; either way it
 /// returns that error at the end.
-pub async fn run(config: Config) -> Result<(), StartError> {
+pub async fn run(config: Config) -> Result<(), ServeError> {
     let serving = RunningServer::start(config).await?;
     let app_state = serving.gateway.clone();
     let ended = tokio::select! {
@@ -259,7 +259,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     }
     tracing::info!("ending: running requests may finish");
     serving.stop().await;
-    ended.map_err(StartError::Ledger)
+    ended.map_err(ServeError::Ledger)
 }
 
 #[cfg(test)]

@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use residency::{
-    BlockStored, DecodeError, DecodeLimits, DepthHint, KvCacheEvent, KvEventBatch, PrefixClosure, ResidencyChange,
-    ResidencyFeed, ResidencyIndex, SourceBlocks, SourceRules, SourceSlot, decode,
+    BlockMappingRules, BlockStored, DecodeError, DecodeLimits, DepthHint, KvCacheEvent, KvEventBatch, PrefixClosure,
+    ResidencyChange, ResidencyFeed, ResidencyIndex, SourceBlocks, SourceSlot, decode,
 };
 use vocabulary::{
-    BlockHash, ChainNamespace, DpRank, HashSeed, KvIndexState, PrefixChain, PrefixId, RootKeys, Tier, Tokens, WorkerId,
+    BlockHash, DpRank, HashSeed, KvIndexState, ModelNamespace, PrefixChain, PrefixId, RequestNamespace, Tier, Tokens,
+    WorkerId,
 };
 use workers_shim::events::SharedIndex;
 
@@ -144,9 +145,9 @@ fn prompt(session: &[BlockHash]) -> PrefixChain {
 
 /// Measures events of three workers with the same blocks, and then of one worker while another thread does lookups.
 fn measure_burst() -> Result<(), BoxError> {
-    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
-    let rules = SourceRules::new(Tokens(BLOCK), HashSeed(1), namespace);
-    let root = rules.namespace.root(rules.seed, RootKeys::default());
+    let namespace = ModelNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
+    let rules = BlockMappingRules::new(Tokens(BLOCK), HashSeed(1), namespace);
+    let root = rules.namespace.root(rules.seed, RequestNamespace::default());
     let chain = PrefixChain::over_tokens(root, rules.seed, rules.block, &tokens(0, 0..CHAIN));
     let messages: Vec<Vec<u8>> = (0..2 * BURST_EVENTS / EVENT_BLOCKS).map(stored).collect::<Result<_, _>>()?;
     // The first half of each chain is applied before the lookups start.
@@ -195,8 +196,8 @@ fn measure_during_burst(quiet: &[LatencySamples; 3], busy: &[LatencySamples; 3])
 }
 
 /// Measures the cost per block of a stored event, by stage, each over the same events.
-fn measure_ingest_stages(rules: &SourceRules, messages: &[Vec<u8>]) -> Result<(), BoxError> {
-    let root = rules.namespace.root(rules.seed, RootKeys::default());
+fn measure_ingest_stages(rules: &BlockMappingRules, messages: &[Vec<u8>]) -> Result<(), BoxError> {
+    let root = rules.namespace.root(rules.seed, RequestNamespace::default());
     let (mut source, schedule, mut changes) = (SourceBlocks::new(rules.clone()), SchedStat::new()?, Vec::new());
     let mut all = vec![ResidencyChange::Removed(BlockHash(1), Tier::Hbm); BURST_EVENTS];
     all.clear();

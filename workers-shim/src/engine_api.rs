@@ -16,20 +16,22 @@ mod splice;
 mod sse;
 mod token_transcript;
 
-pub use answer::{AnswerError, EngineResponse, HandoffParams, TokenUsage, usage_at_end};
+pub use answer::{AnswerParseError, AnswerSummary, HandoffParams, TokenUsage, usage_at_end};
 pub use json::JsonError;
 pub use kv::{ConnectorUnavailable, KvConnector, KvTransfer, LegOrder, ReturnsKv, TransferEndpoint, TransferHandshake};
 pub use replay_verifier::{AnswerDeterminism, ReplayVerifier};
 pub use replication::{PATH as REPLICATE_PATH, ReplicationRequest, source_leg, target_leg};
-pub use request::{AnswerContinuation, Api, LegOptions, RequestBody, StrippedFields, TokenIdsMode, UsageEventMode};
+pub use request::{
+    AnswerContinuation, Api, ClientRequestBody, LegOptions, StrippedFieldCounts, TokenIdsMode, UsageEventMode,
+};
 pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
-pub use splice::{JsonFields, JsonSplice};
-pub use sse::{EventBudget, SseScanner, StreamFacts};
-pub use token_transcript::{ResumableTokenIds, TextDelivery, TokenTranscript, TranscriptDefect};
+pub use splice::{JsonSplice, ScannedJson};
+pub use sse::{EventBufferBudget, SseFilter, StreamFacts};
+pub use token_transcript::{ContinuationBlocker, ResumableTokenIds, TextTiming, TokenTranscript};
 
 /// Whether the client sees token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TokenIdVisibility {
+pub enum TokenIdForwarding {
     /// The client requested them.
     All,
     /// Only the router requested them.
@@ -38,7 +40,7 @@ pub enum TokenIdVisibility {
 
 /// Whether usage events are forwarded to the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum UsageEventVisibility {
+enum UsageEventForwarding {
     #[default]
     Shown,
     Hidden,

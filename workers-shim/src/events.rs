@@ -10,7 +10,7 @@ mod sources;
 
 pub use discovery::EventSource;
 pub(crate) use discovery::host_of;
-pub use follower::SourceRulesResolver;
+pub use follower::BlockMappingResolver;
 pub(crate) use follower::{FollowerEnvironment, follow};
 pub use shared_index::{HashInputKind, SharedIndex, StepPromptChains};
 pub(crate) use snapshot_provider::SnapshotExporters;

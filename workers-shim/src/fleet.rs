@@ -22,17 +22,17 @@ mod worker_definition;
 pub(crate) mod worker_handle;
 mod worker_registry;
 
-pub use crate::events::SourceRulesResolver;
+pub use crate::events::BlockMappingResolver;
 pub use error::FleetError;
 pub use estimate::{Confidence, SpeedConfidence};
-pub use in_flight::InFlightRequest;
-pub use peer_in_flight::{InFlightEntry, InFlightReport, MergeOutcome, SILENCE_TIMEOUT};
+pub use in_flight::InFlightGuard;
+pub use peer_in_flight::{InFlightReport, MergeOutcome, RankInFlightCounts, SILENCE_TIMEOUT};
 pub use probe_round::Adapter;
 pub use worker_definition::{
     EventSourceSetting, KvExchangeSetting, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile,
 };
 pub use worker_handle::LivenessReport;
-pub use worker_registry::FleetDiff;
+pub use worker_registry::FleetChangeCounts;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -69,7 +69,7 @@ pub struct FleetOptions {
     /// The index that events are applied to.
     pub index: SharedIndex,
     /// How events are mapped to chain blocks.
-    pub rules: SourceRulesResolver,
+    pub rules: BlockMappingResolver,
     /// Receives a report for each successful probe. Reports are dropped while the channel is full; the next one follows
     /// in a second.
     pub liveness: Option<mpsc::Sender<LivenessReport>>,
@@ -84,12 +84,12 @@ pub struct FleetOptions {
 pub type TaskFactory = Box<dyn FnMut() -> BoxFuture<'static, ()> + Send>;
 
 /// Runs a task until it completes, and restarts it after a panic. Several tasks may share a name.
-pub type SuperviseTask = Arc<dyn Fn(&'static str, TaskFactory) -> BoxFuture<'static, ()> + Send + Sync>;
+pub type TaskSupervisor = Arc<dyn Fn(&'static str, TaskFactory) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The current state of all workers. Dropping it stops its probes and event streams.
 pub struct Fleet {
     registry: Arc<WorkerRegistry>,
-    prober_environment: ProberEnvironment,
+    prober_environment: WorkerTaskEnvironment,
     index: SharedIndex,
     revision: Arc<AtomicU64>,
     cached: ArcSwap<CachedViews>,
@@ -107,12 +107,12 @@ struct CachedViews {
 }
 
 /// What the tasks of a new worker need.
-struct ProberEnvironment {
+struct WorkerTaskEnvironment {
     client: reqwest::Client,
     pace: ProbeSettings,
     liveness: Option<mpsc::Sender<LivenessReport>>,
     follower_environment: FollowerEnvironment,
-    supervise: SuperviseTask,
+    supervise: TaskSupervisor,
 }
 
 impl Fleet {
@@ -122,7 +122,7 @@ impl Fleet {
     }
 
     /// Starts the fleet with tasks supervised by `supervise`. Must be called inside a tokio runtime.
-    pub fn start_supervised(options: FleetOptions, supervise: SuperviseTask) -> Result<Self, FleetError> {
+    pub fn start_supervised(options: FleetOptions, supervise: TaskSupervisor) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
         let follower_environment = FollowerEnvironment {
             client: client.clone(),
@@ -134,7 +134,7 @@ impl Fleet {
         };
         let fleet = Self {
             registry: Arc::default(),
-            prober_environment: ProberEnvironment {
+            prober_environment: WorkerTaskEnvironment {
                 client,
                 pace: options.pace,
                 liveness: options.liveness,
@@ -156,7 +156,7 @@ impl Fleet {
     /// Replaces the list of workers, in this order. Workers with an unchanged definition continue undisturbed. All
     /// others leave: they get no new requests, running ones finish, and their blocks are forgotten. Must be called
     /// inside a tokio runtime.
-    pub fn set_workers(&self, workers: Vec<WorkerDefinition>) -> Result<FleetDiff, FleetError> {
+    pub fn set_workers(&self, workers: Vec<WorkerDefinition>) -> Result<FleetChangeCounts, FleetError> {
         let usual_prompt = self.prober_environment.pace.usual_prompt;
         let member = |spec| WorkerHandle::new(spec, self.revision.clone(), usual_prompt);
         let (diff, joined) = self.registry.set_workers(workers, member)?;
@@ -178,7 +178,8 @@ impl Fleet {
     }
 
     fn spawn_worker_tasks(&self, WorkerSuccession { member, predecessor }: WorkerSuccession, tasks: &mut JoinSet<()>) {
-        let ProberEnvironment { client, pace, liveness, follower_environment, supervise } = &self.prober_environment;
+        let WorkerTaskEnvironment { client, pace, liveness, follower_environment, supervise } =
+            &self.prober_environment;
         let (client, pace, liveness) = (client.clone(), *pace, liveness.clone());
         let prober = Prober { member: member.clone(), client, pace, liveness };
         let (registry, probed_worker) = (self.registry.clone(), member.clone());
@@ -214,7 +215,7 @@ impl Fleet {
             return cached.views.clone();
         }
         let index = self.index.read();
-        let kv_index_state = |id: WorkerId| index.knowledge(id);
+        let kv_index_state = |id: WorkerId| index.kv_index_state(id);
         let views: Arc<[WorkerView]> = {
             let table = self.registry.load();
             table.members.iter().map(|member| member.view(kv_index_state(member.id))).collect()
@@ -225,8 +226,8 @@ impl Fleet {
     }
 
     /// Counts a request with `tokens` prompt tokens to compute at this rank, until the returned guard is dropped.
-    pub fn dispatch(&self, worker: WorkerId, rank: DpRank, tokens: Tokens) -> InFlightRequest {
-        let in_flight = InFlightRequest::new(self.member(worker).map(|member| member.in_flight.clone()), rank, tokens);
+    pub fn dispatch(&self, worker: WorkerId, rank: DpRank, tokens: Tokens) -> InFlightGuard {
+        let in_flight = InFlightGuard::new(self.member(worker).map(|member| member.in_flight.clone()), rank, tokens);
         self.dispatched.notify_one();
         in_flight
     }

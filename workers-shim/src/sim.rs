@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 pub enum SimError {
     /// The profile or the vocabulary is invalid.
     #[error(transparent)]
-    Model(#[from] engine_model::ModelError),
+    Model(#[from] engine_model::EngineBuildError),
     /// An option is outside its range.
     #[error("{option} must be {must}")]
     Option {
@@ -50,7 +50,7 @@ pub enum SimError {
 mod tests;
 mod worker;
 
-pub use codec::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
+pub use codec::{AddSpecialTokens, ConversationApi, TextCodec, TextCodecError};
 pub use engine_model::EngineProfile;
 pub use sim_options::{
     EventFault, EventFaultError, EventOptions, SimOptions, TransferFault, TransferFaultError, TransferOptions,

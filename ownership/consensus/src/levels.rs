@@ -53,7 +53,7 @@ pub fn check_command_level(ledger: &Ledger, command: &Command) -> Result<(), Ref
 
 /// What a leader knows of a member's release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MemberRelease {
+pub enum MemberLevelSupport {
     /// The member does not answer, and may come back with another release.
     Unreachable,
     /// The member reported these levels recently.
@@ -72,12 +72,14 @@ pub enum RaiseLevelError {
 /// Checks whether the cluster may raise its level to `level`: every member must support it.
 pub fn check_raise(
     level: u32,
-    members: impl IntoIterator<Item = (NodeId, MemberRelease)>,
+    members: impl IntoIterator<Item = (NodeId, MemberLevelSupport)>,
 ) -> Result<(), RaiseLevelError> {
     members.into_iter().try_for_each(|(node, release)| match release {
-        MemberRelease::Unreachable => Err(RaiseLevelError::Unreachable(node)),
-        MemberRelease::Supports(levels) if !levels.contains(level) => Err(RaiseLevelError::Unsupported(node, levels)),
-        MemberRelease::Supports(_) => Ok(()),
+        MemberLevelSupport::Unreachable => Err(RaiseLevelError::Unreachable(node)),
+        MemberLevelSupport::Supports(levels) if !levels.contains(level) => {
+            Err(RaiseLevelError::Unsupported(node, levels))
+        }
+        MemberLevelSupport::Supports(_) => Ok(()),
     })
 }
 
@@ -98,14 +100,17 @@ mod tests {
 
     #[test]
     fn the_level_rises_once_every_member_answers_and_supports_it() {
-        let members = |second| [(NodeId(1), MemberRelease::Supports(NEW)), (NodeId(2), second)];
-        assert_eq!(check_raise(2, members(MemberRelease::Supports(NEW))), Ok(()));
-        assert_eq!(check_raise(2, members(MemberRelease::Unreachable)), Err(RaiseLevelError::Unreachable(NodeId(2))));
+        let members = |second| [(NodeId(1), MemberLevelSupport::Supports(NEW)), (NodeId(2), second)];
+        assert_eq!(check_raise(2, members(MemberLevelSupport::Supports(NEW))), Ok(()));
         assert_eq!(
-            check_raise(2, members(MemberRelease::Supports(OLD))),
+            check_raise(2, members(MemberLevelSupport::Unreachable)),
+            Err(RaiseLevelError::Unreachable(NodeId(2)))
+        );
+        assert_eq!(
+            check_raise(2, members(MemberLevelSupport::Supports(OLD))),
             Err(RaiseLevelError::Unsupported(NodeId(2), OLD))
         );
-        assert_eq!(check_raise(1, members(MemberRelease::Supports(OLD))), Ok(()));
+        assert_eq!(check_raise(1, members(MemberLevelSupport::Supports(OLD))), Ok(()));
     }
 
     #[test]

@@ -23,14 +23,16 @@ pub use change_ring::{ChangeCursor, ChangeEvent, ChangeRing, CompactedRevision};
 pub use freshness::{Consistency, FreshnessClock, ReadIndexError, read_index};
 pub use leader_clock::LeaderClock;
 pub use leader_term::{LeaderTermClock, RequestedLedgerLimits, expiries, limit_widening, renewal};
-pub use levels::{MemberRelease, RaiseLevelError, SupportedLevels, UnsupportedLevel, check_command_level, check_raise};
+pub use levels::{
+    MemberLevelSupport, RaiseLevelError, SupportedLevels, UnsupportedLevel, check_command_level, check_raise,
+};
 pub use membership_lock::{JoiningNode, MembershipGuard, MembershipLock, MembershipWriteError};
-pub use pending_voter_change::StalledVoterChange;
+pub use pending_voter_change::StalledChangeDetector;
 pub use shortage::{RetryBackoff, is_shortage};
 pub use state_machine::{AppliedEntry, ApplyObserver, SnapshotBuilder, SnapshotContents, SnapshotStore, StateMachine};
 pub use types::{
-    EntryOutcomes, Leadership, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership,
-    TypeConfig, Vote, raft_config,
+    EntryOutcomes, LogEntry, LogId, Payload, RaftTermLeader, SharedLedgerEntry, Snapshot, SnapshotMeta,
+    StoredMembership, TypeConfig, Vote, raft_config,
 };
 pub use view::{LedgerView, QuorumStatus, ReplacedViews, ViewPublisher};
 pub use worker_liveness::WorkerLiveness;

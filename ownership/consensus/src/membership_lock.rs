@@ -16,7 +16,7 @@ use openraft::storage::RaftStateMachine;
 use openraft::{AsyncRuntime, BasicNode, ChangeMembers, Precondition, Raft};
 
 use crate::levels::SupportedLevels;
-use crate::types::{Leadership, LogId, Proposal, TypeConfig};
+use crate::types::{LogId, RaftTermLeader, SharedLedgerEntry, TypeConfig};
 
 /// Lock that a leader holds while it adds a node or raises the level, because each decides on what the other changes.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub struct MembershipLock(Mutex<()>);
 /// Guard of the lock in one leadership; dropping it releases the lock.
 #[derive(Debug)]
 pub struct MembershipGuard<'a> {
-    leadership: Leadership,
+    leadership: RaftTermLeader,
     _lock: MutexGuard<'a, ()>,
 }
 
@@ -73,14 +73,14 @@ impl<R: AsyncRuntime> From<RaftError<TypeConfig<R>, ClientWriteError<TypeConfig<
 
 impl MembershipLock {
     /// Acquires the lock; `None` while another operation holds it.
-    pub fn try_acquire(&self, leadership: Leadership) -> Option<MembershipGuard<'_>> {
+    pub fn try_acquire(&self, leadership: RaftTermLeader) -> Option<MembershipGuard<'_>> {
         self.0.try_lock().map(|held| MembershipGuard { leadership, _lock: held })
     }
 }
 
 impl MembershipGuard<'_> {
     /// Returns the leadership in which the lock was acquired.
-    pub fn leadership(&self) -> Leadership {
+    pub fn leadership(&self) -> RaftTermLeader {
         self.leadership
     }
 
@@ -129,7 +129,7 @@ impl MembershipGuard<'_> {
         M: RaftStateMachine<TypeConfig<R>>,
     {
         let (responder, done) = ProgressResponder::complete_only();
-        let write = raft.write(Proposal(Arc::new(entry))).with_leader(self.leadership).responder(responder);
+        let write = raft.write(SharedLedgerEntry(Arc::new(entry))).with_leader(self.leadership).responder(responder);
         write.await.map_err(|error| MembershipWriteError::Unknown(error.to_string()))?;
         match done.await {
             Ok(Ok(written)) => Ok(written.data.0),

@@ -9,9 +9,9 @@ use crate::types::{LogId, StoredMembership};
 
 /// The membership that a leader saw one tick ago.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct StalledVoterChange(Option<LogId>);
+pub struct StalledChangeDetector(Option<LogId>);
 
-impl StalledVoterChange {
+impl StalledChangeDetector {
     /// Returns the voters to finish a change with: those of a joint configuration that is committed and was already
     /// there one tick ago. Called once per tick by the leader; whoever began the change has one tick to finish it.
     pub fn voters_to_finish(
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn an_abandoned_joint_configuration_is_finished_after_one_tick() {
         let (joint, uniform) = (stored(7, &[&[1, 2, 3], &[1, 4, 5]]), stored(8, &[&[1, 4, 5]]));
-        let mut unfinished = StalledVoterChange::default();
+        let mut unfinished = StalledChangeDetector::default();
         assert_eq!(unfinished.voters_to_finish(&joint, &joint), None, "whoever began it may be about to finish it");
         assert_eq!(unfinished.voters_to_finish(&joint, &joint), Some(BTreeSet::from([1, 4, 5])));
         assert_eq!(unfinished.voters_to_finish(&uniform, &uniform), None);
@@ -57,7 +57,7 @@ mod tests {
     fn an_uncommitted_or_changed_joint_configuration_waits() {
         let (before, joint) = (stored(3, &[&[1, 2, 3]]), stored(7, &[&[1, 2, 3], &[1, 4, 5]]));
         let other = stored(9, &[&[1, 4, 5], &[1, 2, 3]]);
-        let mut unfinished = StalledVoterChange::default();
+        let mut unfinished = StalledChangeDetector::default();
         for _ in 0..3 {
             assert_eq!(unfinished.voters_to_finish(&joint, &before), None);
         }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, derive_more::Display)]
 #[display("{} commands at {}", _0.submissions.len(), _0.time)]
 #[serde(transparent)]
-pub struct Proposal(pub Arc<LedgerEntry>);
+pub struct SharedLedgerEntry(pub Arc<LedgerEntry>);
 
 /// Outcomes of an entry, one per submission.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -29,24 +29,24 @@ pub struct TypeConfig<R>(PhantomData<fn() -> R>);
 type LeaderId = leader_id_adv::LeaderId<u64, u64>;
 
 /// A Raft term and its leader.
-pub type Leadership = <LeaderId as RaftLeaderId>::Committed;
+pub type RaftTermLeader = <LeaderId as RaftLeaderId>::Committed;
 /// Position in the log.
-pub type LogId = openraft::LogId<Leadership>;
+pub type LogId = openraft::LogId<RaftTermLeader>;
 /// A Raft term and the node that got the vote.
 pub type Vote = openraft::impls::Vote<LeaderId>;
 /// Payload of one log entry.
-pub type Payload = EntryPayload<Proposal, u64, BasicNode>;
+pub type Payload = EntryPayload<SharedLedgerEntry, u64, BasicNode>;
 /// One entry of the log.
-pub type LogEntry = openraft::Entry<Leadership, Payload>;
+pub type LogEntry = openraft::Entry<RaftTermLeader, Payload>;
 /// Membership and the log position that set it.
-pub type StoredMembership = openraft::StoredMembership<Leadership, u64, BasicNode>;
+pub type StoredMembership = openraft::StoredMembership<RaftTermLeader, u64, BasicNode>;
 /// Log position and membership of a snapshot.
-pub type SnapshotMeta = openraft::storage::SnapshotMeta<Leadership, u64, BasicNode>;
+pub type SnapshotMeta = openraft::storage::SnapshotMeta<RaftTermLeader, u64, BasicNode>;
 /// A snapshot and a handle to its bytes.
-pub type Snapshot<H> = openraft::storage::Snapshot<Leadership, u64, BasicNode, H>;
+pub type Snapshot<H> = openraft::storage::Snapshot<RaftTermLeader, u64, BasicNode, H>;
 
 impl<R: AsyncRuntime> RaftTypeConfig for TypeConfig<R> {
-    type D = Proposal;
+    type D = SharedLedgerEntry;
     type R = EntryOutcomes;
     type NodeId = u64;
     type Node = BasicNode;

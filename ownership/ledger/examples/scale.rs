@@ -52,10 +52,10 @@ fn point(session: u64, blocks: u64) -> PrefixPoint {
     PrefixPoint { blocks: Blocks(blocks), id }
 }
 
-fn origin() -> KvOrigin {
+fn origin() -> ChainDescriptor {
     let shape =
-        KvShape { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(64), block_bytes: Bytes(4 << 20) };
-    KvOrigin { tenant: TenantId("tenant".into()), model: ModelId::from("model"), root: root(), shape }
+        KvBlockSpec { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(64), block_bytes: Bytes(4 << 20) };
+    ChainDescriptor { tenant: TenantId("tenant".into()), model: ModelId::from("model"), root: root(), shape }
 }
 
 fn owner(n: u64) -> Owner {

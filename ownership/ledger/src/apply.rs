@@ -11,7 +11,7 @@ mod workers;
 use vocabulary::{ClientId, ClientSerial, Epoch, Micros, NodeId};
 
 use crate::artifact::Artifact;
-use crate::clients::{ClientRecord, OutcomeRetention, SerialStatus};
+use crate::clients::{ClientRecord, OutcomeLimits, SerialStatus};
 use crate::command::{Command, LedgerEntry, PrefixRef, Submission};
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
@@ -70,7 +70,7 @@ impl Ledger {
         // The release before feature levels bounded only the number of outcomes; a ledger at level 1 must decide the
         // same way.
         let bytes = if self.level() < 2 { u64::MAX } else { MAX_OUTCOME_BYTES };
-        let keep = OutcomeRetention { max_outcomes: self.records.limits.outcomes, max_bytes: bytes };
+        let keep = OutcomeLimits { max_outcomes: self.records.limits.outcomes, max_bytes: bytes };
         if let Some(client) = self.records.clients.get_mut(client) {
             client.wrote = *epoch;
             client.record_outcome(*serial, outcome.clone(), keep);

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{
-    ArtifactId, Blocks, Bytes, Epoch, GroupId, LedgerTime, ModelId, Owner, PrefixId, SessionId, TenantId, Tokens,
+    ArtifactGroupId, ArtifactId, Blocks, Bytes, Epoch, LedgerTime, ModelId, Owner, PrefixId, SessionId, TenantId,
+    Tokens,
 };
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -65,7 +66,7 @@ pub struct KvFormat(pub u64);
 
 /// Format and size of sealed blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct KvShape {
+pub struct KvBlockSpec {
     /// Attention spec and precision.
     pub format: KvFormat,
     /// Kinds of KV state that are kept.
@@ -150,7 +151,7 @@ pub struct Replica {
 
 /// Tenant, model and shape of an artifact.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct KvOrigin {
+pub struct ChainDescriptor {
     /// Tenant.
     pub tenant: TenantId,
     /// Model whose KV it is.
@@ -158,10 +159,10 @@ pub struct KvOrigin {
     /// Root of the chain.
     pub root: PrefixId,
     /// Format and size of the blocks.
-    pub shape: KvShape,
+    pub shape: KvBlockSpec,
 }
 
-impl KvOrigin {
+impl ChainDescriptor {
     /// Returns the scope in which the artifact's prefixes can be looked up.
     pub fn scope(&self) -> Scope {
         Scope::of(&self.tenant, self.shape.format)
@@ -174,7 +175,7 @@ pub struct Artifact {
     /// Id; does not change when the artifact grows.
     pub id: ArtifactId,
     /// Tenant, model and shape.
-    pub origin: Arc<KvOrigin>,
+    pub origin: Arc<ChainDescriptor>,
     /// Where it attaches; `None` if it starts at the root.
     pub parent: Option<ParentPoint>,
     /// Boundaries in ascending order; the last one is the artifact's end.
@@ -190,7 +191,7 @@ pub struct Artifact {
     /// Read-only copies, by holder.
     pub replicas: Vec<Replica>,
     /// Group (repository or document) that it belongs to.
-    pub group: Option<GroupId>,
+    pub group: Option<ArtifactGroupId>,
     /// When it was last written.
     pub touched: LedgerTime,
     /// Whether it is protected from eviction.
@@ -200,7 +201,7 @@ pub struct Artifact {
 
 impl Artifact {
     /// Creates an artifact without blocks.
-    pub(crate) fn empty(id: ArtifactId, origin: Arc<KvOrigin>) -> Self {
+    pub(crate) fn empty(id: ArtifactId, origin: Arc<ChainDescriptor>) -> Self {
         Self {
             id,
             origin,

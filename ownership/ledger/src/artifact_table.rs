@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, LedgerTime, Owner, PrefixChain, PrefixId, SessionId};
+use vocabulary::{ArtifactGroupId, ArtifactId, Blocks, Epoch, LedgerTime, Owner, PrefixChain, PrefixId, SessionId};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::PrefixPoint;
-use crate::artifact::{Artifact, KvOrigin, KvShape, ParentPoint, PrefixBoundary, Replica};
+use crate::artifact::{Artifact, ChainDescriptor, KvBlockSpec, ParentPoint, PrefixBoundary, Replica};
 use crate::control::PinFlag;
-use crate::origin_interner::OriginInterner;
+use crate::origin_interner::ChainDescriptorInterner;
 use crate::packed_codec::{PackedReader, PackedWriter};
 use crate::radix::RadixMap;
 use crate::ref_set::RefSet;
@@ -28,7 +28,7 @@ type LargeRefs = (RefSet<SessionId>, RefSet<ArtifactId>);
 /// A packed artifact.
 #[derive(Clone)]
 pub(crate) struct PackedArtifact {
-    origin: Arc<KvOrigin>,
+    origin: Arc<ChainDescriptor>,
     /// Small reference sets, then all other fields.
     bytes: Arc<[u8]>,
     large_refs: Option<Arc<LargeRefs>>,
@@ -74,7 +74,7 @@ impl PackedArtifact {
         for number in [id.0, sums[0], sums[1], origin.root.0] {
             all.extend(number.to_le_bytes());
         }
-        let KvShape { format, kinds, block, block_bytes } = origin.shape;
+        let KvBlockSpec { format, kinds, block, block_bytes } = origin.shape;
         for number in [format.0, kinds.0.into(), block.0, block_bytes.0, tenant.len() as u64, model.len() as u64] {
             all.extend(number.to_le_bytes());
         }
@@ -84,7 +84,7 @@ impl PackedArtifact {
         xxh3_128(&all)
     }
 
-    pub(crate) fn origin(&self) -> &Arc<KvOrigin> {
+    pub(crate) fn origin(&self) -> &Arc<ChainDescriptor> {
         &self.origin
     }
 
@@ -152,7 +152,7 @@ struct ArtifactHeader {
     epoch: Epoch,
     owner: Option<Owner>,
     parent: Option<ParentPoint>,
-    group: Option<GroupId>,
+    group: Option<ArtifactGroupId>,
     pinned: PinFlag,
 }
 
@@ -214,7 +214,7 @@ impl PackedReader<'_> {
             epoch: self.epoch(),
             owner: has(OWNER).then(|| self.owner()),
             parent: has(PARENT).then(|| ParentPoint { artifact: ArtifactId(self.id()), at: self.point() }),
-            group: has(GROUP).then(|| GroupId(self.id())),
+            group: has(GROUP).then(|| ArtifactGroupId(self.id())),
             pinned: if has(PINNED) { PinFlag::Yes } else { PinFlag::No },
         }
     }
@@ -276,7 +276,7 @@ impl ArtifactTable {
     }
 
     /// Returns an artifact's origin without unpacking the rest.
-    pub(crate) fn origin(&self, id: ArtifactId) -> Option<&Arc<KvOrigin>> {
+    pub(crate) fn origin(&self, id: ArtifactId) -> Option<&Arc<ChainDescriptor>> {
         self.table.get(&id.0).map(PackedArtifact::origin)
     }
 
@@ -352,7 +352,7 @@ impl<'de> Deserialize<'de> for ArtifactTable {
             }
 
             fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<ArtifactTable, A::Error> {
-                let (mut all, mut origins) = (ArtifactTable::default(), OriginInterner::default());
+                let (mut all, mut origins) = (ArtifactTable::default(), ChainDescriptorInterner::default());
                 while let Some((_, mut artifact)) = map.next_entry::<ArtifactId, Artifact>()? {
                     origins.intern(&mut artifact.origin);
                     all.insert(&artifact);

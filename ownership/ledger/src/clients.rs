@@ -55,7 +55,7 @@ impl OutcomesBySerial {
 
 /// How many outcomes of a client are remembered. The newest one always is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OutcomeRetention {
+pub(crate) struct OutcomeLimits {
     pub(crate) max_outcomes: u32,
     pub(crate) max_bytes: u64,
 }
@@ -86,7 +86,7 @@ impl ClientRecord {
     }
 
     /// Records an outcome, and forgets the oldest ones beyond `keep`.
-    pub(crate) fn record_outcome(&mut self, serial: ClientSerial, outcome: Outcome, keep: OutcomeRetention) {
+    pub(crate) fn record_outcome(&mut self, serial: ClientSerial, outcome: Outcome, keep: OutcomeLimits) {
         self.outcomes.insert(serial, outcome);
         let is_full = |answers: &OutcomesBySerial| {
             let len = answers.by_serial.len();
@@ -115,7 +115,7 @@ mod tests {
             client.record_outcome(
                 ClientSerial(n * 2),
                 Outcome::Done,
-                OutcomeRetention { max_outcomes: 4, max_bytes: u64::MAX },
+                OutcomeLimits { max_outcomes: 4, max_bytes: u64::MAX },
             );
         }
         assert_eq!(client.outcomes().len(), 4);
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn outcomes_are_bounded_by_bytes_and_the_newest_is_always_retained() {
         let batch = |len| Outcome::Batch(vec![Outcome::Done; len]);
-        let keep = OutcomeRetention { max_outcomes: 1_024, max_bytes: 3 * batch(10).counted_bytes() };
+        let keep = OutcomeLimits { max_outcomes: 1_024, max_bytes: 3 * batch(10).counted_bytes() };
         let mut client = ClientRecord::new(NodeId(1), Epoch::default(), ClientSerial(0));
         for n in 0..5 {
             client.record_outcome(ClientSerial(n), batch(10), keep);

@@ -11,7 +11,7 @@ pub const FOUNDER: NodeId = NodeId(1);
 
 /// Whether a node belongs to the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub enum MembershipStatus {
+pub enum NodeLifecycle {
     /// The node was given its id.
     Admitted {
         /// When it was admitted.
@@ -34,13 +34,13 @@ pub struct Node {
     /// Address at which the others reach it; empty for the founder, which was not admitted.
     pub address: Arc<str>,
     /// Whether it belongs to the cluster.
-    pub membership: MembershipStatus,
+    pub membership: NodeLifecycle,
 }
 
 impl Node {
     /// Returns whether it was not retired.
     pub fn is_member(&self) -> bool {
-        matches!(self.membership, MembershipStatus::Admitted { .. })
+        matches!(self.membership, NodeLifecycle::Admitted { .. })
     }
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct ClusterRecords {
 impl ClusterRecords {
     /// Creates the records of a cluster with only its founder.
     pub(crate) fn with_founder(level: u32, at: LedgerTime) -> Self {
-        let founder = Node { id: FOUNDER, nonce: 0, address: "".into(), membership: MembershipStatus::Admitted { at } };
+        let founder = Node { id: FOUNDER, nonce: 0, address: "".into(), membership: NodeLifecycle::Admitted { at } };
         let nodes = OrdMap::unit(FOUNDER, Arc::new(founder));
         Self { level, last_node: FOUNDER, nodes, quotas: OrdMap::new() }
     }

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{
-    ArtifactId, ClientId, ClientSerial, Epoch, GroupId, Incarnation, LedgerTime, Micros, ModelId, NodeId, Owner,
-    PrefixId, SessionId, TenantId, WorkerId,
+    ArtifactGroupId, ArtifactId, ClientId, ClientSerial, Epoch, Incarnation, LedgerTime, Micros, ModelId, NodeId,
+    Owner, PrefixId, SessionId, TenantId, WorkerId,
 };
 
-use crate::artifact::{KvOrigin, Scope};
+use crate::artifact::{ChainDescriptor, Scope};
 use crate::control::{AdmitNode, DrainWorker, PinArtifact, RetireIncarnation, SetQuota};
 use crate::limits::LedgerLimits;
 use crate::record::WorkerSpec;
@@ -214,7 +214,7 @@ pub struct SealBlocks {
     /// Session whose step computed the blocks, if any. An artifact that only this session references may be extended.
     pub session: Option<SessionId>,
     /// Tenant, model and shape.
-    pub origin: KvOrigin,
+    pub origin: ChainDescriptor,
     /// Blocks to seal.
     pub run: ChainSegment,
     /// Artifact in which the writer saw the base.
@@ -297,7 +297,7 @@ pub struct SetGroup {
     /// Artifact.
     pub artifact: ArtifactId,
     /// Group; `None` removes the artifact from its group.
-    pub group: Option<GroupId>,
+    pub group: Option<ArtifactGroupId>,
 }
 
 /// Announces or withdraws the step that `router` runs on `base`.

@@ -3,7 +3,7 @@
 /// Fails a check unless a condition holds.
 macro_rules! ensure {
     ($holds:expr, $($detail:tt)+) => {
-        if $holds { Ok(()) } else { Err(InvariantFailure(format!($($detail)+))) }
+        if $holds { Ok(()) } else { Err(ViolationDetail(format!($($detail)+))) }
     };
 }
 
@@ -15,7 +15,7 @@ use crate::ledger::Ledger;
 /// A violated invariant.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{invariant}: {detail}")]
-pub struct Violation {
+pub struct InvariantViolation {
     /// Name of the invariant.
     pub invariant: &'static str,
     /// Where it was violated.
@@ -25,16 +25,16 @@ pub struct Violation {
 /// Where a check found its property violated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct InvariantFailure(pub String);
+pub struct ViolationDetail(pub String);
 
 /// Result of a check.
-pub type InvariantCheckResult = Result<(), InvariantFailure>;
+pub type InvariantCheckResult = Result<(), ViolationDetail>;
 
 /// Check of one state.
 pub type StateCheck = fn(&Ledger) -> InvariantCheckResult;
 
 /// Check of a transition from the first state to the second.
-pub type StepCheck = fn(&Ledger, &Ledger) -> InvariantCheckResult;
+pub type TransitionCheck = fn(&Ledger, &Ledger) -> InvariantCheckResult;
 
 /// Invariants of every state.
 pub const STATE: &[(&str, StateCheck)] = &[
@@ -53,7 +53,7 @@ pub const STATE: &[(&str, StateCheck)] = &[
 ];
 
 /// Invariants of every transition.
-pub const STEP: &[(&str, StepCheck)] = &[
+pub const STEP: &[(&str, TransitionCheck)] = &[
     ("one owner per epoch", step::one_owner_per_epoch),
     ("fencing tokens rise", step::tokens_rise),
     ("no lease revives without a new grant", step::no_lease_revives),
@@ -66,14 +66,14 @@ pub const STEP: &[(&str, StepCheck)] = &[
 ];
 
 /// Checks one state.
-pub fn check(ledger: &Ledger) -> Result<(), Violation> {
-    STATE
-        .iter()
-        .try_for_each(|(invariant, check)| check(ledger).map_err(|broken| Violation { invariant, detail: broken.0 }))
+pub fn check(ledger: &Ledger) -> Result<(), InvariantViolation> {
+    STATE.iter().try_for_each(|(invariant, check)| {
+        check(ledger).map_err(|broken| InvariantViolation { invariant, detail: broken.0 })
+    })
 }
 
 /// Checks the transition from one state to a later one.
-pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), Violation> {
-    let violation = |invariant, broken: InvariantFailure| Violation { invariant, detail: broken.0 };
+pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), InvariantViolation> {
+    let violation = |invariant, broken: ViolationDetail| InvariantViolation { invariant, detail: broken.0 };
     STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|broken| violation(invariant, broken)))
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet};
 use serde::{Deserialize, Serialize};
 use vocabulary::{
-    ArtifactId, ClientId, Epoch, GroupId, LedgerTime, NodeId, Owner, PrefixId, SessionId, TenantId, WorkerId,
+    ArtifactGroupId, ArtifactId, ClientId, Epoch, LedgerTime, NodeId, Owner, PrefixId, SessionId, TenantId, WorkerId,
 };
 use xxhash_rust::xxh3::Xxh3;
 
@@ -19,9 +19,9 @@ use crate::changes::EntryChanges;
 use crate::clients::ClientRecord;
 use crate::cluster_records::{ClusterRecords, Node};
 use crate::limits::LedgerLimits;
-use crate::origin_interner::OriginInterner;
+use crate::origin_interner::ChainDescriptorInterner;
 use crate::radix::RadixMap;
-use crate::record::{Intent, Lease, Session, Worker};
+use crate::record::{Intent, Session, Worker, WorkerLease};
 use crate::session_table::SessionTable;
 
 /// Number of records that a tenant has.
@@ -35,7 +35,7 @@ pub struct TenantUsage {
 
 /// Where a restored ledger starts in another cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RestorePoint {
+pub struct RestoreBaseline {
     /// Log index in the new cluster's log at which the ledger starts.
     pub applied: u64,
     /// Latest time that the lost cluster's clock may have reached.
@@ -80,19 +80,19 @@ pub(crate) struct LedgerIndexes {
     /// Replicas by expiry.
     pub(crate) replicas: OrdSet<(LedgerTime, ArtifactId, Owner)>,
     pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
-    pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
+    pub(crate) groups: OrdSet<(ArtifactGroupId, ArtifactId)>,
     /// Artifacts in groups, by group and last write.
-    pub(crate) groups_by_last_write: OrdSet<(GroupId, LedgerTime, ArtifactId)>,
+    pub(crate) groups_by_last_write: OrdSet<(ArtifactGroupId, LedgerTime, ArtifactId)>,
     pub(crate) usage: OrdMap<TenantId, TenantUsage>,
     /// Origins shared between records.
-    pub(crate) origins: OriginInterner,
+    pub(crate) origins: ChainDescriptorInterner,
 }
 
 impl LedgerIndexes {
     pub(crate) fn of(records: &LedgerRecords) -> Self {
         let mut index = Self::default();
         for worker in records.workers.values() {
-            if let Lease::Held { until } = worker.lease {
+            if let WorkerLease::Held { until } = worker.lease {
                 index.leases.insert((until, worker.id));
             }
         }
@@ -150,7 +150,7 @@ impl<'de> Deserialize<'de> for Ledger {
 impl Ledger {
     /// Returns this ledger for use in another cluster. Its generation is later, so that all new and all remembered
     /// grants outrank whatever the lost cluster granted. Clients and nodes are not carried over.
-    pub fn restored(&self, restore: RestorePoint) -> Self {
+    pub fn restored(&self, restore: RestoreBaseline) -> Self {
         let mut records = self.records.clone();
         records.generation = records.generation.saturating_add(1).max(restore.generation);
         records.clock = records.clock.max(restore.clock);
@@ -268,13 +268,13 @@ impl Ledger {
     }
 
     /// Iterates over the artifacts of a group.
-    pub fn group(&self, group: GroupId) -> impl Iterator<Item = Artifact> {
+    pub fn group(&self, group: ArtifactGroupId) -> impl Iterator<Item = Artifact> {
         let all = (group, ArtifactId(0))..=(group, ArtifactId(u128::MAX));
         self.index.groups.range(all).filter_map(|(_, id)| self.artifact(*id))
     }
 
     /// Returns when an artifact of the group was last written.
-    pub fn group_touched(&self, group: GroupId) -> Option<LedgerTime> {
+    pub fn group_touched(&self, group: ArtifactGroupId) -> Option<LedgerTime> {
         let all = (group, LedgerTime(0), ArtifactId(0))..=(group, LedgerTime(u64::MAX), ArtifactId(u128::MAX));
         self.index.groups_by_last_write.range(all).next_back().map(|(_, touched, _)| *touched)
     }

@@ -31,11 +31,11 @@ mod tables;
 
 pub use apply::MAX_CLOCK_STEP;
 pub use artifact::{
-    Artifact, KvFormat, KvKind, KvKinds, KvOrigin, KvShape, ParentPoint, PrefixBoundary, Replica, Scope,
+    Artifact, ChainDescriptor, KvBlockSpec, KvFormat, KvKind, KvKinds, ParentPoint, PrefixBoundary, Replica, Scope,
 };
 pub use artifact_table::BoundaryRef;
 pub use changes::{ChangeOp, RecordKey, RecordUpdate};
-pub use cluster_records::{FOUNDER, MembershipStatus, Node};
+pub use cluster_records::{FOUNDER, Node, NodeLifecycle};
 pub use command::{
     AdvanceHead, ClaimOwner, Command, DropReplica, ExpireLease, ForkSession, LedgerEntry, MigrateSession, OpenSession,
     OwnershipSubject, PrefixRef, RegisterWorker, ReleaseOwner, RenewLease, ReplicateReadonly, SealBlocks, SetGroup,
@@ -44,14 +44,14 @@ pub use command::{
 pub use control::{
     AdmitNode, DrainFlag, DrainWorker, LEVEL, NEXT_LEVEL, PinArtifact, PinFlag, RetireIncarnation, SetQuota,
 };
-pub use ledger::{Ledger, RestorePoint, TenantUsage};
+pub use ledger::{Ledger, RestoreBaseline, TenantUsage};
 pub use limits::LedgerLimits;
 pub use locate::{LocateQuery, LocateResult, OwnershipStatus, ResolvedSession, SealedPrefixMatch, SessionMatch};
 pub use outcome::{HeadMovement, Outcome, Refusal, SealResult};
 pub use point::{ChainSegment, MAX_POINTS, PrefixPoint, WAYPOINT};
-pub use record::{Intent, Lease, Session, SessionHead, Worker, WorkerKind, WorkerSpec};
+pub use record::{Intent, Session, SessionHead, Worker, WorkerKind, WorkerLease, WorkerSpec};
 pub use ref_set::{RefSet, RefSetMember};
-pub use step_commit::{OwnershipTransition, StepCommit, StepOutcome};
+pub use step_commit::{OwnershipTransition, StepCommit, StepCommitOutcome};
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-use vocabulary::{ArtifactId, GroupId, SessionId, TenantId, WorkerId};
+use vocabulary::{ArtifactGroupId, ArtifactId, SessionId, TenantId, WorkerId};
 
 use crate::artifact::Artifact;
 use crate::ledger::Ledger;
@@ -40,8 +40,8 @@ impl Ledger {
     }
 
     /// Iterates over the groups after `after`, by id.
-    pub fn groups_after(&self, after: Option<GroupId>) -> impl Iterator<Item = GroupId> {
-        let next = |after: Option<GroupId>| {
+    pub fn groups_after(&self, after: Option<ArtifactGroupId>) -> impl Iterator<Item = ArtifactGroupId> {
+        let next = |after: Option<ArtifactGroupId>| {
             let from = after.map(|group| (group, ArtifactId(u128::MAX)));
             self.index.groups.range(range_after(from)).next().map(|(group, _)| *group)
         };
@@ -106,10 +106,10 @@ mod tests {
             bench.head_artifact(session(id)).id
         });
         for (artifact, group) in artifacts.into_iter().zip([7, 9, 7]) {
-            let set = SetGroup { artifact, group: Some(GroupId(group)) };
+            let set = SetGroup { artifact, group: Some(ArtifactGroupId(group)) };
             assert_eq!(bench.run(Command::SetGroup(set)), Outcome::Done);
         }
         let groups = |after| bench.ledger.groups_after(after).map(|group| group.0).collect::<Vec<_>>();
-        assert_eq!((groups(None), groups(Some(GroupId(7)))), (vec![7, 9], vec![9]));
+        assert_eq!((groups(None), groups(Some(ArtifactGroupId(7)))), (vec![7, 9], vec![9]));
     }
 }

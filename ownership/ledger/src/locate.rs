@@ -1,6 +1,6 @@
 //! Prompt lookup: which session a prompt belongs to and who owns its prefix. Takes O(log blocks) lookups.
 
-use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, Owner, PrefixChain, PrefixId, SessionId};
+use vocabulary::{ArtifactGroupId, ArtifactId, Blocks, Epoch, Owner, PrefixChain, PrefixId, SessionId};
 
 use crate::PrefixPoint;
 use crate::artifact::{Artifact, Scope};
@@ -91,7 +91,7 @@ pub struct SealedPrefixMatch {
     /// Holders of live read-only copies that reach this prefix.
     pub replicas: Vec<Owner>,
     /// Group of the artifact.
-    pub group: Option<GroupId>,
+    pub group: Option<ArtifactGroupId>,
 }
 
 /// What the ledger knows about a prompt.

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use vocabulary::PrefixId;
 
-use crate::artifact::{KvOrigin, Scope};
+use crate::artifact::{ChainDescriptor, Scope};
 
 /// Origins by root and scope, each with the number of artifacts that use it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OriginInterner {
-    origins: OrdMap<(PrefixId, Scope), (Arc<KvOrigin>, u64)>,
+pub(crate) struct ChainDescriptorInterner {
+    origins: OrdMap<(PrefixId, Scope), (Arc<ChainDescriptor>, u64)>,
 }
 
-impl OriginInterner {
+impl ChainDescriptorInterner {
     /// Replaces a new record's origin by the shared one. If two origins share root and scope but differ, only the first
     /// is interned.
-    pub(crate) fn intern(&mut self, origin: &mut Arc<KvOrigin>) {
+    pub(crate) fn intern(&mut self, origin: &mut Arc<ChainDescriptor>) {
         let key = (origin.root, origin.scope());
         match self.origins.get_mut(&key) {
             Some((known, held)) => {
@@ -30,7 +30,7 @@ impl OriginInterner {
     }
 
     /// Releases an origin after its record was removed.
-    pub(crate) fn release(&mut self, origin: &Arc<KvOrigin>) {
+    pub(crate) fn release(&mut self, origin: &Arc<ChainDescriptor>) {
         let key = (origin.root, origin.scope());
         let Some((known, held)) = self.origins.get_mut(&key) else { return };
         if Arc::ptr_eq(known, origin) {
@@ -42,10 +42,10 @@ impl OriginInterner {
     }
 }
 
-impl PartialEq for OriginInterner {
+impl PartialEq for ChainDescriptorInterner {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for OriginInterner {}
+impl Eq for ChainDescriptorInterner {}

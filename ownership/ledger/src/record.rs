@@ -39,7 +39,7 @@ pub struct WorkerSpec {
 
 /// State of a worker's lease: whether some router reached this incarnation recently.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub enum Lease {
+pub enum WorkerLease {
     /// The lease is held; it may be expired once the ledger's clock reaches `until`.
     Held {
         /// Deadline.
@@ -69,7 +69,7 @@ pub struct Worker {
     /// When this incarnation was granted its lease.
     pub epoch: Epoch,
     /// Lease of this incarnation.
-    pub lease: Lease,
+    pub lease: WorkerLease,
     /// Whether it is draining.
     #[serde(default, skip_serializing_if = "DrainFlag::is_no")]
     pub draining: DrainFlag,
@@ -78,7 +78,7 @@ pub struct Worker {
 impl Worker {
     /// Returns whether this incarnation holds a lease that has neither expired nor been retired.
     pub fn is_live(&self) -> bool {
-        matches!(self.lease, Lease::Held { .. })
+        matches!(self.lease, WorkerLease::Held { .. })
     }
 
     /// Returns whether `owner` names this incarnation and one of its ranks.

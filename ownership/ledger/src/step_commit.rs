@@ -2,7 +2,7 @@
 
 use vocabulary::{Blocks, Epoch, ModelId, NodeId, Owner, PrefixChain, PrefixId, SessionId, TenantId};
 
-use crate::artifact::{KvOrigin, KvShape};
+use crate::artifact::{ChainDescriptor, KvBlockSpec};
 use crate::command::{
     AdvanceHead, ClaimOwner, Command, MigrateSession, OpenSession, OwnershipSubject, PrefixRef, SealBlocks,
 };
@@ -49,7 +49,7 @@ pub struct StepCommit<'a> {
     /// Effect on the decode ownership.
     pub ownership: OwnershipTransition,
     /// Format and size of the blocks.
-    pub shape: KvShape,
+    pub shape: KvBlockSpec,
     /// Router that ran the step; its intent on the base is withdrawn.
     pub router: NodeId,
 }
@@ -59,10 +59,11 @@ impl Command {
     /// head.
     ///
     /// Returns `None` if the step sealed no block, or if `sealed` lies beyond the chain: then there is nothing to
-    /// commit. If the outcome has `StepOutcome::restart_from_root` set, send the command again with `base: Blocks(0)`.
+    /// commit. If the outcome has `StepCommitOutcome::restart_from_root` set, send the command again with
+    /// `base: Blocks(0)`.
     pub fn commit_step(step: StepCommit<'_>) -> Option<Command> {
         let run = ChainSegment::of(step.chain, step.base.min(Blocks(step.sealed.0.checked_sub(1)?)), step.sealed)?;
-        let origin = KvOrigin {
+        let origin = ChainDescriptor {
             tenant: step.tenant.clone(),
             model: step.model.clone(),
             root: step.chain.root,
@@ -93,7 +94,7 @@ impl Command {
 
 /// Outcome of a `Command::commit_step`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StepOutcome {
+pub struct StepCommitOutcome {
     /// Whether the blocks are sealed.
     pub sealed: bool,
     /// How the session's heads changed.
@@ -104,7 +105,7 @@ pub struct StepOutcome {
     pub restart_from_root: bool,
 }
 
-impl StepOutcome {
+impl StepCommitOutcome {
     /// Interprets the outcome of a `Command::commit_step`.
     pub fn of(outcome: &Outcome) -> Self {
         let mut step = Self::default();

@@ -8,7 +8,7 @@ use vocabulary::{ArtifactId, LedgerTime, SessionId, TenantId};
 use crate::artifact::{Artifact, PrefixBoundary};
 use crate::changes::RecordKey;
 use crate::ledger::{Ledger, LedgerIndexes, TenantUsage};
-use crate::record::{Intent, Lease, Session, Worker};
+use crate::record::{Intent, Session, Worker, WorkerLease};
 
 /// Number of longest-idle unreferenced artifacts among which eviction picks the one with the coldest group.
 const EVICTION_CANDIDATES: usize = 16;
@@ -16,12 +16,12 @@ const EVICTION_CANDIDATES: usize = 16;
 impl Ledger {
     pub(crate) fn put_worker(&mut self, worker: Worker) {
         let id = worker.id;
-        if let Lease::Held { until } = worker.lease {
+        if let WorkerLease::Held { until } = worker.lease {
             self.index.leases.insert((until, id));
         }
         let until = |worker: &Worker| match worker.lease {
-            Lease::Held { until } => Some(until),
-            Lease::Expired { .. } | Lease::Retired { .. } => None,
+            WorkerLease::Held { until } => Some(until),
+            WorkerLease::Expired { .. } | WorkerLease::Retired { .. } => None,
         };
         let same =
             |old: &Worker| Worker { lease: worker.lease, ..old.clone() } == worker && old.is_live() == worker.is_live();
@@ -36,7 +36,7 @@ impl Ledger {
 
     /// Removes a worker whose lease is over.
     pub(crate) fn remove_worker(&mut self, worker: &Worker) {
-        if let Lease::Held { until } = worker.lease {
+        if let WorkerLease::Held { until } = worker.lease {
             self.index.leases.remove(&(until, worker.id));
         }
         self.records.workers.remove(&worker.id);
@@ -239,8 +239,8 @@ impl Ledger {
     /// Removes the worker whose lease has been over longest; returns false if all leases are held.
     pub(crate) fn evict_worker(&mut self) -> bool {
         let over = |worker: &Worker| match worker.lease {
-            Lease::Held { .. } => None,
-            Lease::Expired { at } | Lease::Retired { at } => Some((at, worker.id)),
+            WorkerLease::Held { .. } => None,
+            WorkerLease::Expired { at } | WorkerLease::Retired { at } => Some((at, worker.id)),
         };
         let coldest: Option<(LedgerTime, _)> = self.workers().filter_map(over).min();
         let worker = coldest.and_then(|(_, id)| self.worker(id).cloned());

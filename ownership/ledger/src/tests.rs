@@ -90,9 +90,9 @@ impl LedgerFixture {
     }
 
     /// Commits a step and interprets its outcome.
-    pub(crate) fn step(&mut self, step: StepCommit<'_>) -> StepOutcome {
+    pub(crate) fn step(&mut self, step: StepCommit<'_>) -> StepCommitOutcome {
         let command = Command::commit_step(step).expect("the step sealed blocks");
-        StepOutcome::of(&self.run(command))
+        StepCommitOutcome::of(&self.run(command))
     }
 
     pub(crate) fn session(&self, id: SessionId) -> Session {
@@ -108,7 +108,7 @@ impl LedgerFixture {
     /// Expires a worker's lease as the leader would.
     pub(crate) fn expire_lease(&mut self, n: u64) {
         let worker = self.ledger.worker(WorkerId(n)).expect("the worker is registered").clone();
-        let Lease::Held { until } = worker.lease else { panic!("no lease is held") };
+        let WorkerLease::Held { until } = worker.lease else { panic!("no lease is held") };
         while self.ledger.now() < until {
             self.entry(MAX_CLOCK_STEP, Vec::new());
         }
@@ -152,8 +152,8 @@ pub(crate) fn tenant() -> TenantId {
     TenantId::default()
 }
 
-pub(crate) fn shape() -> KvShape {
-    KvShape { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(100) }
+pub(crate) fn shape() -> KvBlockSpec {
+    KvBlockSpec { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(100) }
 }
 
 pub(crate) fn scope() -> Scope {

@@ -10,7 +10,7 @@ use ledger::{Command, Outcome, Refusal, Submission};
 use openraft::AsyncRuntime;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::network_model::{FIRST_CLIENT, PeerNumber};
+use crate::network_model::{EndpointNumber, FIRST_CLIENT};
 use crate::rng::Rng;
 use crate::runtime::{SimulatedRuntime, true_time};
 use crate::sim_network::{RpcFailure, ask};
@@ -25,7 +25,7 @@ const MAX_RETRY_TIME: Duration = Duration::from_secs(20);
 pub(crate) struct SimClient {
     pub(crate) world: Arc<SimWorld>,
     pub(crate) rng: Rng,
-    peer: PeerNumber,
+    peer: EndpointNumber,
     id: ClientId,
     serial: u64,
     leader_guess: Option<u64>,

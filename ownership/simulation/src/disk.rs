@@ -79,21 +79,22 @@ pub(crate) enum DiskHealth {
 
 /// A resource that a process temporarily lacks. What it has already opened continues to work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Shortage {
+pub(crate) enum ResourceShortage {
     Files,
     Memory,
     Threads,
 }
 
-impl Shortage {
-    pub(crate) const ALL: [Shortage; 3] = [Shortage::Files, Shortage::Memory, Shortage::Threads];
+impl ResourceShortage {
+    pub(crate) const ALL: [ResourceShortage; 3] =
+        [ResourceShortage::Files, ResourceShortage::Memory, ResourceShortage::Threads];
 
     /// Returns the error that Linux reports: EMFILE, ENOMEM or EAGAIN.
     fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
-            Shortage::Files => 24,
-            Shortage::Memory => 12,
-            Shortage::Threads => 11,
+            ResourceShortage::Files => 24,
+            ResourceShortage::Memory => 12,
+            ResourceShortage::Threads => 11,
         })
     }
 }
@@ -115,7 +116,7 @@ struct DiskState {
     health: DiskHealth,
     has_failed_flush: bool,
     /// Resource that the process lacks.
-    shortage: Option<Shortage>,
+    shortage: Option<ResourceShortage>,
     snapshot: Option<StoredSnapshot>,
     mark: CommitMark,
 }
@@ -255,8 +256,8 @@ impl SimDisk {
     /// Opens a file for the next write.
     pub(crate) fn open(&self) -> io::Result<()> {
         match self.lock().shortage {
-            Some(short @ (Shortage::Files | Shortage::Memory)) => Err(short.error()),
-            Some(Shortage::Threads) | None => Ok(()),
+            Some(short @ (ResourceShortage::Files | ResourceShortage::Memory)) => Err(short.error()),
+            Some(ResourceShortage::Threads) | None => Ok(()),
         }
     }
 
@@ -273,13 +274,13 @@ impl SimDisk {
     /// Starts a thread for disk work.
     pub(crate) fn begin_thread(&self) -> io::Result<()> {
         match self.lock().shortage {
-            Some(short @ (Shortage::Threads | Shortage::Memory)) => Err(short.error()),
-            Some(Shortage::Files) | None => Ok(()),
+            Some(short @ (ResourceShortage::Threads | ResourceShortage::Memory)) => Err(short.error()),
+            Some(ResourceShortage::Files) | None => Ok(()),
         }
     }
 
     /// Sets or clears the resource that its process lacks.
-    pub(crate) fn set_shortage(&self, short_of: Option<Shortage>) {
+    pub(crate) fn set_shortage(&self, short_of: Option<ResourceShortage>) {
         self.lock().shortage = short_of;
     }
 
@@ -391,9 +392,11 @@ mod tests {
     #[test]
     fn a_process_shortage_ends_with_the_process_and_spares_open_files() {
         let disk = SimDisk::new(Rng::stream(1, "disk"));
-        for (short, opens, begins) in
-            [(Shortage::Files, false, true), (Shortage::Memory, false, false), (Shortage::Threads, true, false)]
-        {
+        for (short, opens, begins) in [
+            (ResourceShortage::Files, false, true),
+            (ResourceShortage::Memory, false, false),
+            (ResourceShortage::Threads, true, false),
+        ] {
             disk.set_shortage(Some(short));
             assert_eq!((disk.open().is_ok(), disk.begin_thread().is_ok()), (opens, begins), "{short:?}");
             disk.write(vote(1)).unwrap();

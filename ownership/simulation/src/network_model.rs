@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::rng::Rng;
 
 /// End of a link: a node, or a client above [`FIRST_CLIENT`].
-pub(crate) type PeerNumber = u64;
+pub(crate) type EndpointNumber = u64;
 
-pub(crate) const FIRST_CLIENT: PeerNumber = 1_000;
+pub(crate) const FIRST_CLIENT: EndpointNumber = 1_000;
 
 /// What the network does to one message.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,7 +46,7 @@ pub(crate) struct MessageCounts {
 pub(crate) struct NetworkModel {
     rng: Rng,
     weather: NetworkConditions,
-    cuts: BTreeSet<(PeerNumber, PeerNumber)>,
+    cuts: BTreeSet<(EndpointNumber, EndpointNumber)>,
     traffic: MessageCounts,
 }
 
@@ -57,7 +57,7 @@ impl NetworkModel {
     }
 
     /// Decides the fate of the next message.
-    pub(crate) fn fate(&mut self, from: PeerNumber, to: PeerNumber) -> MessageFate {
+    pub(crate) fn fate(&mut self, from: EndpointNumber, to: EndpointNumber) -> MessageFate {
         self.traffic.sent += 1;
         if !self.connects(from, to) || self.rng.chance(self.weather.loss) {
             self.traffic.lost += 1;
@@ -76,15 +76,15 @@ impl NetworkModel {
     }
 
     /// Returns whether messages get through in this direction.
-    pub(crate) fn connects(&self, from: PeerNumber, to: PeerNumber) -> bool {
+    pub(crate) fn connects(&self, from: EndpointNumber, to: EndpointNumber) -> bool {
         !self.cuts.contains(&(from, to))
     }
 
-    pub(crate) fn cut(&mut self, from: PeerNumber, to: PeerNumber) {
+    pub(crate) fn cut(&mut self, from: EndpointNumber, to: EndpointNumber) {
         self.cuts.insert((from, to));
     }
 
-    pub(crate) fn restore(&mut self, from: PeerNumber, to: PeerNumber) {
+    pub(crate) fn restore(&mut self, from: EndpointNumber, to: EndpointNumber) {
         self.cuts.remove(&(from, to));
     }
 

@@ -92,7 +92,7 @@ pub(crate) fn drift() -> i64 {
 
 /// Runs `act` as a process: tasks that it spawns belong to that process.
 pub(crate) fn run_in<T>(pid: Pid, act: impl FnOnce() -> T) -> T {
-    let _scope = ProcessScope::enter(pid);
+    let _scope = CurrentProcessGuard::enter(pid);
     act()
 }
 
@@ -105,15 +105,15 @@ fn wake(pid: Pid, state: SimProcessState) {
     parked.unwrap_or_default().into_iter().for_each(Waker::wake);
 }
 
-struct ProcessScope(Pid);
+struct CurrentProcessGuard(Pid);
 
-impl ProcessScope {
+impl CurrentProcessGuard {
     fn enter(pid: Pid) -> Self {
         Self(CURRENT.replace(pid))
     }
 }
 
-impl Drop for ProcessScope {
+impl Drop for CurrentProcessGuard {
     fn drop(&mut self) {
         CURRENT.set(self.0);
     }
@@ -147,7 +147,7 @@ impl<F: Future> Future for ProcessTask<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let state = self.gate(context.waker());
-        let _scope = ProcessScope::enter(self.pid);
+        let _scope = CurrentProcessGuard::enter(self.pid);
         match state {
             SimProcessState::Running => match &mut self.future {
                 Some(future) => future.as_mut().poll(context),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use consensus::{MemberRelease, check_raise};
+use consensus::{MemberLevelSupport, check_raise};
 use futures::future::{join, join_all};
 use ledger::LEVEL;
 use openraft::AsyncRuntime;
@@ -85,7 +85,7 @@ async fn raise_level(world: &Arc<SimWorld>, patience: Duration) -> bool {
             async move {
                 let levels =
                     ask(&asking, (from, id), RPC_TIMEOUT, |node: Arc<SimNode>| async move { node.levels }).await;
-                (NodeId(id), levels.map_or(MemberRelease::Unreachable, MemberRelease::Supports))
+                (NodeId(id), levels.map_or(MemberLevelSupport::Unreachable, MemberLevelSupport::Supports))
             }
         };
         let members = join_all(members.into_iter().map(release)).await;

@@ -19,7 +19,7 @@ use crate::run_recorder::RunRecorder;
 use crate::runtime::{SimulatedRuntime, true_time};
 use crate::sim_node::SimNode;
 use crate::watchers::{self, WATCHERS};
-use crate::workload::{self, ClientHistories, MAX_DEAD_LEASE_TIME};
+use crate::workload::{self, LockHistories, MAX_DEAD_LEASE_TIME};
 use crate::world::SimWorld;
 
 const HEALED: &str = "after healing: one leader, and everybody has everything";
@@ -120,7 +120,7 @@ async fn monitor(world: Arc<SimWorld>) {
 async fn run_workload(world: Arc<SimWorld>) {
     found_cluster(&world).await;
     workload::prepare(&world).await;
-    let histories = Arc::new(ClientHistories::default());
+    let histories = Arc::new(LockHistories::default());
     for n in 1..=world.plan.clients {
         drop(SimulatedRuntime::spawn(workload::run_router(world.clone(), histories.clone(), n)));
     }
@@ -216,7 +216,7 @@ fn heal(world: &Arc<SimWorld>) {
 }
 
 /// Waits until the cluster has converged; on a timeout, returns what has not.
-async fn await_convergence(world: &Arc<SimWorld>, histories: &ClientHistories) -> PropertyResult {
+async fn await_convergence(world: &Arc<SimWorld>, histories: &LockHistories) -> PropertyResult {
     let healed = true_time();
     let everybody = world.plan.clients + world.plan.workers + WATCHERS + 1;
     let target = loop {

@@ -14,9 +14,9 @@ use crate::checks::agreement::AgreementCheck;
 use crate::checks::fencing_tokens::FencingTokenCheck;
 use crate::checks::leases::LeaseCheck;
 use crate::checks::levels;
-use crate::checks::log_order::{LeaderCheck, TermLeader};
+use crate::checks::log_order::{LeaderProcessCheck, TermLeader};
 use crate::checks::node_ids::NodeIdCheck;
-use crate::checks::serials::SerialCheck;
+use crate::checks::serials::ExactlyOnceCheck;
 use crate::checks::staleness::{AcknowledgedIndexes, StalenessClaim};
 use crate::checks::watches::{ChangeHistory, WatchProgress};
 use crate::process::Pid;
@@ -33,10 +33,10 @@ struct RecorderState {
     first_violation: Option<PropertyViolation>,
     counts: BTreeMap<&'static str, u64>,
     agreement: AgreementCheck,
-    serials: SerialCheck,
+    serials: ExactlyOnceCheck,
     tokens: FencingTokenCheck,
     leases: LeaseCheck,
-    leaders: LeaderCheck,
+    leaders: LeaderProcessCheck,
     ids: NodeIdCheck,
     history: ChangeHistory,
     acknowledged: AcknowledgedIndexes,
@@ -206,7 +206,7 @@ fn flatten<'a>(command: &'a Command, outcome: &'a Outcome) -> Vec<(&'a Command, 
 
 /// Observer of one node's state machine.
 #[derive(Debug)]
-pub(crate) struct NodeProbe {
+pub(crate) struct RecordingObserver {
     node: u64,
     /// Feature levels that the node's release supports.
     levels: SupportedLevels,
@@ -216,7 +216,7 @@ pub(crate) struct NodeProbe {
     feed_reader: Mutex<Option<(ChangeCursor, WatchProgress)>>,
 }
 
-impl NodeProbe {
+impl RecordingObserver {
     /// Creates the observer of a node with these feature levels.
     pub(crate) fn new(
         node: u64,
@@ -250,7 +250,7 @@ impl NodeProbe {
     }
 }
 
-impl ApplyObserver for NodeProbe {
+impl ApplyObserver for RecordingObserver {
     fn on_applied(&self, applied: &AppliedEntry<'_>) {
         self.book.log(|| match applied.entry {
             Some(entry) => format!("node {} applies {} {entry:?} -> {:?}", self.node, applied.id, applied.outcomes),

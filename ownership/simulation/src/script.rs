@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ledger::{
-    AdmitNode, ClaimOwner, Command, DrainFlag, DrainWorker, DropReplica, ExpireLease, ForkSession, KvFormat, KvKinds,
-    KvShape, Lease, LocateQuery, MigrateSession, OpenSession, OwnershipSubject, OwnershipTransition, PinArtifact,
+    AdmitNode, ClaimOwner, Command, DrainFlag, DrainWorker, DropReplica, ExpireLease, ForkSession, KvBlockSpec,
+    KvFormat, KvKinds, LocateQuery, MigrateSession, OpenSession, OwnershipSubject, OwnershipTransition, PinArtifact,
     PinFlag, PrefixPoint, PrefixRef, RegisterWorker, ReleaseOwner, ReplicateReadonly, RetireIncarnation, Scope,
-    SetIntent, SetQuota, StepCommit, WorkerKind, WorkerSpec,
+    SetIntent, SetQuota, StepCommit, WorkerKind, WorkerLease, WorkerSpec,
 };
 use vocabulary::{
     ArtifactId, Blocks, Bytes, DpRank, Epoch, HashSeed, Incarnation, Micros, ModelId, NodeId, Owner, PrefixChain,
@@ -128,7 +128,7 @@ fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
         replaced_head: located.replaced_head(),
         owner,
         ownership: transition,
-        shape: KvShape { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(64) },
+        shape: KvBlockSpec { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(64) },
         router: NodeId(1),
     };
     Command::commit_step(commit).unwrap_or_else(|| open(u128::from(id)))
@@ -232,7 +232,7 @@ fn incarnation_command(rng: &mut Rng, view: &ledger::Ledger) -> Command {
         }
         (0, _) => Command::RetireWorker(WorkerId(worker)),
         // Only a leader should propose this, and never so early.
-        (1, Some((epoch, Lease::Held { until: deadline }))) => {
+        (1, Some((epoch, WorkerLease::Held { until: deadline }))) => {
             Command::ExpireLease(ExpireLease { worker: WorkerId(worker), epoch, deadline })
         }
         _ => register(worker, known + rng.below(2), Micros(20_000_000)),

@@ -15,7 +15,7 @@ use openraft::raft::{
 };
 use openraft::{AsyncRuntime, BasicNode, OptionalSend};
 
-use crate::network_model::{MessageFate, PeerNumber};
+use crate::network_model::{EndpointNumber, MessageFate};
 use crate::process::{self, Pid};
 use crate::runtime::{SimulatedRuntime, true_time};
 use crate::sim_node::SimNode;
@@ -42,7 +42,7 @@ pub(crate) enum RpcFailure {
 /// The request continues to travel even if the caller is killed meanwhile; the answer is lost if the callee is killed.
 pub(crate) async fn ask<T, F, A>(
     world: &Arc<SimWorld>,
-    (from, to): (PeerNumber, PeerNumber),
+    (from, to): (EndpointNumber, EndpointNumber),
     limit: Duration,
     serve: F,
 ) -> Result<T, RpcFailure>
@@ -106,8 +106,8 @@ type ReplySlot<T> = Arc<std::sync::Mutex<Option<oneshot::Sender<Result<T, RpcFai
 #[derive_where(Clone)]
 struct ReplyHandle<T> {
     world: Arc<SimWorld>,
-    from: PeerNumber,
-    to: PeerNumber,
+    from: EndpointNumber,
+    to: EndpointNumber,
     tx: ReplySlot<T>,
 }
 
@@ -134,14 +134,14 @@ pub(crate) struct SimNetworkFactory {
 }
 
 impl RaftNetworkFactory<LinkTypeConfig> for SimNetworkFactory {
-    type Network = SimLink;
+    type Network = SimRaftClient;
 
-    async fn new_client(&mut self, target: u64, _node: &BasicNode) -> SimLink {
-        SimLink { world: self.world.clone(), ends: (self.from, target) }
+    async fn new_client(&mut self, target: u64, _node: &BasicNode) -> SimRaftClient {
+        SimRaftClient { world: self.world.clone(), ends: (self.from, target) }
     }
 }
 
-pub(crate) struct SimLink {
+pub(crate) struct SimRaftClient {
     world: Arc<SimWorld>,
     ends: (u64, u64),
 }
@@ -153,7 +153,7 @@ fn unreachable(cause: RpcFailure) -> RPCError<LinkTypeConfig> {
     }
 }
 
-impl SimLink {
+impl SimRaftClient {
     async fn call<Q, T, E, F, A>(&self, option: RPCOption, request: Q, serve: F) -> Result<T, RPCError<LinkTypeConfig>>
     where
         Q: Clone + Send + Sync + 'static,
@@ -169,7 +169,7 @@ impl SimLink {
     }
 }
 
-impl RaftNetworkV2<LinkTypeConfig> for SimLink {
+impl RaftNetworkV2<LinkTypeConfig> for SimRaftClient {
     type SnapshotData = Arc<Vec<u8>>;
 
     async fn append_entries(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use consensus::{
     ChangeFeed, Consistency, FreshnessClock, JoiningNode, LeaderTermClock, LedgerView, MembershipGuard, MembershipLock,
-    Proposal, StalledVoterChange, StateMachine, SupportedLevels, TypeConfig, ViewPublisher, WorkerLiveness,
+    SharedLedgerEntry, StalledChangeDetector, StateMachine, SupportedLevels, TypeConfig, ViewPublisher, WorkerLiveness,
     check_command_level, expiries, raft_config, read_index, renewal,
 };
 use futures::StreamExt;
@@ -25,7 +25,7 @@ use crate::disk::SimDisk;
 use crate::log_store::SimLogStore;
 use crate::process::Pid;
 use crate::run_plan::{LEASE, SimPlan};
-use crate::run_recorder::NodeProbe;
+use crate::run_recorder::RecordingObserver;
 use crate::runtime::{ProcessInstant, SimulatedRuntime, true_time};
 use crate::sim_network::{SimNetworkFactory, ask};
 use crate::snapshot_store::SimSnapshotStore;
@@ -33,7 +33,7 @@ use crate::world::SimWorld;
 
 type SimTypeConfig = TypeConfig<SimulatedRuntime>;
 type CommittedLeader = CommittedLeaderIdOf<SimTypeConfig>;
-type SimStateMachine = StateMachine<SimSnapshotStore, NodeProbe>;
+type SimStateMachine = StateMachine<SimSnapshotStore, RecordingObserver>;
 
 /// Interval at which leases are renewed and expired.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
@@ -110,7 +110,7 @@ impl SimNode {
         let SimNodeParts { id, pid, boot, disk, levels } = parts;
         let publisher = Arc::<ViewPublisher>::default();
         let feed = Arc::new(ChangeFeed::new(world.plan.retention.changes));
-        let probe = Arc::new(NodeProbe::new(id, levels, (world.recorder.clone(), feed.clone())));
+        let probe = Arc::new(RecordingObserver::new(id, levels, (world.recorder.clone(), feed.clone())));
         let machine = StateMachine::new(SimSnapshotStore::on_disk(disk.clone()), publisher.clone(), (probe, levels));
         let links = SimNetworkFactory { world: world.clone(), from: id };
         let committed = disk.read(|log| log.committed.map_or(0, |id| id.index));
@@ -260,7 +260,7 @@ impl SimNode {
             return answers.into_iter().for_each(|answer| drop(answer.send(NodeReply::NotLeader(None))));
         };
         self.world.recorder.on_entry_proposed(time, (leader.term, leader.node_id));
-        let proposal = Proposal(Arc::new(LedgerEntry { time, submissions }));
+        let proposal = SharedLedgerEntry(Arc::new(LedgerEntry { time, submissions }));
         let (responder, done) = ProgressResponder::complete_only();
         let sent = self.raft.write(proposal).with_leader(leader).responder(responder).await;
         let node = self.clone();
@@ -298,7 +298,7 @@ impl SimNode {
 
     async fn tick(self: Arc<Self>) {
         let mut snapshot_at = self.view().applied();
-        let mut unfinished = StalledVoterChange::default();
+        let mut unfinished = StalledChangeDetector::default();
         loop {
             SimulatedRuntime::sleep(TICK).await;
             self.disk.sync_commit_mark();
@@ -355,7 +355,7 @@ impl SimNode {
     }
 
     /// Finishes a voter change that another leader left incomplete.
-    fn finish_change(&self, unfinished: &mut StalledVoterChange) {
+    fn finish_change(&self, unfinished: &mut StalledChangeDetector) {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let joint = unfinished.voters_to_finish(&metrics.membership_config, &metrics.committed_membership_config);
         let Some(voters) = joint else { return };

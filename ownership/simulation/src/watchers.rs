@@ -16,7 +16,7 @@ use crate::process;
 use crate::rng::Rng;
 use crate::runtime::SimulatedRuntime;
 use crate::sim_node::SimNode;
-use crate::workload::ClientHistories;
+use crate::workload::LockHistories;
 use crate::world::SimWorld;
 
 pub(crate) const WATCHERS: u64 = 2;
@@ -25,7 +25,7 @@ pub(crate) const WATCHERS: u64 = 2;
 const WATCH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Follows the changes across nodes, until everything that was acknowledged at the end was received.
-pub(crate) async fn run_watcher(world: Arc<SimWorld>, histories: Arc<ClientHistories>, n: u64) {
+pub(crate) async fn run_watcher(world: Arc<SimWorld>, histories: Arc<LockHistories>, n: u64) {
     let mut rng = Rng::stream(world.plan.seed ^ n << 32, "watcher");
     let mut watcher = FeedWatcher { name: format!("watcher {n}"), world: world.clone(), progress: None };
     loop {
@@ -134,7 +134,7 @@ fn rest_of_revision(first: ChangeEvent, watch: &mut Peekable<ChangeStream>) -> V
 }
 
 /// Performs reads with bounded staleness, sometimes several in a row.
-pub(crate) async fn run_reader(world: Arc<SimWorld>, histories: Arc<ClientHistories>) {
+pub(crate) async fn run_reader(world: Arc<SimWorld>, histories: Arc<LockHistories>) {
     let mut client = SimClient::new(&world, 200);
     while !histories.is_stopping() {
         SimulatedRuntime::sleep(client.rng.millis(50, 1_500)).await;

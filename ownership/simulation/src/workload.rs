@@ -27,13 +27,13 @@ const FIRST_HOLDER: u64 = 900;
 
 /// What clients saw of each lock, and whether they should stop.
 #[derive(Debug, Default)]
-pub(crate) struct ClientHistories {
+pub(crate) struct LockHistories {
     histories: Mutex<BTreeMap<u64, Vec<LockOperation>>>,
     stopping: AtomicBool,
     finished: Mutex<u64>,
 }
 
-impl ClientHistories {
+impl LockHistories {
     /// Asks all of them to stop.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Relaxed);
@@ -93,7 +93,7 @@ pub(crate) async fn prepare(world: &Arc<SimWorld>) {
 }
 
 /// Simulates a router: writes steps, and sometimes contends for a lock.
-pub(crate) async fn run_router(world: Arc<SimWorld>, histories: Arc<ClientHistories>, n: u64) {
+pub(crate) async fn run_router(world: Arc<SimWorld>, histories: Arc<LockHistories>, n: u64) {
     let mut client = SimClient::new(&world, n);
     client.open().await;
     let mut owned = BTreeMap::new();
@@ -114,11 +114,7 @@ pub(crate) async fn run_router(world: Arc<SimWorld>, histories: Arc<ClientHistor
 }
 
 /// Performs one operation on one of the locks.
-async fn contend_for_lock(
-    client: &mut SimClient,
-    histories: &ClientHistories,
-    held: &mut BTreeMap<u64, (Owner, Epoch)>,
-) {
+async fn contend_for_lock(client: &mut SimClient, histories: &LockHistories, held: &mut BTreeMap<u64, (Owner, Epoch)>) {
     let lock = FIRST_LOCK + client.rng.below(LOCKS);
     let subject = OwnershipSubject::Session(SessionId(u128::from(lock)));
     let kind = client.rng.below(3);
@@ -158,7 +154,7 @@ fn unexpected_outcome(lock: u64, outcome: &Outcome) -> PropertyViolation {
     }
 }
 
-async fn read_lock(client: &mut SimClient, histories: &ClientHistories, lock: u64) {
+async fn read_lock(client: &mut SimClient, histories: &LockHistories, lock: u64) {
     let Some(call) = histories.record_call(lock, LockRequest::Read) else { return };
     let last_acknowledged = client.world.recorder.last_acknowledged();
     let Some(view) = client.read().await else { return };
@@ -180,7 +176,7 @@ async fn read_lock(client: &mut SimClient, histories: &ClientHistories, lock: u6
 }
 
 /// Simulates a worker's incarnations, as a router that probes it reports them.
-pub(crate) async fn run_worker(world: Arc<SimWorld>, histories: Arc<ClientHistories>, n: u64) {
+pub(crate) async fn run_worker(world: Arc<SimWorld>, histories: Arc<LockHistories>, n: u64) {
     let mut client = SimClient::new(&world, 100 + n);
     client.open().await;
     let mut incarnation = 1;

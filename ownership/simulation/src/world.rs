@@ -9,11 +9,11 @@ use ledger::LEVEL;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::WatchReceiver;
 
-use crate::checks::durability::{self, DurableCopies};
+use crate::checks::durability::{self, DurabilityByNode};
 use crate::checks::joint_configs::{JointConfigCheck, LeaderReport};
-use crate::checks::log_order::{self, LogProgress, ViewOrderCheck};
+use crate::checks::log_order::{self, LogProgress, MonotonicViewCheck};
 use crate::disk::{ProcessEnd, SimDisk};
-use crate::network_model::{MessageFate, NetworkModel, PeerNumber};
+use crate::network_model::{EndpointNumber, MessageFate, NetworkModel};
 use crate::process::{self, Pid};
 use crate::rng::Rng;
 use crate::run_plan::SimPlan;
@@ -26,7 +26,7 @@ pub(crate) const OLD_LEVEL: u32 = LEVEL - 1;
 
 /// A node over all its processes.
 #[derive(Debug)]
-struct NodeMachine {
+struct SimHost {
     disk: SimDisk,
     pid: Option<Pid>,
     boots: u64,
@@ -39,9 +39,9 @@ pub(crate) struct SimWorld {
     pub(crate) plan: SimPlan,
     pub(crate) recorder: RunRecorder,
     fabric: Mutex<NetworkModel>,
-    slots: Mutex<BTreeMap<u64, NodeMachine>>,
+    slots: Mutex<BTreeMap<u64, SimHost>>,
     running: Mutex<BTreeMap<u64, Arc<SimNode>>>,
-    views: Mutex<ViewOrderCheck>,
+    views: Mutex<MonotonicViewCheck>,
     joints: Mutex<JointConfigCheck>,
     /// Whether a raise of the level was attempted: releases are not rolled back any more.
     is_level_raised: AtomicBool,
@@ -73,12 +73,12 @@ impl SimWorld {
         lock(&self.fabric)
     }
 
-    pub(crate) fn fate(&self, from: PeerNumber, to: PeerNumber) -> MessageFate {
+    pub(crate) fn fate(&self, from: EndpointNumber, to: EndpointNumber) -> MessageFate {
         self.fabric().fate(from, to)
     }
 
     /// Returns whether messages get through in this direction.
-    pub(crate) fn connects(&self, from: PeerNumber, to: PeerNumber) -> bool {
+    pub(crate) fn connects(&self, from: EndpointNumber, to: EndpointNumber) -> bool {
         self.fabric().connects(from, to)
     }
 
@@ -103,7 +103,7 @@ impl SimWorld {
     /// Adds a node with an empty disk and this release.
     pub(crate) fn add(&self, id: u64, release: u32) {
         let disk = SimDisk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
-        lock(&self.slots).insert(id, NodeMachine { disk, pid: None, boots: 0, release });
+        lock(&self.slots).insert(id, SimHost { disk, pid: None, boots: 0, release });
     }
 
     /// Returns all nodes that were ever added.
@@ -232,7 +232,7 @@ impl SimWorld {
             let sets = |stored: &consensus::StoredMembership| stored.membership().get_joint_config().to_vec();
             (sets(&now.membership_config), sets(&now.committed_membership_config))
         };
-        let keepers: DurableCopies =
+        let keepers: DurabilityByNode =
             lock(&self.slots).iter().map(|(id, slot)| (*id, is_durable(&slot.disk, index))).collect();
         // Between two memberships, either may be the one under which it was committed.
         let checked = durability::check(index, &effective, &keepers);

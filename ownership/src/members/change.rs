@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use consensus::{JoiningNode, MemberRelease, MembershipWriteError, RaiseLevelError, check_raise};
+use consensus::{JoiningNode, MemberLevelSupport, MembershipWriteError, RaiseLevelError, check_raise};
 use futures::future::join_all;
 use ledger::{Command, LedgerEntry, Outcome, Submission};
 use openraft::async_runtime::instant::Instant as _;
@@ -14,7 +14,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::members::{ClusterMember, Enrolment, MemberChange, MemberError, MemberRole, next_voters};
+use crate::members::{ClusterMember, EnrolRequest, MemberChange, MemberError, MemberRole, next_voters};
 use crate::node_core::{KnownLeader, LeaderTransfer, NodeCore};
 use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerMethod};
@@ -180,7 +180,7 @@ fn check_level(core: &NodeCore, level: u32, members: &BTreeSet<NodeId>) -> Resul
             *node,
             answering
                 .and_then(|member| member.feature_levels)
-                .map_or(MemberRelease::Unreachable, MemberRelease::Supports),
+                .map_or(MemberLevelSupport::Unreachable, MemberLevelSupport::Supports),
         )
     };
     check_raise(level, members.iter().map(release)).map_err(|error| match error {
@@ -231,14 +231,17 @@ async fn check_caught_up(core: &NodeCore, node: NodeId) -> Result<(), MemberErro
 }
 
 /// Adds a learner, or updates the address of a known node.
-pub(crate) async fn enrol(core: &NodeCore, enrolment: Enrolment) -> Result<(), MemberError> {
+pub(crate) async fn enrol(core: &NodeCore, enrolment: EnrolRequest) -> Result<(), MemberError> {
     if !core.is_leading() {
         return Err(MemberError::NoLeader);
     }
     timeout(CHANGE_TIMEOUT, enrol_locked(core, enrolment)).await.map_err(timeout_error)?
 }
 
-async fn enrol_locked(core: &NodeCore, Enrolment { node, address, levels }: Enrolment) -> Result<(), MemberError> {
+async fn enrol_locked(
+    core: &NodeCore,
+    EnrolRequest { node, address, levels }: EnrolRequest,
+) -> Result<(), MemberError> {
     let turn = core.lock_membership()?;
     match list(core).into_iter().find(|member| member.node == node) {
         Some(member) if member.address == address => Ok(()),

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, RootCertStore};
 
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 
 /// Files with a node's certificate and the authority that it trusts. All PEM.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,10 +58,10 @@ impl CertificateVerifiers {
         files: &TlsFiles,
         chain: &[CertificateDer<'_>],
         address: &str,
-    ) -> Result<(), OwnershipError> {
+    ) -> Result<(), LedgerNodeError> {
         let host = host(address);
         let path = files.certificate.display();
-        let refused = |why: String| OwnershipError::Options(format!("cluster.tls.certificate {path}: {why}"));
+        let refused = |why: String| LedgerNodeError::Options(format!("cluster.tls.certificate {path}: {why}"));
         let name = ServerName::try_from(host);
         let name =
             name.map_err(|_| refused(format!("no certificate can name `{host}`, which is no host and no IP")))?;

@@ -9,15 +9,15 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::error::OwnershipError;
-use crate::peers::caller::Caller;
+use crate::error::LedgerNodeError;
+use crate::peers::caller_identity::CallerIdentity;
 use crate::peers::caller_limiter::{CallerLimiter, CallerPermit};
 use crate::peers::certificate::tls_complaint;
 use crate::peers::handshake::{self, Hello};
 use crate::peers::log_throttle::RejectionLog;
 use crate::peers::registry::PeerRegistry;
 use crate::peers::served_connection::{self, ExchangeHandler};
-use crate::peers::socket::DialPolicy;
+use crate::peers::socket::DialDelegate;
 use crate::peers::tls::ByteStream;
 
 /// Maximum number of members' connections: five voters and a hundred learners with a few lanes each.
@@ -40,8 +40,9 @@ pub(crate) struct PeerListener {
 }
 
 impl PeerListener {
-    pub(crate) async fn bind(address: &str) -> Result<Self, OwnershipError> {
-        let listen = |error: std::io::Error| OwnershipError::Listen { address: address.into(), why: error.to_string() };
+    pub(crate) async fn bind(address: &str) -> Result<Self, LedgerNodeError> {
+        let listen =
+            |error: std::io::Error| LedgerNodeError::Listen { address: address.into(), why: error.to_string() };
         let socket = TcpListener::bind(address).await.map_err(listen)?;
         let address = socket.local_addr().map_err(listen)?;
         Ok(Self { socket, address })
@@ -49,7 +50,7 @@ impl PeerListener {
 
     /// Accepts the callers that the registry accepts, until it is dropped; all connections end with it.
     pub(crate) async fn run<A: ExchangeHandler>(self: Arc<Self>, registry: Arc<PeerRegistry>, answerer: Arc<A>) {
-        let limits = Arc::new(CallerLimits {
+        let limits = Arc::new(CallerLimiters {
             handshaking: CallerLimiter::new(MAX_HANDSHAKING.0, MAX_HANDSHAKING.1),
             non_members: CallerLimiter::new(MAX_NON_MEMBERS.0, MAX_NON_MEMBERS.1),
             members: Semaphore::new(MAX_CONNECTIONS),
@@ -82,7 +83,7 @@ impl PeerListener {
 }
 
 /// Limiters of callers, by what they have proven.
-struct CallerLimits {
+struct CallerLimiters {
     handshaking: Arc<CallerLimiter>,
     non_members: Arc<CallerLimiter>,
     members: Semaphore,
@@ -91,7 +92,7 @@ struct CallerLimits {
 async fn serve<A: ExchangeHandler>(
     (socket, mut place): (TcpStream, CallerPermit),
     registry: &PeerRegistry,
-    (answerer, limits): (Arc<A>, &CallerLimits),
+    (answerer, limits): (Arc<A>, &CallerLimiters),
 ) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     let from = socket.peer_addr()?.ip();
@@ -105,7 +106,7 @@ async fn serve<A: ExchangeHandler>(
         let hello: Hello = handshake::receive_message(&mut stream).await?;
         let greeted = registry.check_hello(&hello);
         handshake::send_message(&mut stream, &greeted).await?;
-        Ok::<_, std::io::Error>(greeted.ok().map(|_| (stream, Caller { hello, certificate })))
+        Ok::<_, std::io::Error>(greeted.ok().map(|_| (stream, CallerIdentity { hello, certificate })))
     };
     let greeted = tokio::select! {
         greeted = timeout(HANDSHAKE_TIMEOUT, greet) => greeted.map_err(|_| std::io::ErrorKind::TimedOut)??,

@@ -5,7 +5,7 @@ use strum::VariantArray as _;
 
 /// Subject of calls between routers outside Raft.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, strum::VariantArray)]
-pub enum Topic {
+pub enum PeerTopic {
     /// Requests that routers dispatched and finished.
     Exchange,
     /// Which blocks routers believe to be where.
@@ -39,11 +39,11 @@ pub(crate) enum PeerMethod {
     Change = 21,
     /// Members of the cluster, as the leader knows them.
     Members = 22,
-    /// `Topic::Exchange`.
+    /// `PeerTopic::Exchange`.
     Exchange = 32,
-    /// `Topic::Residency`.
+    /// `PeerTopic::Residency`.
     Residency = 33,
-    /// `Topic::PromptStore`.
+    /// `PeerTopic::PromptStore`.
     Prompts = 34,
 }
 
@@ -54,16 +54,16 @@ impl PeerMethod {
         matches!(self, Append | AppendStream | Vote | PreVote | Snapshot | TransferLeader | Members)
     }
 
-    pub(crate) fn of_topic(topic: Topic) -> Self {
+    pub(crate) fn of_topic(topic: PeerTopic) -> Self {
         match topic {
-            Topic::Exchange => PeerMethod::Exchange,
-            Topic::Residency => PeerMethod::Residency,
-            Topic::Prompts => PeerMethod::Prompts,
+            PeerTopic::Exchange => PeerMethod::Exchange,
+            PeerTopic::Residency => PeerMethod::Residency,
+            PeerTopic::Prompts => PeerMethod::Prompts,
         }
     }
 
     /// Returns the topic of a call between routers.
-    pub(crate) fn topic(self) -> Option<Topic> {
-        Topic::VARIANTS.iter().copied().find(|topic| Self::of_topic(*topic) == self)
+    pub(crate) fn topic(self) -> Option<PeerTopic> {
+        PeerTopic::VARIANTS.iter().copied().find(|topic| Self::of_topic(*topic) == self)
     }
 }

@@ -222,7 +222,7 @@ fn fail_message(outgoing: LinkMessage, error: PeerError) {
 async fn run_connection(socket: PeerSocket, first: LinkMessage, queue: &mut mpsc::Receiver<LinkMessage>) -> PeerError {
     let address = socket.address.clone();
     let (reader, writer) = tokio::io::split(socket.stream);
-    let (calls, heard) = (OpenCalls::default(), Arc::new(PeerActivity::new()));
+    let (calls, heard) = (OpenCalls::default(), Arc::new(LastContact::new()));
     let mut reading = tokio::spawn(read_answers(reader, calls.clone(), heard.clone()));
     let mut writing = LinkWriter { to: BufWriter::with_capacity(64 << 10, writer), calls: calls.clone() };
     let why = tokio::select! {
@@ -237,12 +237,12 @@ async fn run_connection(socket: PeerSocket, first: LinkMessage, queue: &mut mpsc
 }
 
 /// When the other side was last heard.
-struct PeerActivity {
+struct LastContact {
     start: Instant,
     last_ms: AtomicU64,
 }
 
-impl PeerActivity {
+impl LastContact {
     fn new() -> Self {
         Self { start: Instant::now(), last_ms: AtomicU64::new(0) }
     }
@@ -268,7 +268,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
         &mut self,
         first: LinkMessage,
         queue: &mut mpsc::Receiver<LinkMessage>,
-        activity: &PeerActivity,
+        activity: &LastContact,
     ) -> String {
         let mut next = Some(first);
         let mut look = tokio::time::interval(CHECK_INTERVAL);
@@ -365,7 +365,7 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
 }
 
 /// Reads answers and dispatches them until the connection ends; returns why it ended.
-async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, activity: Arc<PeerActivity>) -> String {
+async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, activity: Arc<LastContact>) -> String {
     let mut from = BufReader::with_capacity(64 << 10, from);
     loop {
         let frame = match frame::read(&mut from).await {

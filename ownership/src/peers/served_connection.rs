@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::peers::caller::Caller;
+use crate::peers::caller_identity::CallerIdentity;
 use crate::peers::error::PeerError;
 use crate::peers::frame::{self, FrameKind, MAX_PAYLOAD, PeerFrame};
 use crate::peers::tls::ByteStream;
@@ -81,13 +81,13 @@ impl ReplySender {
 }
 
 pub(crate) trait ExchangeHandler: Send + Sync + 'static {
-    fn handle(self: Arc<Self>, caller: Arc<Caller>, exchange: IncomingExchange) -> BoxFuture<'static, ()>;
+    fn handle(self: Arc<Self>, caller: Arc<CallerIdentity>, exchange: IncomingExchange) -> BoxFuture<'static, ()>;
 }
 
 /// Serves one greeted connection until it ends.
 pub(crate) async fn serve<A: ExchangeHandler>(
     stream: Box<dyn ByteStream>,
-    caller: Arc<Caller>,
+    caller: Arc<CallerIdentity>,
     answerer: Arc<A>,
 ) -> std::io::Result<()> {
     let (reader, writer) = tokio::io::split(stream);
@@ -116,7 +116,7 @@ async fn write_all<W: AsyncWrite + Unpin>(to: W, mut queue: mpsc::Receiver<PeerF
 
 /// State of one connection. Handlers in progress end with it.
 struct ServedConnection<A> {
-    caller: Arc<Caller>,
+    caller: Arc<CallerIdentity>,
     answerer: Arc<A>,
     frames: mpsc::Sender<PeerFrame>,
     open: HashMap<u64, mpsc::Sender<Bytes>>,

@@ -27,7 +27,7 @@ pub(crate) struct PeerSocket {
 pub(crate) type HandshakeResult = Result<Welcome, HandshakeRefusal>;
 
 /// What a link needs to know to dial.
-pub(crate) trait DialPolicy: Send + Sync {
+pub(crate) trait DialDelegate: Send + Sync {
     fn address(&self, node: NodeId) -> Option<String>;
     /// Returns this node's greeting.
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello;
@@ -67,7 +67,7 @@ pub(crate) enum DialTarget {
 pub(crate) struct LaneDialer {
     pub(crate) target: DialTarget,
     pub(crate) lane: Lane,
-    pub(crate) policy: Arc<dyn DialPolicy>,
+    pub(crate) policy: Arc<dyn DialDelegate>,
 }
 
 impl LaneDialer {

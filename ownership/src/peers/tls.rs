@@ -13,7 +13,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::peers::certificate::{CertificateVerifiers, TlsFiles, host};
 
 /// Bidirectional byte stream.
@@ -44,13 +44,13 @@ impl fmt::Debug for PeerTls {
 
 impl PeerTls {
     /// Loads the files, and checks that other nodes will accept the certificate at `address`.
-    pub(crate) fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
+    pub(crate) fn load(files: &TlsFiles, address: &str) -> Result<Self, LedgerNodeError> {
         let sides = Arc::new(ArcSwap::from_pointee(TlsEndpoints::load(files, address)?));
         Ok(Self { files: files.clone(), address: address.to_owned(), endpoints: sides })
     }
 
     /// Reloads the files for new connections. If they are unusable, or others would refuse them, the old ones stay.
-    pub(crate) fn reload(&self) -> Result<(), OwnershipError> {
+    pub(crate) fn reload(&self) -> Result<(), LedgerNodeError> {
         self.endpoints.store(Arc::new(TlsEndpoints::load(&self.files, &self.address)?));
         Ok(())
     }
@@ -82,7 +82,7 @@ impl PeerTls {
 }
 
 impl TlsEndpoints {
-    fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
+    fn load(files: &TlsFiles, address: &str) -> Result<Self, LedgerNodeError> {
         let provider = Arc::new(ring::default_provider());
         let authority = certificates(&files.ca)?;
         let mut roots = RootCertStore::empty();
@@ -118,12 +118,12 @@ fn server_config(
     Ok(builder.with_client_cert_verifier(verifier).with_single_cert(own, key)?)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, OwnershipError> {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, LedgerNodeError> {
     let read = CertificateDer::pem_file_iter(path).map_err(|error| invalid_file_error(path, &error))?;
     let all: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| invalid_file_error(path, &error))?;
     if all.is_empty() { Err(invalid_file_error(path, &"there is no certificate in it")) } else { Ok(all) }
 }
 
-fn invalid_file_error(path: &Path, why: &dyn fmt::Display) -> OwnershipError {
-    OwnershipError::Options(format!("{}: {why}; PEM files are needed for ca, certificate and key", path.display()))
+fn invalid_file_error(path: &Path, why: &dyn fmt::Display) -> LedgerNodeError {
+    LedgerNodeError::Options(format!("{}: {why}; PEM files are needed for ca, certificate and key", path.display()))
 }

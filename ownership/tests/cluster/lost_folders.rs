@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use ownership::{Directory, OwnershipError};
+use ownership::{LedgerNodeError, OwnershipDirectory};
 
 use crate::nodes::{PATIENCE, TestCluster, open_session};
 
-async fn await_failure(node: &Directory) -> OwnershipError {
+async fn await_failure(node: &OwnershipDirectory) -> LedgerNodeError {
     tokio::time::timeout(PATIENCE, node.wait_for_failure()).await.expect("it notices")
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process;
 
 use ledger::{Command, Outcome, Refusal};
-use ownership::{Consistency, MemberError, MemberRole, OwnershipError};
+use ownership::{Consistency, LedgerNodeError, MemberError, MemberRole};
 use vocabulary::{NodeId, SessionId};
 
 use crate::nodes::{PATIENCE, TestCluster, eventually, open_session, without_elections};
@@ -228,7 +228,7 @@ async fn a_voter_that_lost_acknowledged_entries_stops_with_the_reason() {
         }
         Err(failed) => failed,
     };
-    assert!(matches!(failed, OwnershipError::Reverted { last, acknowledged, .. } if last < acknowledged), "{failed}");
+    assert!(matches!(failed, LedgerNodeError::Reverted { last, acknowledged, .. } if last < acknowledged), "{failed}");
     let again = nodes.reopen(put_back).await.unwrap_err();
     assert_eq!(again.to_string(), failed.to_string(), "it may have forgotten votes, too");
     write(&nodes, 30).await;

@@ -3,7 +3,7 @@
 //! N+1 is this code with the feature level under development enabled.
 
 use ledger::{Command, LEVEL, NEXT_LEVEL, Outcome, Refusal};
-use ownership::{CommandTicket, Directory, MemberError, Options, OwnershipError};
+use ownership::{CommandTicket, LedgerNodeError, MemberError, Options, OwnershipDirectory};
 use vocabulary::NodeId;
 
 use crate::nodes::{TestCluster, address, eventually, open_session, options};
@@ -99,13 +99,13 @@ async fn a_rolling_upgrade_under_load_can_be_reverted_until_the_level_rises() {
     nodes.adjust_options = old_release;
     nodes.kill(2).await;
     let refused = nodes.reopen(2).await.unwrap_err();
-    assert!(matches!(refused, OwnershipError::Level { level: NEXT_LEVEL, highest: LEVEL }), "{refused}");
+    assert!(matches!(refused, LedgerNodeError::Level { level: NEXT_LEVEL, highest: LEVEL }), "{refused}");
     assert!(refused.to_string().contains("install the newer release"), "{refused}");
     let folder = tempfile::tempdir().unwrap();
     let mut stranger = options(&folder);
     stranger.peering.join = vec![address(nodes.node(1))];
-    let refused = Directory::open(stranger).await.unwrap_err();
-    assert!(matches!(refused, OwnershipError::NotJoined { .. }), "{refused}");
+    let refused = OwnershipDirectory::open(stranger).await.unwrap_err();
+    assert!(matches!(refused, LedgerNodeError::NotJoined { .. }), "{refused}");
     assert!(refused.to_string().contains("install the newer release"), "{refused}");
     nodes.adjust_options = new_release;
     nodes.restart(2).await;

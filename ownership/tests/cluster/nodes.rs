@@ -5,7 +5,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use ledger::{Command, OpenSession};
-use ownership::{Directory, ElectionTimers, MemberRole, Options, OwnershipError, PeerOptions};
+use ownership::{ClusterOptions, ElectionTimers, LedgerNodeError, MemberRole, Options, OwnershipDirectory};
 use tempfile::TempDir;
 use vocabulary::{ModelId, NodeId, SessionId, TenantId};
 
@@ -14,7 +14,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Running nodes by id, and the folders of those that are down.
 pub(crate) struct TestCluster {
-    pub(crate) running: BTreeMap<u64, Directory>,
+    pub(crate) running: BTreeMap<u64, OwnershipDirectory>,
     pub(crate) folders: BTreeMap<u64, TempDir>,
     /// Last addresses of nodes that are down.
     pub(crate) addresses: BTreeMap<u64, String>,
@@ -31,7 +31,7 @@ impl TestCluster {
         let (up, folders, addresses) = Default::default();
         let mut nodes = Self { running: up, folders, addresses, adjust_options: tune };
         let folder = tempfile::tempdir().unwrap();
-        let founder = Directory::open(nodes.options(&folder, &[])).await.unwrap();
+        let founder = OwnershipDirectory::open(nodes.options(&folder, &[])).await.unwrap();
         nodes.running.insert(1, founder);
         nodes.folders.insert(1, folder);
         nodes
@@ -62,7 +62,7 @@ impl TestCluster {
     pub(crate) async fn join(&mut self) -> u64 {
         let seeds: Vec<String> = self.running.values().map(address).collect();
         let folder = tempfile::tempdir().unwrap();
-        let node = Directory::open(self.options(&folder, &seeds)).await.unwrap();
+        let node = OwnershipDirectory::open(self.options(&folder, &seeds)).await.unwrap();
         let id = node.node().0;
         assert!(self.folders.insert(id, folder).is_none(), "node {id} had its id before");
         self.running.insert(id, node);
@@ -87,11 +87,11 @@ impl TestCluster {
         .await;
     }
 
-    pub(crate) fn any(&self) -> &Directory {
+    pub(crate) fn any(&self) -> &OwnershipDirectory {
         self.running.values().next().expect("a node is up")
     }
 
-    pub(crate) fn node(&self, id: u64) -> &Directory {
+    pub(crate) fn node(&self, id: u64) -> &OwnershipDirectory {
         &self.running[&id]
     }
 
@@ -126,10 +126,10 @@ impl TestCluster {
         self.restart(id).await;
     }
 
-    pub(crate) async fn reopen(&self, id: u64) -> Result<Directory, OwnershipError> {
+    pub(crate) async fn reopen(&self, id: u64) -> Result<OwnershipDirectory, LedgerNodeError> {
         let mut options = self.options(&self.folders[&id], &[]);
         options.peering.listen = self.addresses.get(&id).cloned().or(options.peering.listen);
-        Directory::open(options).await
+        OwnershipDirectory::open(options).await
     }
 
     /// Waits until all nodes have applied the same entries, compares them bit for bit, and checks every invariant.
@@ -139,7 +139,7 @@ impl TestCluster {
             applied.iter().all(|index| *index == applied[0]).then_some(())
         })
         .await;
-        let views: Vec<_> = self.running.values().map(Directory::view).collect();
+        let views: Vec<_> = self.running.values().map(OwnershipDirectory::view).collect();
         let newest = views.iter().map(|view| view.applied()).max();
         for view in &views {
             ledger::invariants::check(view).unwrap();
@@ -159,7 +159,8 @@ impl TestCluster {
 
 /// Returns options with a system-chosen port and without ticks that write by themselves.
 pub(crate) fn options(folder: &TempDir) -> Options {
-    let peering = PeerOptions { listen: Some("127.0.0.1:0".into()), join_timeout: PATIENCE, ..PeerOptions::default() };
+    let peering =
+        ClusterOptions { listen: Some("127.0.0.1:0".into()), join_timeout: PATIENCE, ..ClusterOptions::default() };
     let tick = Duration::from_secs(3_600);
     Options { peering, tick, submit_timeout: PATIENCE, ..Options::new(folder.path()) }
 }
@@ -170,7 +171,7 @@ pub(crate) fn without_elections(options: &mut Options) {
     options.peering.timers = ElectionTimers { election_min, election_max, ..ElectionTimers::default() };
 }
 
-pub(crate) fn address(node: &Directory) -> String {
+pub(crate) fn address(node: &OwnershipDirectory) -> String {
     let own = node.node();
     let members = node.members();
     members.into_iter().find(|member| member.node == own).expect("it knows itself").address

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use openraft::raft::{TransferLeaderRequest, TransferLeaderResponse, VoteResponse};
-use ownership::{ClusterMember, Directory, HandshakeRefusal, OwnershipError, PeerError};
+use ownership::{ClusterMember, HandshakeRefusal, LedgerNodeError, OwnershipDirectory, PeerError};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
@@ -17,7 +17,7 @@ use crate::rejected_callers::TestAuthority;
 use crate::wire::{ENROL, MEMBERS, RawConnection, TRANSFER_LEADER, VOTE, WireTypeConfig, vote};
 
 /// Sends the poison messages to one node as every kind of caller that could be accepted.
-async fn send_poison_messages(node: &Directory, known: u64) {
+async fn send_poison_messages(node: &OwnershipDirectory, known: u64) {
     let (at, cluster) = (address(node), node.cluster());
     let (_, greeted) = RawConnection::greet(&at, None, Some(known)).await.unwrap();
     assert_eq!(greeted.unwrap_err(), HandshakeRefusal::Unproven);
@@ -129,12 +129,12 @@ async fn a_tls_caller_is_only_the_node_whose_host_its_certificate_names() {
     let [first, second, third] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let mut founder = options(&first);
     founder.peering.tls = Some(authority.files(first.path()));
-    let founder = Directory::open(founder).await.unwrap();
+    let founder = OwnershipDirectory::open(founder).await.unwrap();
     let mut learner = options(&second);
     learner.peering.listen = Some("127.0.0.2:0".into());
     learner.peering.join = vec![address(&founder)];
     learner.peering.tls = Some(authority.files_for(second.path(), &["127.0.0.2"], |_| {}));
-    let learner = Directory::open(learner).await.unwrap();
+    let learner = OwnershipDirectory::open(learner).await.unwrap();
     let id = learner.node();
     // A certificate of the same authority for another host.
     let files = authority.files_for(third.path(), &["127.0.0.3"], |_| {});
@@ -168,7 +168,7 @@ async fn a_tls_caller_is_only_the_node_whose_host_its_certificate_names() {
     let mut moved = options(&second);
     moved.peering.listen = Some("127.0.0.3:0".into());
     moved.peering.tls = Some(authority.files_for(second.path(), &["127.0.0.2", "127.0.0.3"], |_| {}));
-    let moved = Directory::open(moved).await.unwrap();
+    let moved = OwnershipDirectory::open(moved).await.unwrap();
     eventually("the new address", || async {
         let members = founder.members();
         members.iter().any(|member| member.node == id && member.address.starts_with("127.0.0.3:")).then_some(())
@@ -185,12 +185,12 @@ async fn without_tls_a_node_listens_on_loopback_unless_insecure_is_set() {
     let mut open = options(&folder);
     open.peering.listen = Some("0.0.0.0:0".into());
     open.peering.advertise = Some("router-1:7400".into());
-    let error = Directory::open(open.clone()).await.unwrap_err();
-    assert!(matches!(error, OwnershipError::Options(_)), "{error}");
+    let error = OwnershipDirectory::open(open.clone()).await.unwrap_err();
+    assert!(matches!(error, LedgerNodeError::Options(_)), "{error}");
     for setting in ["cluster.listen", "cluster.tls", "cluster.allow_plaintext"] {
         assert!(error.to_string().contains(setting), "{error}");
     }
     assert!(!folder.path().join("log").exists(), "nothing was founded");
     open.peering.insecure = true;
-    Directory::open(open).await.unwrap().close().await.unwrap();
+    OwnershipDirectory::open(open).await.unwrap().close().await.unwrap();
 }

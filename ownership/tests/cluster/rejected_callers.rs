@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use ownership::{Directory, HandshakeRefusal, OwnershipError, PeerError, TlsFiles, Topic};
+use ownership::{HandshakeRefusal, LedgerNodeError, OwnershipDirectory, PeerError, PeerTopic, TlsFiles};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use vocabulary::NodeId;
 
@@ -18,10 +18,10 @@ async fn a_node_of_another_cluster_is_refused_on_every_connection() {
     let folder = tempfile::tempdir().unwrap();
     let mut other = options(&folder);
     other.peering.listen = Some(nodes.addresses[&1].clone());
-    let other = Directory::open(other).await.unwrap();
+    let other = OwnershipDirectory::open(other).await.unwrap();
     let cluster = other.cluster();
     let error = eventually("the refusal", || async {
-        let called = nodes.node(2).peers().call(NodeId(1), Topic::Exchange, Bytes::new()).await;
+        let called = nodes.node(2).peers().call(NodeId(1), PeerTopic::Exchange, Bytes::new()).await;
         called.err().filter(|error| matches!(error, PeerError::Refused { .. }))
     })
     .await;
@@ -120,12 +120,12 @@ async fn with_tls_only_callers_with_a_certificate_of_the_authority_are_accepted(
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut founder = options(&first);
     founder.peering.tls = Some(authority.files(first.path()));
-    let founder = Directory::open(founder).await.unwrap();
+    let founder = OwnershipDirectory::open(founder).await.unwrap();
     let seed = address(&founder);
     let mut learner = options(&second);
     learner.peering.join = vec![seed.clone()];
     learner.peering.tls = Some(authority.files(second.path()));
-    let learner = Directory::open(learner).await.unwrap();
+    let learner = OwnershipDirectory::open(learner).await.unwrap();
     learner.submit(open_session(1)).unwrap().await.unwrap();
 
     for files in [None, Some(TestAuthority::new())] {
@@ -134,8 +134,8 @@ async fn with_tls_only_callers_with_a_certificate_of_the_authority_are_accepted(
         stranger.peering.join = vec![seed.clone()];
         stranger.peering.join_timeout = std::time::Duration::from_millis(1);
         stranger.peering.tls = files.map(|authority| authority.files(folder.path()));
-        let error = Directory::open(stranger).await.unwrap_err();
-        assert!(matches!(error, OwnershipError::NotJoined { .. }), "{error}");
+        let error = OwnershipDirectory::open(stranger).await.unwrap_err();
+        assert!(matches!(error, LedgerNodeError::NotJoined { .. }), "{error}");
     }
     assert_eq!(founder.members().len(), 2);
     learner.close().await.unwrap();
@@ -153,7 +153,7 @@ async fn unusable_certificates_are_refused_at_start_with_the_file_name() {
     for (files, name) in [(missing, "nowhere.pem"), (empty, "empty.pem"), (swapped, "node.pem")] {
         let mut options = options(&folder);
         options.peering.tls = Some(files);
-        let error = Directory::open(options).await.unwrap_err().to_string();
+        let error = OwnershipDirectory::open(options).await.unwrap_err().to_string();
         assert!(error.contains(name) && error.contains("PEM"), "{error}");
     }
 }
@@ -187,14 +187,14 @@ async fn a_certificate_that_peers_would_refuse_is_refused_at_start() {
         let certificate = files.certificate.display().to_string();
         let mut options = options(&folder);
         options.peering.tls = Some(files);
-        let error = Directory::open(options).await.unwrap_err().to_string();
+        let error = OwnershipDirectory::open(options).await.unwrap_err().to_string();
         assert!(told.iter().all(|told| error.contains(told)) && error.contains(&certificate), "{error}");
     }
     assert!(!folder.path().join("log").exists(), "nothing was founded");
     let mut advertised = options(&folder);
     advertised.peering.tls = Some(misnamed);
     advertised.peering.advertise = Some("router-1:7400".to_owned());
-    Directory::open(advertised).await.unwrap().close().await.unwrap();
+    OwnershipDirectory::open(advertised).await.unwrap().close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -204,12 +204,12 @@ async fn a_member_with_a_refused_certificate_is_named_until_it_is_fixed() {
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut founder = options(&first);
     founder.peering.tls = Some(authority.files(first.path()));
-    let founder = Directory::open(founder).await.unwrap();
+    let founder = OwnershipDirectory::open(founder).await.unwrap();
     let good = authority.files(second.path());
     let mut learner = options(&second);
     learner.peering.join = vec![address(&founder)];
     learner.peering.tls = Some(good.clone());
-    let learner = Directory::open(learner).await.unwrap();
+    let learner = OwnershipDirectory::open(learner).await.unwrap();
     let (at, node) = (address(&learner), learner.node());
     learner.close().await.unwrap();
     drop(learner);
@@ -220,7 +220,7 @@ async fn a_member_with_a_refused_certificate_is_named_until_it_is_fixed() {
         let mut again = options(&second);
         again.peering.listen = Some(at.clone());
         again.peering.tls = Some(files);
-        Directory::open(again)
+        OwnershipDirectory::open(again)
     };
     let learner = again(foreign).await.unwrap();
     let told = eventually("the founder's word for it", || async {
@@ -228,7 +228,7 @@ async fn a_member_with_a_refused_certificate_is_named_until_it_is_fixed() {
     });
     told.await;
     let told = eventually("the learner's word for it", || async {
-        drop(learner.peers().call(founder.node(), Topic::Exchange, Bytes::new()).await);
+        drop(learner.peers().call(founder.node(), PeerTopic::Exchange, Bytes::new()).await);
         learner
             .last_dial_error(founder.node())
             .filter(|why| why.contains("refused this node's certificate: another authority signed it"))
@@ -250,13 +250,13 @@ async fn certificates_reload_at_runtime_and_an_invalid_reload_keeps_the_last() {
     let mut founder = options(&first);
     let files = before.files(first.path());
     founder.peering.tls = Some(files.clone());
-    let founder = Directory::open(founder).await.unwrap();
+    let founder = OwnershipDirectory::open(founder).await.unwrap();
     let seed = address(&founder);
     let join = |authority: &TestAuthority, folder: &tempfile::TempDir| {
         let mut learner = options(folder);
         learner.peering.join = vec![seed.clone()];
         learner.peering.tls = Some(authority.files(folder.path()));
-        Directory::open(learner)
+        OwnershipDirectory::open(learner)
     };
     // The new authority's certificate, with only the old one trusted: no node would accept it.
     let ca = std::fs::read(&files.ca).unwrap();

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use futures::StreamExt;
 use ledger::RecordKey;
-use ownership::{ChangeEvent, Consistency, Directory};
+use ownership::{ChangeEvent, Consistency, OwnershipDirectory};
 use vocabulary::SessionId;
 
 use crate::nodes::{TestCluster, open_session};
 
 /// Reads changes until `session` was put; returns them by revision.
-async fn read_until_put(node: &Directory, from: u64, session: u128) -> BTreeMap<u64, Vec<ChangeEvent>> {
+async fn read_until_put(node: &OwnershipDirectory, from: u64, session: u128) -> BTreeMap<u64, Vec<ChangeEvent>> {
     let mut watch = node.watch(from).unwrap();
     let mut read: BTreeMap<u64, Vec<ChangeEvent>> = BTreeMap::new();
     let mut last = 0;

@@ -9,7 +9,7 @@ use crate::{ByteCount, TimeSpan};
 
 /// The text is not an accepted value of a flag.
 #[derive(Debug, thiserror::Error)]
-pub enum FlagError {
+pub enum FlagValueError {
     /// Not a duration.
     #[error("accepted is a duration with a unit, for example 250ms, 30s, 5m or 1h")]
     Duration,
@@ -29,21 +29,21 @@ pub enum FlagError {
 const MAX_BANDWIDTH: usize = 10_000_000_000_000;
 
 /// Parses a duration, as `30s`.
-pub fn duration(text: &str) -> Result<TimeSpan, FlagError> {
+pub fn duration(text: &str) -> Result<TimeSpan, FlagValueError> {
     let has_unit = text.trim_end().ends_with(char::is_alphabetic);
-    text.parse().ok().filter(|_| has_unit).ok_or(FlagError::Duration)
+    text.parse().ok().filter(|_| has_unit).ok_or(FlagValueError::Duration)
 }
 
 /// Parses a duration within a range.
-pub fn duration_within(text: &str, range: RangeInclusive<TimeSpan>) -> Result<TimeSpan, FlagError> {
-    duration(text).ok().filter(|duration| range.contains(duration)).ok_or(FlagError::DurationRange(range))
+pub fn duration_within(text: &str, range: RangeInclusive<TimeSpan>) -> Result<TimeSpan, FlagValueError> {
+    duration(text).ok().filter(|duration| range.contains(duration)).ok_or(FlagValueError::DurationRange(range))
 }
 
 /// Parses bytes per second, as `20GB`.
-pub fn bandwidth(text: &str) -> Result<ByteCount, FlagError> {
+pub fn bandwidth(text: &str) -> Result<ByteCount, FlagValueError> {
     let has_unit = text.trim_end().ends_with(char::is_alphabetic);
     let size = ByteCount::deserialize(StrDeserializer::<ValueError>::new(text)).ok();
-    size.filter(|size| has_unit && size.is_bandwidth() && size.0 <= MAX_BANDWIDTH).ok_or(FlagError::Bandwidth)
+    size.filter(|size| has_unit && size.is_bandwidth() && size.0 <= MAX_BANDWIDTH).ok_or(FlagValueError::Bandwidth)
 }
 
 #[cfg(test)]

@@ -93,8 +93,8 @@ hex_id!(ArtifactId, u128, "a-");
 
 /// Identifies a group of related prefixes (a repository, a document).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GroupId(pub u128);
-hex_id!(GroupId, u128, "g-");
+pub struct ArtifactGroupId(pub u128);
+hex_id!(ArtifactGroupId, u128, "g-");
 
 /// Identifies one client request; also sent to engines as `X-Request-Id`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -23,21 +23,21 @@ pub use chain::{BlockHash, HashSeed, PrefixChain, PrefixId};
 pub use epoch::Epoch;
 pub use host_network::network_of;
 pub use ids::{
-    ArtifactId, ClientId, ClientSerial, DpRank, GroupId, Incarnation, ModelId, NodeId, Owner, ParseIdError, RequestId,
-    SessionId, TenantId, WorkerId,
+    ArtifactGroupId, ArtifactId, ClientId, ClientSerial, DpRank, Incarnation, ModelId, NodeId, Owner, ParseIdError,
+    RequestId, SessionId, TenantId, WorkerId,
 };
-pub use namespace::{ChainNamespace, RootKeys};
+pub use namespace::{ModelNamespace, RequestNamespace};
 pub use routing_mode::RoutingMode;
 pub use secret::Secret;
 pub use settings_units::{
     ByteCount, ByteCountError, TimeSpan, TimeSpanError, bandwidth_with_unit, bytes_with_unit, micros_f64_with_unit,
     micros_with_unit, optional_micros_with_unit, transfer_time,
 };
-pub use time_text::{DurationText, UtcTime, UtcTimeError};
+pub use time_text::{UtcTime, UtcTimeError};
 pub use units::{Blocks, Bytes, LedgerTime, Micros, Tokens};
 pub use untrusted_text::truncated;
 pub use worker_url::{WorkerUrl, WorkerUrlError};
 pub use worker_view::{
-    EngineSpeed, KvIndexState, KvLink, KvLinkMode, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad, WorkerRole,
-    WorkerView,
+    EngineSpeed, KvIndexState, KvLink, KvLinkCapability, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad,
+    WorkerRole, WorkerView,
 };

@@ -8,7 +8,7 @@ use crate::{HashSeed, ModelId, PrefixId};
 
 /// Model-side properties of a chain's root. Workers and prompts get them from configuration.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
-pub struct ChainNamespace {
+pub struct ModelNamespace {
     /// Name of the served model.
     pub model: ModelId,
     /// Revision of the weights; empty if unknown.
@@ -19,7 +19,7 @@ pub struct ChainNamespace {
 
 /// Request-side properties of a chain's root.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub struct RootKeys<'a> {
+pub struct RequestNamespace<'a> {
     /// Name of the LoRA adapter.
     pub adapter: Option<&'a str>,
     /// Cache salt of the tenant.
@@ -28,10 +28,10 @@ pub struct RootKeys<'a> {
     pub content: Option<&'a str>,
 }
 
-impl ChainNamespace {
+impl ModelNamespace {
     /// Returns the root of all chains with these properties: xxh3-128 over the length-prefixed fields in declaration
     /// order.
-    pub fn root(&self, seed: HashSeed, keys: RootKeys<'_>) -> PrefixId {
+    pub fn root(&self, seed: HashSeed, keys: RequestNamespace<'_>) -> PrefixId {
         let mut hash = Xxh3::with_seed(seed.0);
         let fields = [
             Some(&*self.model.0),
@@ -60,22 +60,22 @@ mod tests {
 
     #[test]
     fn every_namespace_field_changes_the_root() {
-        let base = ChainNamespace { model: "m".into(), revision: "r".into(), tokenizer: "t".into() };
-        let other = |change: fn(&mut ChainNamespace)| {
+        let base = ModelNamespace { model: "m".into(), revision: "r".into(), tokenizer: "t".into() };
+        let other = |change: fn(&mut ModelNamespace)| {
             let mut namespace = base.clone();
             change(&mut namespace);
-            namespace.root(HashSeed(1), RootKeys::default())
+            namespace.root(HashSeed(1), RequestNamespace::default())
         };
         let roots = [
-            base.root(HashSeed(1), RootKeys::default()),
-            base.root(HashSeed(2), RootKeys::default()),
+            base.root(HashSeed(1), RequestNamespace::default()),
+            base.root(HashSeed(2), RequestNamespace::default()),
             other(|n| n.model = "n".into()),
             other(|n| n.revision = "".into()),
             other(|n| n.tokenizer = "".into()),
-            base.root(HashSeed(1), RootKeys { adapter: Some("x"), ..RootKeys::default() }),
-            base.root(HashSeed(1), RootKeys { salt: Some("x"), ..RootKeys::default() }),
-            base.root(HashSeed(1), RootKeys { content: Some("x"), ..RootKeys::default() }),
-            base.root(HashSeed(1), RootKeys { salt: Some(""), ..RootKeys::default() }),
+            base.root(HashSeed(1), RequestNamespace { adapter: Some("x"), ..RequestNamespace::default() }),
+            base.root(HashSeed(1), RequestNamespace { salt: Some("x"), ..RequestNamespace::default() }),
+            base.root(HashSeed(1), RequestNamespace { content: Some("x"), ..RequestNamespace::default() }),
+            base.root(HashSeed(1), RequestNamespace { salt: Some(""), ..RequestNamespace::default() }),
         ];
         for (i, a) in roots.iter().enumerate() {
             for b in &roots[..i] {

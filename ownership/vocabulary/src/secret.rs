@@ -12,14 +12,14 @@ impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum SecretValue {
+        enum RawSecret {
             Text(Arc<str>),
             Other(serde::de::IgnoredAny),
         }
-        match SecretValue::deserialize(deserializer)? {
-            SecretValue::Text(text) => Ok(Self(text)),
+        match RawSecret::deserialize(deserializer)? {
+            RawSecret::Text(text) => Ok(Self(text)),
             // Serde's own message would quote the value.
-            SecretValue::Other(_) => Err(serde::de::Error::custom("accepted is a text, in quotes")),
+            RawSecret::Other(_) => Err(serde::de::Error::custom("accepted is a text, in quotes")),
         }
     }
 }

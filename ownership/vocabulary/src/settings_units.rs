@@ -30,6 +30,17 @@ const UNITS: [&str; 22] = [
     "minute", "minutes", "h", "hour", "hours", "d", "days",
 ];
 
+/// Units with their length in nanoseconds, the largest first.
+const WRITTEN_UNITS: [(u128, &str); 7] = [
+    (86_400_000_000_000, "d"),
+    (3_600_000_000_000, "h"),
+    (60_000_000_000, "m"),
+    (1_000_000_000, "s"),
+    (1_000_000, "ms"),
+    (1_000, "us"),
+    (1, "ns"),
+];
+
 impl TimeSpan {
     /// Whole seconds.
     pub const fn seconds(seconds: u64) -> Self {
@@ -46,9 +57,20 @@ impl TimeSpan {
         Self(Duration::from_micros(micros))
     }
 
+    /// Whole milliseconds of a duration, rounded down.
+    pub fn whole_millis(duration: Duration) -> Self {
+        Self::millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+    }
+
     /// Converts to microseconds. Whole nanoseconds convert exactly.
     pub fn as_micros_f64(self) -> f64 {
         self.0.as_nanos() as f64 / 1_000.0
+    }
+}
+
+impl From<Micros> for TimeSpan {
+    fn from(micros: Micros) -> Self {
+        Self(micros.duration())
     }
 }
 
@@ -68,24 +90,23 @@ impl ByteCount {
     }
 }
 
+/// Writes `nanos` in a unit, exactly; `None` where that needs more than three decimals or is less than one.
+fn in_unit(nanos: u128, (length, unit): (u128, &str)) -> Option<String> {
+    let (whole, rest) = (nanos / length, nanos % length);
+    if whole == 0 || rest * 1000 % length != 0 {
+        return None;
+    }
+    let decimals = format!("{:03}", rest * 1000 / length);
+    let decimals = decimals.trim_end_matches('0');
+    Some(if decimals.is_empty() { format!("{whole}{unit}") } else { format!("{whole}.{decimals}{unit}") })
+}
+
 impl fmt::Display for TimeSpan {
-    /// Exact, in the largest unit that needs no leading zero: `5m`, `18.8s`, `150us`.
+    /// Writes the shortest exact form; of equally short ones that without decimals.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nanos = self.0.as_nanos();
-        for (unit, name) in [(3_600_000_000_000, "h"), (60_000_000_000, "m")] {
-            if nanos > 0 && nanos.is_multiple_of(unit) {
-                return write!(f, "{}{name}", nanos / unit);
-            }
-        }
-        let units = [(1_000_000_000, "s", 9), (1_000_000, "ms", 6), (1_000, "us", 3), (1, "ns", 0)];
-        let Some((unit, name, digits)) = units.into_iter().find(|(unit, ..)| nanos >= *unit) else {
-            return f.write_str("0s");
-        };
-        let fraction = format!("{:0digits$}", nanos % unit);
-        match fraction.trim_end_matches('0') {
-            "" => write!(f, "{}{name}", nanos / unit),
-            fraction => write!(f, "{}.{fraction}{name}", nanos / unit),
-        }
+        let forms = WRITTEN_UNITS.into_iter().filter_map(|unit| in_unit(self.0.as_nanos(), unit));
+        let shortest = forms.min_by_key(|text| (text.len(), text.contains('.')));
+        f.write_str(shortest.as_deref().unwrap_or("0s"))
     }
 }
 
@@ -299,6 +320,8 @@ pub mod bandwidth_with_unit {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[derive(Serialize, Deserialize, PartialEq, Debug)]
@@ -308,7 +331,7 @@ mod tests {
     }
 
     #[derive(Serialize, Deserialize, PartialEq, Debug)]
-    struct PlainAmounts {
+    struct FieldsWithUnits {
         #[serde(with = "micros_with_unit")]
         micros: Micros,
         #[serde(with = "optional_micros_with_unit")]
@@ -383,7 +406,7 @@ mod tests {
             (TimeSpan::seconds(90), "90s"),
             (TimeSpan::seconds(300), "5m"),
             (TimeSpan::seconds(7_200), "2h"),
-            (TimeSpan(Duration::from_nanos(1_000_000_001)), "1.000000001s"),
+            (TimeSpan(Duration::from_nanos(1_000_000_001)), "1000000001ns"),
             (TimeSpan(Duration::from_nanos(7)), "7ns"),
         ] {
             assert_eq!((span.to_string().as_str(), span.to_string().parse::<TimeSpan>().unwrap()), (shown, span));
@@ -405,14 +428,50 @@ mod tests {
     #[test]
     fn amounts_of_other_types_are_written_with_units() {
         let (wait, idle) = (Some(Micros(7)), None);
-        let value = PlainAmounts { micros: Micros(1_500), wait, idle, bytes: Bytes(512), cost: 0.25, bandwidth: 2e10 };
+        let value =
+            FieldsWithUnits { micros: Micros(1_500), wait, idle, bytes: Bytes(512), cost: 0.25, bandwidth: 2e10 };
         let text = serde_json::to_string(&value).unwrap();
         assert_eq!(
             text,
             r#"{"micros":"1.5ms","wait":"7us","idle":null,"bytes":"512B","cost":"250ns","bandwidth":"20GB"}"#
         );
-        assert_eq!(serde_json::from_str::<PlainAmounts>(&text).unwrap(), value);
-        let fine = serde_json::from_str::<PlainAmounts>(&text.replace("1.5ms", "1500ns")).unwrap_err();
+        assert_eq!(serde_json::from_str::<FieldsWithUnits>(&text).unwrap(), value);
+        let fine = serde_json::from_str::<FieldsWithUnits>(&text.replace("1.5ms", "1500ns")).unwrap_err();
         assert!(fine.to_string().contains("finer than a microsecond"), "{fine}");
+    }
+
+    #[test]
+    fn durations_are_written_in_their_shortest_exact_form() {
+        for (micros, text) in [
+            (0, "0s"),
+            (1, "1us"),
+            (1_500, "1.5ms"),
+            (20_000, "20ms"),
+            (330_000, "330ms"),
+            (1_500_000, "1.5s"),
+            (15_000_000, "15s"),
+            (90_000_000, "90s"),
+            (600_000_000, "10m"),
+            (5_400_000_000, "90m"),
+            (86_400_000_000, "1d"),
+            (1_234_567, "1234567us"),
+            (1_000_001, "1000001us"),
+        ] {
+            assert_eq!(TimeSpan::from(Micros(micros)).to_string(), text);
+        }
+        assert_eq!(TimeSpan(Duration::from_nanos(1_500)).to_string(), "1.5us");
+        assert_eq!(TimeSpan::whole_millis(Duration::from_micros(14_999_999)).to_string(), "14999ms");
+    }
+
+    /// 584 years: the reader counts nanoseconds in 64 bits.
+    const MAX_READ_MICROS: u64 = u64::MAX / 1_000;
+
+    proptest! {
+        #[test]
+        fn any_written_duration_is_read_back_exactly(micros in 0..MAX_READ_MICROS, shift in 0u32..64) {
+            let text = TimeSpan::from(Micros(micros >> shift)).to_string();
+            let written = TimeSpan(Duration::from_micros(micros >> shift));
+            prop_assert_eq!(text.parse::<TimeSpan>().ok(), Some(written), "{}", text);
+        }
     }
 }

@@ -149,13 +149,13 @@ pub struct KvLink {
     pub bytes_per_second: f64,
     /// Which KV the link can transfer.
     #[serde(default)]
-    pub carries: KvLinkMode,
+    pub carries: KvLinkCapability,
 }
 
 /// Which KV a link can transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum KvLinkMode {
+pub enum KvLinkCapability {
     /// The leading part of any prompt, before its request or with it.
     #[default]
     Prefixes,
@@ -165,7 +165,7 @@ pub enum KvLinkMode {
     PrefixesIn,
 }
 
-impl KvLinkMode {
+impl KvLinkCapability {
     /// Returns whether the worker answers prompts that it computed itself.
     pub fn computes_prompts(self) -> bool {
         self != Self::Prompts

@@ -6,8 +6,10 @@
 
 use std::sync::Arc;
 
-use engine_model::runs::{DiskSpeed, EngineTiming, KvSize, MemorySizes, RestoreChoice, RestoreRule, StoredPrefix};
-use planner::{AttentionSpec, CheckpointCosts, CheckpointInterval, ComputeRate, PrefixRestore, SpecError};
+use engine_model::runs::{DiskSpeed, EngineTiming, KvSize, MemorySizes, OffloadedPrefix, RestoreChoice, RestoreRule};
+use planner::{
+    AttentionSpec, PrefillTimeModel, RestorablePrefix, SpecError, WindowCheckpointCosts, WindowCheckpointInterval,
+};
 use vocabulary::{Bytes, Micros, Tokens};
 
 use crate::hardware_profile::HardwareProfile;
@@ -79,7 +81,7 @@ impl KvModel {
             (None, _) => (attention.checkpoints(), RestoreStrategy::LoadAll),
         };
         Ok(Self {
-            planner_spec: with(CheckpointInterval::Full)?,
+            planner_spec: with(WindowCheckpointInterval::Full)?,
             stored_spec: with(checkpoints)?,
             worker,
             restore_strategy,
@@ -92,7 +94,7 @@ impl KvModel {
     }
 
     /// Returns where windows are stored in slower tiers.
-    pub fn checkpoints(&self) -> CheckpointInterval {
+    pub fn checkpoints(&self) -> WindowCheckpointInterval {
         self.stored_spec.checkpoints()
     }
 
@@ -122,11 +124,11 @@ impl KvModel {
     /// Returns the bytes of the windows that are stored with a range.
     fn stored_window_bytes(&self, from: Tokens, to: Tokens) -> Bytes {
         match self.stored_spec.checkpoints() {
-            CheckpointInterval::Full => self.stored_spec.window_bytes_per_token() * (to - from).0,
-            CheckpointInterval::EveryTokens(Tokens(period)) => {
+            WindowCheckpointInterval::Full => self.stored_spec.window_bytes_per_token() * (to - from).0,
+            WindowCheckpointInterval::EveryTokens(Tokens(period)) => {
                 self.stored_spec.window_bytes(Tokens(u64::MAX)) * (to.0 / period - from.0 / period)
             }
-            CheckpointInterval::None => Bytes::ZERO,
+            WindowCheckpointInterval::None => Bytes::ZERO,
         }
     }
 
@@ -136,10 +138,10 @@ impl KvModel {
 }
 
 impl RestoreRule for KvModel {
-    fn choose(&self, stored: &StoredPrefix) -> RestoreChoice {
+    fn choose(&self, stored: &OffloadedPrefix) -> RestoreChoice {
         let (spec, cached, unit) = (&self.stored_spec, stored.cached_until, self.stored_spec.block());
         let until = stored.stored_until.whole_blocks(unit).tokens(unit);
-        let restore = PrefixRestore { spec, cached, until, unit };
+        let restore = RestorablePrefix { spec, cached, until, unit };
         let split = match self.restore_strategy {
             _ if until <= cached => restore.without_load(),
             RestoreStrategy::LoadAll => {
@@ -157,7 +159,7 @@ impl RestoreRule for KvModel {
 }
 
 impl KvModel {
-    fn prices(&self, stored: &StoredPrefix) -> RestorePrices {
+    fn prices(&self, stored: &OffloadedPrefix) -> RestorePrices {
         RestorePrices {
             compute: rate(&self.worker.timing),
             load_fixed: Micros((stored.wait_seconds * 1e6) as u64),
@@ -170,10 +172,10 @@ impl KvModel {
     }
 }
 
-fn rate(timing: &EngineTiming) -> ComputeRate {
+fn rate(timing: &EngineTiming) -> PrefillTimeModel {
     let doubles_at =
         if timing.attention_pair > 0.0 { (timing.prefill_token / timing.attention_pair) as u64 } else { 0 };
-    ComputeRate::new(timing.prefill_token * 1e6, Tokens(doubles_at))
+    PrefillTimeModel::new(timing.prefill_token * 1e6, Tokens(doubles_at))
 }
 
 /// Converts sizes and speeds to tokens of `kv_bytes` each; bytes stay the same.
@@ -194,7 +196,11 @@ fn rescale_profile(worker: HardwareProfile, kv_bytes: Bytes) -> HardwareProfile 
 }
 
 /// Returns the cheapest interval of window checkpoints if every step is restored once from the lowest tier.
-fn cheapest_checkpoints(attention: &AttentionSpec, worker: &HardwareProfile, trace: &Trace) -> CheckpointInterval {
+fn cheapest_checkpoints(
+    attention: &AttentionSpec,
+    worker: &HardwareProfile,
+    trace: &Trace,
+) -> WindowCheckpointInterval {
     let byte = |tokens_per_second: f64| 1e6 / (tokens_per_second * worker.kv_bytes as f64);
     let MemorySizes { disk, disk_speed, host_tokens_per_second, .. } = worker.sizes;
     let (write, load) = match disk {
@@ -205,6 +211,6 @@ fn cheapest_checkpoints(attention: &AttentionSpec, worker: &HardwareProfile, tra
     let prompt = trace.steps().map(|step| step.prompt.0).sum::<u64>() as f64 / steps;
     let grown: u64 = (0..trace.runs.len() as u32).map(|run| trace.runs.tokens(engine_model::runs::RunId(run)).0).sum();
     let compute = (worker.timing.prefill_token + worker.timing.attention_pair * prompt) * 1e6;
-    let costs = CheckpointCosts { write, load, compute, restores: steps / grown.max(1) as f64 };
-    CheckpointInterval::choose(attention, attention.block(), &costs).0
+    let costs = WindowCheckpointCosts { write, load, compute, restores: steps / grown.max(1) as f64 };
+    WindowCheckpointInterval::choose(attention, attention.block(), &costs).0
 }

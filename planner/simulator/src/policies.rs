@@ -88,9 +88,9 @@ pub struct Dispatch {
     /// Worker that generates the answer.
     pub decode: usize,
     /// Prefix to send to the prefill worker first, if any.
-    pub fetch: Option<PrefixFetch>,
+    pub fetch: Option<FetchOrder>,
     /// What is sent to the decode worker, if that is another one.
-    pub ship: TransferScope,
+    pub ship: HandoffPayload,
     /// Action label and prediction of the policy, if it makes any.
     pub prediction: Option<PlacementPrediction>,
 }
@@ -107,13 +107,13 @@ pub struct PlacementPrediction {
 impl Dispatch {
     /// Returns a dispatch with one leg at one worker.
     pub fn at(worker: usize) -> Self {
-        Self { prefill: worker, decode: worker, fetch: None, ship: TransferScope::Missing, prediction: None }
+        Self { prefill: worker, decode: worker, fetch: None, ship: HandoffPayload::Missing, prediction: None }
     }
 }
 
 /// Transfer of leading tokens before the prompt begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PrefixFetch {
+pub struct FetchOrder {
     /// Worker that sends.
     pub from: usize,
     /// Leading tokens of the prompt to have there; tokens already present are not sent.
@@ -122,7 +122,7 @@ pub struct PrefixFetch {
 
 /// What a prefill worker sends to a decode worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TransferScope {
+pub enum HandoffPayload {
     /// Only what the decode worker lacks.
     Missing,
     /// The whole prompt, every time.
@@ -241,7 +241,7 @@ impl RoutingPolicy for StaticPd {
         Dispatch {
             prefill: prefiller(request, fleet, prefill),
             decode,
-            ship: TransferScope::Whole,
+            ship: HandoffPayload::Whole,
             ..Dispatch::at(decode)
         }
     }

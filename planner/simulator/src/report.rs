@@ -4,11 +4,11 @@
 mod ablations;
 mod cells;
 mod document;
-mod mean;
 mod metrics;
 mod notes;
 mod page;
 mod prediction;
+mod seed_mean;
 mod step_breakdown;
 mod times;
 mod verdicts;
@@ -22,15 +22,15 @@ use crate::tier_policy::TierPolicy;
 pub use ablations::{AblationResult, ablation_table, ablations};
 pub use cells::{PolicySummary, summarize_policies, summary_table, tier_policy_table};
 pub use document::{DecisionLatency, ReportSubject, SimulationReport};
-pub use mean::{Mean, student_t};
-pub use metrics::{Metric, MetricDefinition, csv, definitions};
+pub use metrics::{Metric, TermDefinition, csv, definitions};
 pub use notes::notes;
 pub use page::page;
 pub use prediction::PredictionQuality;
 pub(crate) use prediction::PredictionSamples;
+pub use seed_mean::{SeedMean, student_t};
 pub use step_breakdown::StepBreakdown;
 pub use times::{TimeDistribution, percentile};
-pub use verdicts::{BaselineVerdict, verdict_table, verdicts};
+pub use verdicts::{FigureVerdict, verdict_table, verdicts};
 
 /// Figures of one run. Times are seconds of virtual time; step times are no longer measured once fewer sessions run
 /// than were requested.
@@ -185,7 +185,7 @@ pub struct FleetWorkStats {
 
 /// Seconds of a time to first token by cause, without queueing.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
-pub struct RestoreBreakdown {
+pub struct TtftBreakdown {
     /// Computing what was not restored.
     pub compute: f64,
     /// Loading KV from the host tier.
@@ -203,11 +203,11 @@ pub struct RestoreStats {
     pub steps: usize,
     /// Breakdown of their time.
     #[serde(flatten)]
-    pub split: RestoreBreakdown,
+    pub split: TtftBreakdown,
 }
 
 impl RestoreStats {
-    pub(crate) fn add(&mut self, step: &RestoreBreakdown) {
+    pub(crate) fn add(&mut self, step: &TtftBreakdown) {
         self.steps += 1;
         self.split.compute += step.compute;
         self.split.host += step.host;
@@ -218,8 +218,8 @@ impl RestoreStats {
     /// Returns the mean over the steps; zeros if there are none.
     pub(crate) fn mean(&self) -> Self {
         let by = self.steps.max(1) as f64;
-        let RestoreBreakdown { compute, host, disk, network } = self.split;
-        let split = RestoreBreakdown { compute: compute / by, host: host / by, disk: disk / by, network: network / by };
+        let TtftBreakdown { compute, host, disk, network } = self.split;
+        let split = TtftBreakdown { compute: compute / by, host: host / by, disk: disk / by, network: network / by };
         Self { split, ..*self }
     }
 }

@@ -1,14 +1,14 @@
 //! Cost of restoring a stored prefix at a modelled engine: loaded with its windows, loaded with its windows recomputed,
 //! or recomputed as a whole. Picks the cheapest way; loading may overlap with the time that the step is queued.
 
-use planner::{ComputeRate, PrefixRestore, RestoreSplit, micros, valid_or_zero};
+use planner::{PrefillTimeModel, RestorablePrefix, RestoreSplit, micros, valid_or_zero};
 use vocabulary::{Bytes, Micros};
 
 /// Costs of a restore at one engine.
 #[derive(Clone, Copy, Debug)]
 pub struct RestorePrices {
     /// Prefill rate.
-    pub compute: ComputeRate,
+    pub compute: PrefillTimeModel,
     /// Fixed time of any load.
     pub load_fixed: Micros,
     /// Microseconds per loaded byte.
@@ -51,7 +51,7 @@ pub struct RestorePlan {
 
 impl RestorePrices {
     /// Returns the plan for one split, with its cost.
-    pub fn price(&self, restore: &PrefixRestore<'_>, split: RestoreSplit, prefetch: PrefetchMode) -> RestorePlan {
+    pub fn price(&self, restore: &RestorablePrefix<'_>, split: RestoreSplit, prefetch: PrefetchMode) -> RestorePlan {
         let load = match split.bytes {
             Bytes::ZERO => Micros::ZERO,
             Bytes(bytes) => self.load_fixed + micros(bytes as f64 * valid_or_zero(self.load_byte)),
@@ -68,7 +68,7 @@ impl RestorePrices {
     }
 
     /// Returns the cheapest plan; among equal costs the one that loads least.
-    pub fn cheapest_plan(&self, restore: &PrefixRestore<'_>) -> RestorePlan {
+    pub fn cheapest_plan(&self, restore: &RestorablePrefix<'_>) -> RestorePlan {
         let modes = [
             Some(PrefetchMode::Never),
             (self.prefetch == PrefetchMode::WhileQueued).then_some(PrefetchMode::WhileQueued),
@@ -82,7 +82,7 @@ impl RestorePrices {
 
     /// Returns what the stored prefix saves here: `C_prefill - C_load - C_recompute - C_stall`. Zero if recomputing it
     /// is as cheap: such a prefix may be dropped.
-    pub fn benefit(&self, restore: &PrefixRestore<'_>) -> Micros {
+    pub fn benefit(&self, restore: &RestorablePrefix<'_>) -> Micros {
         let recompute_all = self.price(restore, restore.without_load(), PrefetchMode::Never);
         recompute_all.total - self.cheapest_plan(restore).total
     }

@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use engine_model::runs::{EngineEnvironment, IdealSharedCache, RunEngine, RunEngineEvent, RunRequestId, Seconds};
+use engine_model::runs::{IdealSharedCache, RunEngine, RunRequestEvent, RunRequestId, Seconds, SharedEngineState};
 use vocabulary::Tokens;
 
 use self::replication_tracker::ReplicationTracker;
@@ -309,10 +309,10 @@ impl<'a> Simulation<'a> {
     fn drive_engine(
         &mut self,
         worker: usize,
-        on: impl FnOnce(&mut RunEngine, &mut EngineEnvironment<'_>, &mut Vec<RunEngineEvent>),
+        on: impl FnOnce(&mut RunEngine, &mut SharedEngineState<'_>, &mut Vec<RunRequestEvent>),
     ) {
         let mut out = Vec::new();
-        let mut around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
+        let mut around = SharedEngineState { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
         let engine = &mut self.engines[worker].engine;
         engine.advance_clock(self.now, &around);
         on(engine, &mut around, &mut out);
@@ -321,7 +321,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn schedule_engine_event(&mut self, worker: usize) {
-        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
+        let around = SharedEngineState { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
         let ScheduledEngine { engine, event_sequence: announced } = &mut self.engines[worker];
         *announced += 1;
         let next = engine.next_event(&around);

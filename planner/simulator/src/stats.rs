@@ -6,15 +6,15 @@ mod tree;
 use std::collections::{BTreeMap, HashSet};
 
 use engine_model::runs::RunId;
-use planner::{ClassificationInputs, HeadRelation, StepKind, StepThresholds, classify};
+use planner::{ClassificationInputs, ClassificationThresholds, HeadRelation, StepKind, classify};
 use serde::Serialize;
 use vocabulary::{Micros, Tokens};
 
 use crate::report::percentile;
 use crate::trace::{ArrivalProcess, Trace, TraceStep};
-use conversations::{ConversationPosition, ConversationTracker};
+use conversations::{ConversationStep, ConversationTracker};
 use tree::VisitCounts;
-pub use tree::{Forks, RepeatedPrefixCriteria, Repetition};
+pub use tree::{ForkStats, RepeatedPrefixCriteria, RepeatedPrefixStats};
 
 /// Statistics of one trace. Ratios are 0 to 1, lengths in tokens, times in seconds.
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -34,13 +34,13 @@ pub struct TraceStats {
     /// Pauses between the steps of a conversation.
     pub gaps: TurnGapStats,
     /// Hit rates of an unlimited cache.
-    pub ideal_hits: IdealHits,
+    pub ideal_hits: IdealCacheStats,
     /// Forks of the prompts.
-    pub forks: Forks,
+    pub forks: ForkStats,
     /// Share of requests by kind of step, as the planner classifies them from what their own conversation had before.
     pub kinds: BTreeMap<&'static str, f64>,
     /// Repeated prefixes in the traffic.
-    pub repetition: Repetition,
+    pub repetition: RepeatedPrefixStats,
     /// Notes on what was left out, and other caveats.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -96,7 +96,7 @@ pub struct TurnGapStats {
 
 /// Shares of all prompt tokens that an unlimited cache would hit.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct IdealHits {
+pub struct IdealCacheStats {
     /// One cache for all requests.
     pub everywhere: f64,
     /// One cache for all requests that also keeps answers.
@@ -110,7 +110,7 @@ pub struct IdealHits {
 }
 
 /// State while the steps are scanned.
-struct StatsCollector<'a> {
+struct TraceStatsCollector<'a> {
     trace: &'a Trace,
     seen_runs: Vec<bool>,
     answered_runs: Vec<bool>,
@@ -124,7 +124,7 @@ struct StatsCollector<'a> {
 impl TraceStats {
     /// Computes the statistics of `trace`.
     pub fn of(trace: &Trace, repetition: RepeatedPrefixCriteria) -> Self {
-        let mut reading = StatsCollector {
+        let mut reading = TraceStatsCollector {
             trace,
             seen_runs: vec![false; trace.runs.len()],
             answered_runs: vec![false; trace.runs.len()],
@@ -146,8 +146,8 @@ impl TraceStats {
     }
 }
 
-impl StatsCollector<'_> {
-    fn read(&mut self, step: &TraceStep, position: &ConversationPosition) {
+impl TraceStatsCollector<'_> {
+    fn read(&mut self, step: &TraceStep, position: &ConversationStep) {
         let runs = &self.trace.runs;
         let found = |has: &dyn Fn(&RunId) -> bool| {
             let known = step.path.iter().take_while(|run| has(run)).count();
@@ -198,7 +198,7 @@ impl StatsCollector<'_> {
                 over_300_s: over(300.0),
                 seconds: Percentiles::of(gaps.to_vec()),
             },
-            ideal_hits: IdealHits {
+            ideal_hits: IdealCacheStats {
                 everywhere: share(self.hits[0], prompt_tokens),
                 with_answers: share(self.hits[1], prompt_tokens),
                 within_conversations: share(self.hits[2], prompt_tokens),
@@ -213,7 +213,7 @@ impl StatsCollector<'_> {
     }
 }
 
-fn kind(step: &TraceStep, position: &ConversationPosition, (own, forked): (Tokens, bool)) -> StepKind {
+fn kind(step: &TraceStep, position: &ConversationStep, (own, forked): (Tokens, bool)) -> StepKind {
     let relation = match () {
         () if forked => HeadRelation::Diverges,
         () if position.first || own == Tokens::ZERO => HeadRelation::Unknown,
@@ -223,6 +223,6 @@ fn kind(step: &TraceStep, position: &ConversationPosition, (own, forked): (Token
     let idle = position.gap.map(|gap| Micros((gap * 1e6) as u64));
     classify(
         &ClassificationInputs { prompt_tokens: step.prompt, reused_tokens: own, relation, idle },
-        &StepThresholds::default(),
+        &ClassificationThresholds::default(),
     )
 }

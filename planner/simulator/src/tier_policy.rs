@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use planner::CheckpointInterval;
+use planner::WindowCheckpointInterval;
 use serde::{Serialize, Serializer};
 use vocabulary::Tokens;
 
@@ -34,12 +34,12 @@ pub struct UnknownTierPolicy(pub String);
 
 impl TierPolicy {
     /// Returns where windows are stored; none if the model's description or its costs decide.
-    pub(crate) fn checkpoints(self) -> Option<CheckpointInterval> {
+    pub(crate) fn checkpoints(self) -> Option<WindowCheckpointInterval> {
         match self {
             Self::DeviceOnly | Self::Lru | Self::LowestCost => None,
-            Self::Full => Some(CheckpointInterval::Full),
-            Self::Periodic(period) => Some(CheckpointInterval::EveryTokens(period)),
-            Self::NoWindows => Some(CheckpointInterval::None),
+            Self::Full => Some(WindowCheckpointInterval::Full),
+            Self::Periodic(period) => Some(WindowCheckpointInterval::EveryTokens(period)),
+            Self::NoWindows => Some(WindowCheckpointInterval::None),
         }
     }
 }

@@ -24,7 +24,7 @@ use self::agents::DecisionLogSessions;
 use self::error::TraceLocation;
 
 pub use error::{TraceError, TraceFault};
-pub use generate::{TrafficPattern, Workload};
+pub use generate::{SharingPattern, Workload};
 pub(crate) use line_parsing::MAX_SECONDS;
 pub use line_parsing::{is_truncated, truncation_note};
 pub use reader::TraceReader;

@@ -2,7 +2,7 @@
 
 use vocabulary::{Micros, Tokens};
 
-use super::{AdmissionDecision, AdmissionReason, displaced_compute};
+use super::{AdmissionDecision, StepStartReason, displaced_compute};
 use crate::AdmissionLimits;
 use crate::{Decision, PlanningInputs};
 
@@ -53,9 +53,9 @@ impl<K: Copy + Eq> StepQueue<K> {
         let place = self.steps.iter().position(|waiting| waiting.step == step);
         let is_full = self.steps.len() >= max_queue;
         let starts = match place {
-            _ if costs_others <= max_displaced_compute || max_wait == Micros::ZERO => Some(AdmissionReason::Tolerated),
-            Some(place) if now - self.steps[place].queued_at >= max_wait => Some(AdmissionReason::Longest),
-            None if is_full => Some(AdmissionReason::NoPlace),
+            _ if costs_others <= max_displaced_compute || max_wait == Micros::ZERO => Some(StepStartReason::Tolerated),
+            Some(place) if now - self.steps[place].queued_at >= max_wait => Some(StepStartReason::Longest),
+            None if is_full => Some(StepStartReason::NoPlace),
             _ => None,
         };
         match (starts, place) {

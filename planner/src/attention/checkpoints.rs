@@ -12,7 +12,7 @@ use crate::micros::valid_or_zero;
 /// How often windows are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum CheckpointInterval {
+pub enum WindowCheckpointInterval {
     /// At every token, as in engines that keep windows in blocks like all other KV.
     #[default]
     Full,
@@ -24,7 +24,7 @@ pub enum CheckpointInterval {
 
 /// Costs of storing and restoring windows. Negative or non-finite values count as zero.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct CheckpointCosts {
+pub struct WindowCheckpointCosts {
     /// Microseconds to write a byte.
     pub write: f64,
     /// Microseconds to load a byte.
@@ -35,7 +35,7 @@ pub struct CheckpointCosts {
     pub restores: f64,
 }
 
-impl CheckpointInterval {
+impl WindowCheckpointInterval {
     /// Returns the last position up to `tokens`, a multiple of `unit`, whose windows are stored.
     pub fn last_stored(self, tokens: Tokens, unit: Tokens) -> Tokens {
         let unit = match self {
@@ -52,7 +52,7 @@ impl CheckpointInterval {
     /// With W bytes of windows, w of them per token, and h restores per token, the cost per token is
     /// `write w + h load W` when all are stored, `write W / p + h (load W + compute (p - unit) / 2)` with a checkpoint
     /// every p tokens, and `h compute n_win L` with none. The second is lowest at `p = sqrt(2 write W / (h compute))`.
-    pub fn choose(spec: &AttentionSpec, unit: Tokens, costs: &CheckpointCosts) -> (Self, f64) {
+    pub fn choose(spec: &AttentionSpec, unit: Tokens, costs: &WindowCheckpointCosts) -> (Self, f64) {
         let unit = Tokens(lcm(unit.0, spec.block().0));
         let p = costs.best_period(spec) / unit.0 as f64;
         let periods = [p.floor(), p.ceil()]
@@ -77,23 +77,25 @@ impl CheckpointInterval {
 /// Longest interval, in tokens.
 const MAX_PERIOD: u64 = 1 << 24;
 
-impl CheckpointCosts {
+impl WindowCheckpointCosts {
     fn best_period(&self, spec: &AttentionSpec) -> f64 {
         let computing = valid_or_zero(self.restores) * valid_or_zero(self.compute);
         let writing = valid_or_zero(self.write) * full_window_bytes(spec);
         if computing > 0.0 { (2.0 * writing / computing).sqrt() } else { MAX_PERIOD as f64 }
     }
 
-    pub(super) fn cost_per_token(&self, spec: &AttentionSpec, unit: Tokens, policy: CheckpointInterval) -> f64 {
+    pub(super) fn cost_per_token(&self, spec: &AttentionSpec, unit: Tokens, policy: WindowCheckpointInterval) -> f64 {
         let [write, load, compute, restores] = [self.write, self.load, self.compute, self.restores].map(valid_or_zero);
         let windows = full_window_bytes(spec);
         match policy {
-            CheckpointInterval::Full => write * spec.window_bytes_per_token().0 as f64 + restores * load * windows,
-            CheckpointInterval::EveryTokens(period) => {
+            WindowCheckpointInterval::Full => {
+                write * spec.window_bytes_per_token().0 as f64 + restores * load * windows
+            }
+            WindowCheckpointInterval::EveryTokens(period) => {
                 let again = (period - unit).0 as f64 / 2.0;
                 write * windows / period.0.max(1) as f64 + restores * (load * windows + compute * again)
             }
-            CheckpointInterval::None => restores * compute * spec.window_depth().0 as f64,
+            WindowCheckpointInterval::None => restores * compute * spec.window_depth().0 as f64,
         }
     }
 }

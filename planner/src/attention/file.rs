@@ -31,15 +31,15 @@ use serde::{Deserialize, Serialize};
 use vocabulary::Bytes;
 
 use super::layer::{LayerState, check_range};
-use super::{AttentionSpec, CheckpointInterval, SpecError};
+use super::{AttentionSpec, SpecError, WindowCheckpointInterval};
 
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub(super) struct AttentionFile {
+pub(super) struct AttentionSpecFile {
     #[serde(default = "packed", with = "vocabulary::bytes_with_unit")]
     layer_alignment: Bytes,
     #[serde(default)]
-    window_checkpoints: CheckpointInterval,
+    window_checkpoints: WindowCheckpointInterval,
     layers: Vec<LayerGroup>,
 }
 
@@ -60,10 +60,10 @@ fn once() -> u32 {
     1
 }
 
-impl TryFrom<AttentionFile> for AttentionSpec {
+impl TryFrom<AttentionSpecFile> for AttentionSpec {
     type Error = SpecError;
 
-    fn try_from(file: AttentionFile) -> Result<Self, SpecError> {
+    fn try_from(file: AttentionSpecFile) -> Result<Self, SpecError> {
         let count = |run: &LayerGroup| u64::from(run.repeat).saturating_mul(run.pattern.len() as u64);
         let layers = file.layers.iter().fold(0u64, |all, run| all.saturating_add(count(run)));
         check_range("layers", layers, 1, super::spec::MAX_LAYERS)?;
@@ -73,7 +73,7 @@ impl TryFrom<AttentionFile> for AttentionSpec {
     }
 }
 
-impl From<AttentionSpec> for AttentionFile {
+impl From<AttentionSpec> for AttentionSpecFile {
     fn from(spec: AttentionSpec) -> Self {
         let runs = spec.layers().chunk_by(|a, b| a == b);
         let layers = runs.map(|run| LayerGroup { repeat: run.len() as u32, pattern: vec![run[0]] }).collect();

@@ -8,7 +8,7 @@ use super::AttentionSpec;
 /// A prefix to bring to a worker, in bytes to load and tokens to recompute; the cost term `T_restore` is only the time
 /// to load what the worker itself holds in slower tiers.
 #[derive(Clone, Copy, Debug)]
-pub struct PrefixRestore<'a> {
+pub struct RestorablePrefix<'a> {
     /// Specification of the model.
     pub spec: &'a AttentionSpec,
     /// Leading tokens that the worker already has, including windows.
@@ -37,7 +37,7 @@ impl RestoreSplit {
     }
 }
 
-impl PrefixRestore<'_> {
+impl RestorablePrefix<'_> {
     /// Returns the way that loads nothing.
     pub fn without_load(&self) -> RestoreSplit {
         RestoreSplit { loaded: self.cached, bytes: Bytes::ZERO, start: self.cached }

@@ -65,8 +65,9 @@ pub enum ShapeError {
 /// Checks whether a worker with the target shape can read KV from one with the source shape. For an unknown model,
 /// layers and heads are assumed to fit.
 ///
-/// The rule is that of the engines' KV groups ([`KvGroups`]): every rank of the target reads from exactly one rank of
-/// the source, so the target's tensor size must be a multiple of the source's, and the numbers of stages must be equal.
+/// The rule is that of the engines' KV groups ([`KvTransferGroups`]): every rank of the target reads from exactly one
+/// rank of the source, so the target's tensor size must be a multiple of the source's, and the numbers of stages must be
+/// equal.
 pub fn check_kv_compatibility(
     spec: Option<&AttentionSpec>,
     source: ParallelShape,
@@ -158,7 +159,7 @@ impl LayerState {
 /// Groups that connect the ranks of prefill and decode instances: each prefill rank forms a group with the decode ranks
 /// that read from it. Instance numbers run over both kinds, prefill first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KvGroups {
+pub struct KvTransferGroups {
     prefill: EngineInstances,
     decode: EngineInstances,
 }
@@ -172,7 +173,7 @@ pub struct EngineInstances {
     pub tensor: u16,
 }
 
-impl KvGroups {
+impl KvTransferGroups {
     /// Builds the groups of these instances; decode ranks must be a multiple of prefill ranks.
     pub fn new(prefill: EngineInstances, decode: EngineInstances) -> Result<Self, ShapeError> {
         let shape = |instances: EngineInstances| ParallelShape { tensor: instances.tensor, pipeline: 1 };

@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Bytes, Tokens};
 
 use super::SpecError;
-use super::checkpoints::CheckpointInterval;
-use super::file::AttentionFile;
+use super::checkpoints::WindowCheckpointInterval;
+use super::file::AttentionSpecFile;
 use super::layer::{LayerState, LayerStateSizes, StateKind, check_range};
 use crate::lcm::lcm;
 
 /// KV state of a model's layers, and how often their windows are stored. Bytes are totals over all ranks; see
 /// `for_rank` for one.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-#[serde(try_from = "AttentionFile", into = "AttentionFile")]
+#[serde(try_from = "AttentionSpecFile", into = "AttentionSpecFile")]
 pub struct AttentionSpec {
     layers: Vec<LayerState>,
     alignment: Bytes,
-    checkpoints: CheckpointInterval,
+    checkpoints: WindowCheckpointInterval,
     /// Distinct layer sizes, with the number of layers of each.
     groups: Vec<(LayerStateSizes, u64)>,
     block: Tokens,
@@ -99,19 +99,19 @@ impl AttentionSpec {
             window_depth: windowed().map(|(sizes, count)| Tokens(sizes.window) * *count).sum(),
             layers,
             alignment,
-            checkpoints: CheckpointInterval::Full,
+            checkpoints: WindowCheckpointInterval::Full,
             groups,
         })
     }
 
     /// Returns the same model with windows stored at the given interval.
-    pub fn with_checkpoints(self, checkpoints: CheckpointInterval) -> Result<Self, SpecError> {
+    pub fn with_checkpoints(self, checkpoints: WindowCheckpointInterval) -> Result<Self, SpecError> {
         checkpoints.check(&self)?;
         Ok(Self { checkpoints, ..self })
     }
 
     /// Returns how often the windows are stored.
-    pub fn checkpoints(&self) -> CheckpointInterval {
+    pub fn checkpoints(&self) -> WindowCheckpointInterval {
         self.checkpoints
     }
 

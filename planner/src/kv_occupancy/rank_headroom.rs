@@ -81,18 +81,17 @@ impl<'a> SessionLookup<'a> {
 
     fn victims_by<F>(self, headroom: &RankHeadroom<'a>, chance: F) -> impl Iterator<Item = EvictionVictim> + use<'a, F>
     where
-        F: Fn(&return_model::ReturnModel, return_model::ReturnPattern, return_model::IdleClass) -> f64,
+        F: Fn(&return_model::ReturnModel, return_model::ReturnPattern, return_model::GapClass) -> f64,
     {
         // Least recently used first: idle time never increases along the iteration.
-        let mut idle_class = return_model::IdleClass::MAX;
+        let mut gap_class = return_model::GapClass::MAX;
         let stale = headroom.stale;
         let victims = headroom.oldest.iter().map(move |idle| {
             if idle.session == self.session {
                 return EvictionVictim { tokens: stale, return_probability: 0.0 };
             }
-            idle_class = idle_class.at_most(self.now - idle.last);
-            let chance =
-                idle.return_pattern.map_or(0.0, |pattern| chance(&self.occupancy.returns, pattern, idle_class));
+            gap_class = gap_class.at_most(self.now - idle.last);
+            let chance = idle.return_pattern.map_or(0.0, |pattern| chance(&self.occupancy.returns, pattern, gap_class));
             EvictionVictim { tokens: idle.tokens, return_probability: chance }
         });
         let victims = victims.filter(|victim| victim.tokens > Tokens::ZERO);

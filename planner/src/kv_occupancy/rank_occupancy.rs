@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use vocabulary::{Micros, Owner, SessionId, Tokens, WorkerId};
 
-use super::KvFootprint;
+use super::StepFootprint;
 use super::eviction_order::{EvictionOrder, IdleResident};
 use super::rank_headroom::RankHeadroom;
 use crate::return_model::ReturnPattern;
@@ -37,7 +37,7 @@ pub(super) struct RankOccupancy {
     idle: EvictionOrder,
 }
 
-pub(super) struct RankUpdate<'a> {
+pub(super) struct RankOccupancyMut<'a> {
     pub(super) at: Owner,
     pub(super) rank: &'a mut RankOccupancy,
     pub(super) residents: &'a mut ResidentSessions,
@@ -50,9 +50,9 @@ impl ResidentSessions {
 
     /// Removes all KV at a worker.
     pub(super) fn forget(&mut self, worker: WorkerId) {
-        self.0.retain(|_, places| {
-            places.retain(|(at, _)| at.worker != worker);
-            !places.is_empty()
+        self.0.retain(|_, residents| {
+            residents.retain(|(at, _)| at.worker != worker);
+            !residents.is_empty()
         });
     }
 
@@ -61,10 +61,10 @@ impl ResidentSessions {
     }
 
     fn remove(&mut self, at: Owner, session: SessionId) -> Option<ResidentSession> {
-        let places = self.0.get_mut(&session)?;
-        let place = places.iter().position(|(place, _)| *place == at)?;
-        let (_, resident) = places.swap_remove(place);
-        if places.is_empty() {
+        let residents = self.0.get_mut(&session)?;
+        let index = residents.iter().position(|(owner, _)| *owner == at)?;
+        let (_, resident) = residents.swap_remove(index);
+        if residents.is_empty() {
             self.0.remove(&session);
         }
         Some(resident)
@@ -76,8 +76,8 @@ impl ResidentSessions {
     }
 }
 
-impl RankUpdate<'_> {
-    pub(super) fn step_started(&mut self, session: SessionId, footprint: KvFootprint, now: Micros) {
+impl RankOccupancyMut<'_> {
+    pub(super) fn step_started(&mut self, session: SessionId, footprint: StepFootprint, now: Micros) {
         let before = self.take(session);
         let shared = before.map_or(footprint.cached, |resident| resident.shared.min(footprint.cached));
         self.put(

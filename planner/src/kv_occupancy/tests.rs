@@ -14,7 +14,7 @@ fn seconds(seconds: u64) -> Micros {
 fn served(sessions: &[(u128, u64)]) -> OccupancyModel {
     let mut occupancy = OccupancyModel::default();
     for (n, (session, tokens)) in (0..).zip(sessions) {
-        let footprint = KvFootprint { tokens: Tokens(*tokens), cached: Tokens::ZERO, capacity: ALL };
+        let footprint = StepFootprint { tokens: Tokens(*tokens), cached: Tokens::ZERO, capacity: ALL };
         occupancy.step_started(at(1), SessionId(*session), footprint, seconds(10 * n));
         occupancy.step_ended(at(1), SessionId(*session), Tokens(*tokens), seconds(10 * n + 1));
     }
@@ -35,7 +35,7 @@ fn victims(occupancy: &OccupancyModel, session: u128) -> Vec<u64> {
 }
 
 fn begins(occupancy: &mut OccupancyModel, session: u128, tokens: u64) {
-    let footprint = KvFootprint { tokens: Tokens(tokens), cached: Tokens::ZERO, capacity: ALL };
+    let footprint = StepFootprint { tokens: Tokens(tokens), cached: Tokens::ZERO, capacity: ALL };
     occupancy.step_started(at(1), SessionId(session), footprint, seconds(90));
 }
 
@@ -69,7 +69,7 @@ fn exceeding_capacity_evicts_the_oldest_sessions() {
 #[test]
 fn shared_prefix_tokens_count_once() {
     let mut occupancy = served(&[(1, 100)]);
-    let footprint = KvFootprint { tokens: Tokens(150), cached: Tokens(80), capacity: ALL };
+    let footprint = StepFootprint { tokens: Tokens(150), cached: Tokens(80), capacity: ALL };
     occupancy.step_started(at(1), SessionId(2), footprint, seconds(20));
     assert_eq!(room(&occupancy, 2).session_tokens, Tokens(70));
     occupancy.step_ended(at(1), SessionId(2), Tokens(180), seconds(21));
@@ -115,7 +115,7 @@ fn new_incarnation_starts_with_empty_occupancy() {
     occupancy.step_started(
         reborn,
         SessionId(2),
-        KvFootprint { tokens: Tokens(10), cached: Tokens(0), capacity: ALL },
+        StepFootprint { tokens: Tokens(10), cached: Tokens(0), capacity: ALL },
         seconds(50),
     );
     assert_eq!(room(&occupancy, 9).free, ALL, "the old one is void");
@@ -141,7 +141,7 @@ fn cleared_rank_keeps_only_kv_in_use() {
 #[test]
 fn unknown_capacity_records_no_occupancy() {
     let mut occupancy = OccupancyModel::default();
-    let footprint = KvFootprint { tokens: Tokens(10), cached: Tokens::ZERO, capacity: Tokens::ZERO };
+    let footprint = StepFootprint { tokens: Tokens(10), cached: Tokens::ZERO, capacity: Tokens::ZERO };
     occupancy.step_started(at(1), SessionId(1), footprint, seconds(1));
     assert!(occupancy.workers.is_empty());
 }
@@ -174,7 +174,7 @@ fn sessions_that_never_return_are_forgotten_and_counted_as_gone() {
         occupancy.step_ended(at(1), SessionId(session), Tokens(1), seconds(91));
     }
     for n in 0..100 {
-        let footprint = KvFootprint { tokens: Tokens(1), cached: Tokens::ZERO, capacity: ALL };
+        let footprint = StepFootprint { tokens: Tokens(1), cached: Tokens::ZERO, capacity: ALL };
         occupancy.step_started(at(2), SessionId(1_000 + n), footprint, seconds(10_000));
     }
     assert!(occupancy.sessions.is_empty() && occupancy.step_ends.is_empty());

@@ -28,7 +28,7 @@ fn admit(queue: &mut StepQueue<u32>, step: u32, scene: &PlanningScene) -> Admiss
 }
 
 /// Returns the decision to start, for this reason.
-fn starts(reason: AdmissionReason) -> AdmissionDecision {
+fn starts(reason: StepStartReason) -> AdmissionDecision {
     AdmissionDecision::Start { why: reason }
 }
 
@@ -45,7 +45,7 @@ fn step_that_evicts_nothing_is_admitted() {
     assert_eq!(cost(&scene), 0);
     assert_eq!(
         admit(&mut StepQueue::new(AdmissionLimits { max_displaced_compute: Micros(0), ..settings() }), 1, &scene),
-        starts(AdmissionReason::Tolerated)
+        starts(StepStartReason::Tolerated)
     );
 }
 
@@ -57,7 +57,7 @@ fn step_waits_until_its_victims_are_unlikely_to_return() {
     let mut queue = StepQueue::new(settings());
     assert_eq!(admit(&mut queue, 1, &full(1)), AdmissionDecision::Hold { costs_others: Micros(cost(&full(1))) });
     assert_eq!((queue.len(), queue.admission_order()), (1, vec![1]));
-    assert_eq!(admit(&mut queue, 1, &full(400)), starts(AdmissionReason::Tolerated));
+    assert_eq!(admit(&mut queue, 1, &full(400)), starts(StepStartReason::Tolerated));
     assert!(queue.is_empty());
 }
 
@@ -80,7 +80,7 @@ fn step_with_resident_kv_is_admitted_with_little_cost() {
     // 1,536 of the 1,600 prompt tokens are cached there, and belong to the session itself.
     scene.add_resident(1, "a", 1_536, 0);
     assert!(cost(&scene) * 10 <= all && cost(&scene) > 0, "{} of {all}", cost(&scene));
-    assert_eq!(admit(&mut StepQueue::new(settings()), 1, &scene), starts(AdmissionReason::Tolerated));
+    assert_eq!(admit(&mut StepQueue::new(settings()), 1, &scene), starts(StepStartReason::Tolerated));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn displaced_compute_is_capped_for_sessions_that_return_at_once() {
 fn memory_full_of_running_answers_costs_the_maximum() {
     let mut scene = full(1);
     let at = Owner { worker: super::id("a"), incarnation: Incarnation(1), rank: DpRank(0) };
-    let footprint = KvFootprint { tokens: FULL, cached: Tokens::ZERO, capacity: FULL };
+    let footprint = StepFootprint { tokens: FULL, cached: Tokens::ZERO, capacity: FULL };
     scene.occupancy.step_started(at, SessionId(7), footprint, scene.now);
     assert_eq!(cost(&scene), 200 * 420_000);
 }
@@ -121,7 +121,7 @@ fn step_is_admitted_after_the_maximum_wait() {
         scene.add_resident(8, "a", FULL.0, 0);
         let verdict = admit(&mut queue, 1, &scene);
         assert_eq!(
-            (verdict == starts(AdmissionReason::Longest), waits(verdict)),
+            (verdict == starts(StepStartReason::Longest), waits(verdict)),
             (is_over, !is_over),
             "after {passed} us"
         );
@@ -134,7 +134,7 @@ fn full_admission_queue_admits_the_next_step() {
     let mut queue = StepQueue::new(AdmissionLimits { max_queue: 2, ..settings() });
     let scene = full(1);
     assert!(waits(admit(&mut queue, 1, &scene)) && waits(admit(&mut queue, 2, &scene)));
-    assert_eq!(admit(&mut queue, 3, &scene), starts(AdmissionReason::NoPlace));
+    assert_eq!(admit(&mut queue, 3, &scene), starts(StepStartReason::NoPlace));
     assert!(waits(admit(&mut queue, 2, &scene)), "who waits already goes on waiting");
     queue.remove(1);
     assert_eq!(queue.admission_order(), [2]);
@@ -144,7 +144,7 @@ fn full_admission_queue_admits_the_next_step() {
 #[test]
 fn zero_maximum_wait_disables_queueing() {
     let mut queue = StepQueue::new(AdmissionLimits { max_wait: Micros::ZERO, ..settings() });
-    assert_eq!(admit(&mut queue, 1, &full(0)), starts(AdmissionReason::Tolerated));
+    assert_eq!(admit(&mut queue, 1, &full(0)), starts(StepStartReason::Tolerated));
     assert!(queue.is_empty());
 }
 

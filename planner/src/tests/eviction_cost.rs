@@ -18,7 +18,7 @@ impl PlanningScene {
     pub(super) fn add_resident(&mut self, session: u128, name: &str, tokens: u64, ago: u64) {
         self.now = self.now.max(Micros(3_600_000_000));
         let end = Micros(self.now.0 - ago * 1_000_000);
-        let footprint = KvFootprint { tokens: Tokens(tokens), cached: Tokens::ZERO, capacity: Tokens(20_000) };
+        let footprint = StepFootprint { tokens: Tokens(tokens), cached: Tokens::ZERO, capacity: Tokens(20_000) };
         self.occupancy.step_started(rank_of(name), SessionId(session), footprint, end);
         self.occupancy.step_ended(rank_of(name), SessionId(session), Tokens(tokens), end);
     }
@@ -117,7 +117,7 @@ fn eviction_cost_never_falls_with_more_tokens() {
 #[test]
 fn unevictable_memory_makes_waiting_expensive() {
     let mut scene = scene("");
-    let footprint = KvFootprint { tokens: Tokens(20_000), cached: Tokens::ZERO, capacity: Tokens(20_000) };
+    let footprint = StepFootprint { tokens: Tokens(20_000), cached: Tokens::ZERO, capacity: Tokens(20_000) };
     scene.occupancy.step_started(rank_of("a"), SessionId(7), footprint, Micros(1));
     assert_eq!(scene.eviction_cost("a"), 1_700 * 100 * 20 * 7 / 10);
     assert_eq!(scene.target(), "b");

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use vocabulary::*;
 
 use super::{PlanningScene, id};
-use crate::return_model::{IdleClass, ReturnModel, ReturnPattern};
+use crate::return_model::{GapClass, ReturnModel, ReturnPattern};
 use crate::*;
 
 const CAPACITY: Tokens = Tokens(20_000);
@@ -141,7 +141,8 @@ impl ReferenceOccupancy {
             return Micros::ZERO;
         }
         let view = scene.workers.iter().find(|view| view.id == at.worker).unwrap();
-        let rate = ComputeRate::new(1e6 / view.speeds.prefill_tokens_per_second, policy.attention_cost_doubling_tokens);
+        let rate =
+            PrefillTimeModel::new(1e6 / view.speeds.prefill_tokens_per_second, policy.attention_cost_doubling_tokens);
         let stale = |own: &ReferenceSession| own.tokens.min(own.shared + own.tokens - found);
         let victims = self.eviction_order(at).into_iter().map(|tenant| match tenant.session == session {
             true => ReferenceSession { tokens: stale(tenant), return_pattern: None, ..tenant.clone() },
@@ -153,7 +154,7 @@ impl ReferenceOccupancy {
         for victim in victims.into_iter().take(16) {
             let part = victim.tokens.min(left);
             let chance = victim.return_pattern.map_or(0.0, |habit| {
-                self.returns.return_probability(habit, IdleClass::MAX.at_most(scene.now - victim.last))
+                self.returns.return_probability(habit, GapClass::MAX.at_most(scene.now - victim.last))
             });
             again += rate.span(victim.tokens - part, victim.tokens).0 as f64 * chance;
             (left, seen) = (left - part, seen + part);
@@ -180,7 +181,7 @@ fn happen(
     match what {
         0..8 => {
             if what != 0 {
-                occupancy.step_started(at, session, KvFootprint { tokens, cached: found, capacity: CAPACITY }, now);
+                occupancy.step_started(at, session, StepFootprint { tokens, cached: found, capacity: CAPACITY }, now);
                 plain.step_started(at, session, (tokens, found), now);
                 occupancy.prefill_started(at, Micros(tokens.0 * 100), now);
             }

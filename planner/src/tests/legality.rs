@@ -1,7 +1,7 @@
 //! Every way a plan can be illegal: each test spoils one part of a legal plan.
 
 use serde_json::{Value, json};
-use vocabulary::{Blocks, DpRank, Epoch, KvLinkMode, Tokens, WorkerHealth};
+use vocabulary::{Blocks, DpRank, Epoch, KvLinkCapability, Tokens, WorkerHealth};
 
 use super::{PlanningScene, id};
 use crate::*;
@@ -35,7 +35,7 @@ fn target_without_prefill_capability_needs_a_prefill_worker() {
         scene
             .workers
             .iter_mut()
-            .for_each(|view| view.link.iter_mut().for_each(|link| link.carries = KvLinkMode::Prompts));
+            .for_each(|view| view.link.iter_mut().for_each(|link| link.carries = KvLinkCapability::Prompts));
     };
     assert_eq!(violation_after(FETCH, needs), PlanViolation::NeedsPrefiller(id("b")));
     assert_eq!(violation_after("worker a hybrid", needs), PlanViolation::NeedsPrefiller(id("a")));
@@ -45,7 +45,7 @@ fn target_without_prefill_capability_needs_a_prefill_worker() {
 fn receive_only_worker_is_not_a_source() {
     let only = |scene: &mut PlanningScene, which: &str| {
         let views = scene.workers.iter_mut().filter(|view| view.id == id(which));
-        views.for_each(|view| view.link.iter_mut().for_each(|link| link.carries = KvLinkMode::PrefixesIn));
+        views.for_each(|view| view.link.iter_mut().for_each(|link| link.carries = KvLinkCapability::PrefixesIn));
     };
     assert_eq!(violation_after(FETCH, |scene, _| only(scene, "a")), PlanViolation::SendsNothing(id("a")));
     let mut scene = PlanningScene::read(FETCH);
@@ -111,7 +111,7 @@ fn prefill_leg_requires_an_eligible_worker() {
 
 #[test]
 fn only_three_sequences_are_legal() {
-    let of = |scene: &str, spoil: fn(&mut PlanSequence)| violation_after(scene, |_, plan| spoil(&mut plan.sequence));
+    let of = |scene: &str, spoil: fn(&mut PlanParts)| violation_after(scene, |_, plan| spoil(&mut plan.sequence));
     let unsupported = PlanViolation::UnsupportedSequence;
     assert_eq!(of("worker a hybrid", |it| it.answer.role = LegRole::Decode), unsupported);
     assert_eq!(of("worker a hybrid", |it| it.before_answer[0] = Some(PlanPart::Leg(it.answer))), unsupported);
@@ -157,12 +157,12 @@ fn sequence_is_read_from_json_as_it_was_written() {
     for scene in [FETCH, REMOTE, "worker a hybrid"] {
         let sequence = PlanningScene::read(scene).plan().plan.sequence;
         let json = serde_json::to_string(&sequence).unwrap();
-        assert_eq!(serde_json::from_str::<PlanSequence>(&json).unwrap(), sequence, "{json}");
+        assert_eq!(serde_json::from_str::<PlanParts>(&json).unwrap(), sequence, "{json}");
     }
     let leg = json!({"role": "serve", "worker": id("a"), "rank": 0, "cached_tokens": 16, "computed_tokens": 84});
     let at = |name| json!({"worker": id(name), "rank": 0});
     let handoff = json!({"kind": "replicate", "source": at("b"), "target": at("a"), "blocks": 1, "bytes": 2});
-    let read = |parts: Vec<Value>| serde_json::from_value::<PlanSequence>(parts.into());
+    let read = |parts: Vec<Value>| serde_json::from_value::<PlanParts>(parts.into());
     let (leg, handoff) = (json!({"leg": leg}), json!({"handoff": handoff}));
     let parts = vec![handoff.clone(), leg.clone()];
     assert_eq!(serde_json::to_value(read(parts.clone()).unwrap()).unwrap(), Value::from(parts));
@@ -174,7 +174,7 @@ fn sequence_is_read_from_json_as_it_was_written() {
 
 #[test]
 fn request_may_forbid_every_handoff() {
-    let bar = TransferObstacle::SeveralChoices;
+    let bar = RequestTransferBlocker::SeveralChoices;
     for scene in [FETCH, REMOTE] {
         let refusal = violation_after(scene, |scene, _| scene.ask.transfers = TransferPermission::Forbidden(bar));
         assert_eq!(refusal, PlanViolation::TransferForbidden(bar));
@@ -190,7 +190,7 @@ fn kv_moves_only_inside_a_fabric() {
 
 #[test]
 fn handoff_over_a_disabled_link_is_illegal() {
-    let bar = |scene: &mut PlanningScene, from, to| scene.barred.push(DisabledLink { from: id(from), to: id(to) });
+    let bar = |scene: &mut PlanningScene, from, to| scene.barred.push(DirectedLink { from: id(from), to: id(to) });
     assert_eq!(violation_after(FETCH, |scene, _| bar(scene, "a", "b")), PlanViolation::DisabledLink(id("a"), id("b")));
     assert_eq!(violation_after(REMOTE, |scene, _| bar(scene, "p", "d")), PlanViolation::DisabledLink(id("p"), id("d")));
 }
@@ -267,7 +267,7 @@ fn ownership_claim_matches_the_session_owner() {
 #[test]
 fn plan_violation_message_names_worker_and_cause() {
     assert_eq!(
-        PlanViolation::TransferForbidden(TransferObstacle::Endpoint).to_string(),
+        PlanViolation::TransferForbidden(RequestTransferBlocker::Endpoint).to_string(),
         "the request forbids transfers: Endpoint"
     );
     assert!(PlanViolation::NoFabric(id("a"), id("b")).to_string().contains("share no fabric"));

@@ -30,12 +30,12 @@ fn between_steps(text: &str) -> PlanningScene {
 
 /// Runs a whole step of a session.
 fn steps(scene: &mut PlanningScene, session: SessionId, (name, tokens): (&str, Tokens)) {
-    let footprint = KvFootprint { tokens, cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    let footprint = StepFootprint { tokens, cached: Tokens::ZERO, capacity: Tokens(100_000) };
     scene.occupancy.step_started(owner(name), session, footprint, scene.now);
     scene.occupancy.step_ended(owner(name), session, tokens, scene.now);
 }
 
-fn decide(scene: &PlanningScene) -> Result<PrefixReplication, ReplicationSkipReason> {
+fn decide(scene: &PlanningScene) -> Result<ChosenReplication, ReplicationSkipReason> {
     plan_prefix_replication(&scene.inputs(), &ReplicationLimits::default())
 }
 
@@ -47,7 +47,7 @@ fn stays(more: &str) -> ReplicationSkipReason {
 #[test]
 fn busy_owners_prefix_replicates_to_an_idle_worker() {
     let chosen = decide(&between_steps(BUSY_OWNER)).unwrap();
-    assert_eq!((chosen.kind, chosen.from, chosen.to), (ReplicationPurpose::Replicate, id("a"), id("b")));
+    assert_eq!((chosen.kind, chosen.from, chosen.to), (PrefixMoveKind::Replicate, id("a"), id("b")));
     assert_eq!(chosen.blocks, Blocks(500));
     assert_eq!(chosen.bytes, Bytes(800_000_000));
     assert!(chosen.saves > chosen.costs * 2, "{chosen:?}");
@@ -59,10 +59,10 @@ fn busy_owners_prefix_replicates_to_an_idle_worker() {
 fn draining_owners_prefix_migrates_without_a_second_copy() {
     let text = BUSY_OWNER.replace("backlog=15000", "health=draining backlog=15000");
     let chosen = decide(&between_steps(&text)).unwrap();
-    assert_eq!((chosen.kind, chosen.to, chosen.costs), (ReplicationPurpose::Migrate, id("b"), Micros(90_000)));
+    assert_eq!((chosen.kind, chosen.to, chosen.costs), (PrefixMoveKind::Migrate, id("b"), Micros(90_000)));
     assert_eq!(
         decide(&between_steps(&format!("{text}\npolicy off=state_migration"))).map(|m| m.kind),
-        Ok(ReplicationPurpose::Replicate)
+        Ok(PrefixMoveKind::Replicate)
     );
 }
 
@@ -77,7 +77,7 @@ fn prefix_stays_with_an_owner_that_serves_as_soon() {
 #[test]
 fn no_replication_for_a_session_in_service_or_unknown() {
     let mut scene = between_steps(BUSY_OWNER);
-    let footprint = KvFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    let footprint = StepFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
     scene.occupancy.step_started(owner("a"), SESSION, footprint, scene.now);
     assert_eq!(decide(&scene), Err(ReplicationSkipReason::NotInGap));
     assert_eq!(decide(&PlanningScene::read(BUSY_OWNER)), Err(ReplicationSkipReason::NotInGap));
@@ -155,7 +155,7 @@ fn replication_below_the_margin_is_refused() {
 fn replicated_copy_counts_at_its_target_without_ending_the_idle_gap() {
     let mut scene = between_steps(BUSY_OWNER);
     let before = scene.occupancy.short_term_return_probability(SESSION, scene.now);
-    let footprint = KvFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    let footprint = StepFootprint { tokens: Tokens(8_000), cached: Tokens::ZERO, capacity: Tokens(100_000) };
     scene.occupancy.prefix_replicated(owner("b"), SESSION, footprint, scene.now);
     assert!(scene.occupancy.is_resident(owner("b"), SESSION) && scene.occupancy.is_resident(owner("a"), SESSION));
     assert!(before.is_some());
@@ -186,7 +186,7 @@ fn replication_skip_reasons_agree_in_code_and_json() {
 /// Adds a recent step of the scene's session, whichever worker owns it.
 fn away(mut scene: PlanningScene) -> PlanningScene {
     let at = Owner { rank: DpRank(0), ..owner("a") };
-    let footprint = KvFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(100_000) };
+    let footprint = StepFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(100_000) };
     scene.occupancy.step_started(at, scene.session.id, footprint, scene.now);
     scene.occupancy.step_ended(at, scene.session.id, Tokens(100), scene.now);
     scene
@@ -209,7 +209,7 @@ proptest! {
         let Ok(chosen) = plan_prefix_replication(&inputs, &PERMISSIVE_LIMITS) else { return Ok(()) };
         prop_assert!(chosen.from != chosen.to && chosen.blocks > Blocks::ZERO);
         prop_assert!(chosen.saves >= chosen.costs);
-        let link = DisabledLink { from: chosen.from, to: chosen.to };
+        let link = DirectedLink { from: chosen.from, to: chosen.to };
         prop_assert!(!scene.barred.contains(&link));
         let target = scene.workers.iter().find(|view| view.id == chosen.to).unwrap();
         prop_assert_eq!((target.health, target.kv_index_state), (WorkerHealth::Ready, KvIndexState::Exact));

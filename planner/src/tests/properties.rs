@@ -46,20 +46,20 @@ fn word(name: &'static str) -> BoxedStrategy<String> {
         .boxed()
 }
 
-fn disabled_links() -> impl Strategy<Value = Vec<DisabledLink>> {
+fn disabled_links() -> impl Strategy<Value = Vec<DirectedLink>> {
     let link = (0..NAMES.len(), 0..NAMES.len());
     let links = prop::collection::vec(link, 0..12);
-    links.prop_map(|links| links.iter().map(|(a, b)| DisabledLink { from: id(NAMES[*a]), to: id(NAMES[*b]) }).collect())
+    links.prop_map(|links| links.iter().map(|(a, b)| DirectedLink { from: id(NAMES[*a]), to: id(NAMES[*b]) }).collect())
 }
 
 fn attentions() -> impl Strategy<Value = Option<AttentionSpec>> {
     use crate::attention::tests::{hybrid, read};
-    let every = CheckpointInterval::EveryTokens(Tokens(1_024));
+    let every = WindowCheckpointInterval::EveryTokens(Tokens(1_024));
     prop_oneof![
         4 => Just(None),
         1 => Just(Some(read("gpt-oss-20b"))),
         1 => Just(Some(hybrid().with_checkpoints(every).unwrap())),
-        1 => Just(Some(hybrid().with_checkpoints(CheckpointInterval::None).unwrap())),
+        1 => Just(Some(hybrid().with_checkpoints(WindowCheckpointInterval::None).unwrap())),
     ]
 }
 
@@ -89,7 +89,8 @@ prop_compose! {
         scene.step = StepKind::ALL[step];
         let (prompt, answer, transfers, first, second) = ask;
         (scene.ask.prompt_tokens, scene.ask.expected_output_tokens) = (Tokens(prompt), Tokens(answer));
-        scene.ask.transfers = if transfers { TransferPermission::Allowed } else { TransferPermission::Forbidden(TransferObstacle::Endpoint) };
+        let forbidden = TransferPermission::Forbidden(RequestTransferBlocker::Endpoint);
+        scene.ask.transfers = if transfers { TransferPermission::Allowed } else { forbidden };
         scene.excluded.extend([first, second].iter().filter_map(|at| NAMES.get(*at)).map(|name| id(name)));
         (scene.policy.memory_cost_per_mib, scene.policy.interference_weight) = (policy.0, policy.1);
         scene.policy.disabled_actions.extend(Action::ALL.get(policy.2));
@@ -252,12 +253,12 @@ proptest! {
             Some((handoff.source.worker, handoff.target.worker))
         };
         for candidate in decision.candidates.iter().filter(|candidate| candidate.refusal.is_none()) {
-            let link = over(candidate).map(|(from, to)| DisabledLink { from, to });
+            let link = over(candidate).map(|(from, to)| DirectedLink { from, to });
             prop_assert!(link.is_none_or(|link| !scene.barred.contains(&link)), "{:?}", candidate);
         }
         // Candidates that use no barred link are still offered, at the same cost.
         for candidate in free.unwrap().candidates.iter().filter(|candidate| candidate.refusal.is_none()) {
-            let link = over(candidate).map(|(from, to)| DisabledLink { from, to });
+            let link = over(candidate).map(|(from, to)| DirectedLink { from, to });
             if link.is_some_and(|link| !scene.barred.contains(&link)) {
                 prop_assert!(decision.candidates.contains(candidate), "{:?}", candidate);
             }
@@ -268,7 +269,7 @@ proptest! {
     fn planning_case_round_trips_to_the_same_decision(
         scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in disabled_links(),
     ) {
-        let mut case = PlanningCase {
+        let mut case = RecordedPlanningInputs {
             step: ClassificationInputs { prompt_tokens: Tokens(prompt), ..ClassificationInputs::default() },
             request: scene.ask,
             session: scene.session,
@@ -286,7 +287,7 @@ proptest! {
         };
         let kept: Vec<_> = case.workers.iter().filter(|view| is_number(view)).cloned().collect();
         case.workers = kept.into();
-        let read: PlanningCase = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
+        let read: RecordedPlanningInputs = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
         prop_assert_eq!(read.plan(&scene.policy, (None, &[])), case.plan(&scene.policy, (None, &[])));
     }
 }

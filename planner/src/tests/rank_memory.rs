@@ -95,7 +95,7 @@ fn recorded_victim_probabilities_round_trip_through_json() {
 fn sessions_whose_steps_only_fail_are_forgotten_too() {
     let mut occupancy = OccupancyModel::default();
     let (at, footprint) =
-        (place("a"), KvFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(FULL) });
+        (place("a"), StepFootprint { tokens: Tokens(100), cached: Tokens::ZERO, capacity: Tokens(FULL) });
     let second = |n: u64| Micros(n * 1_000_000);
     let mut steps = |session: u128, begin: u64| {
         occupancy.step_started(at, SessionId(session), footprint, second(begin));

@@ -33,14 +33,14 @@ impl FromStr for WorkerArg {
 
 /// Something that can be owned: a session or an artifact. Displays as its API path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
-pub(crate) enum SubjectArg {
+pub(crate) enum OwnershipSubjectArg {
     #[display("sessions/{_0}")]
     Session(SessionId),
     #[display("artifacts/{_0}")]
     Artifact(ArtifactId),
 }
 
-impl FromStr for SubjectArg {
+impl FromStr for OwnershipSubjectArg {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
@@ -111,8 +111,11 @@ mod tests {
         assert_eq!("http://a:1#decode".parse::<WorkerArg>().unwrap().0, WorkerId::of_endpoint("http://a:1"));
         assert_eq!("w-000000000000002a".parse::<WorkerArg>().unwrap().0, WorkerId(42));
         let (session, artifact) = (SessionId(1), ArtifactId(1));
-        assert_eq!(session.to_string().parse::<SubjectArg>().unwrap(), SubjectArg::Session(session));
-        assert_eq!(artifact.to_string().parse::<SubjectArg>().unwrap().to_string(), format!("artifacts/{artifact}"));
+        assert_eq!(session.to_string().parse::<OwnershipSubjectArg>().unwrap(), OwnershipSubjectArg::Session(session));
+        assert_eq!(
+            artifact.to_string().parse::<OwnershipSubjectArg>().unwrap().to_string(),
+            format!("artifacts/{artifact}")
+        );
         assert_eq!("1.2.3".parse::<EpochArg>().unwrap().0, Epoch { generation: 1, index: 2, position: 3 });
         for bad in ["", "w-", "a:1", "s-1", "http://a:1#decoder", "http://"] {
             assert!(bad.parse::<WorkerArg>().is_err(), "{bad}");
@@ -120,7 +123,7 @@ mod tests {
         for bad in ["", "1.2", "1.2.3.4", "-1.2.3", "a.b.c"] {
             assert!(bad.parse::<EpochArg>().is_err(), "{bad}");
         }
-        assert!("x-1".parse::<SubjectArg>().is_err() && "a-".parse::<SubjectArg>().is_err());
+        assert!("x-1".parse::<OwnershipSubjectArg>().is_err() && "a-".parse::<OwnershipSubjectArg>().is_err());
     }
 
     #[test]
@@ -128,6 +131,6 @@ mod tests {
         let message = "w-nope".parse::<WorkerArg>().unwrap_err().to_string();
         assert_eq!(message.matches("accepted is").count(), 1, "{message}");
         assert!(message.contains("its URL") && message.contains("16 hexadecimal digits"), "{message}");
-        assert!("s-1".parse::<SubjectArg>().is_err() && "a-1".parse::<SubjectArg>().is_err());
+        assert!("s-1".parse::<OwnershipSubjectArg>().is_err() && "a-1".parse::<OwnershipSubjectArg>().is_err());
     }
 }

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::client::OperatorClient;
 use super::endpoints::{check_one_cluster, print_responses, query_all, worst_failure};
 use super::error::CtlError;
-use super::output::{ColorMode, OutputFormat, note, print_text};
-use super::table::{ColumnSpec, cell_text, lines, table};
+use super::output::{ColorSupport, OutputFormat, note, print_text};
+use super::table::{TableColumns, cell_text, lines, table};
 use super::watch::{WatchArgs, watch};
 use super::writes::{self, delete, post, put};
 
@@ -82,9 +82,9 @@ impl ClusterCommand {
     }
 }
 
-const MEMBER_COLUMNS: ColumnSpec = "NODE /node_id, ADDRESS /address, ROLE /role, LEADER /is_leader, REACHABLE /reachable, \
-        FEATURE LEVEL MIN /feature_levels/min, MAX /feature_levels/max, MATCHED INDEX /matched_index, CLUSTER /cluster_id, \
-        LAST ERROR /last_error";
+const MEMBER_COLUMNS: TableColumns = "NODE /node_id, ADDRESS /address, ROLE /role, LEADER /is_leader, \
+        REACHABLE /reachable, FEATURE LEVEL MIN /feature_levels/min, MAX /feature_levels/max, \
+        MATCHED INDEX /matched_index, CLUSTER /cluster_id, LAST ERROR /last_error";
 
 impl MemberCommand {
     pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
@@ -168,7 +168,7 @@ async fn join_command(client: &OperatorClient, output: OutputFormat) -> Result<(
     Ok(())
 }
 
-const STATUS_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, NODE /answer/node_id, LEADER /answer/leader, TERM /answer/term, \
+const STATUS_COLUMNS: TableColumns = "ENDPOINT /endpoint, NODE /answer/node_id, LEADER /answer/leader, TERM /answer/term, \
         REVISION /answer/revision, STALE /answer/stale, FEATURE LEVEL /answer/feature_level, \
         SESSIONS /answer/counts/sessions, ARTIFACTS /answer/counts/artifacts, LOG BYTES /answer/log_bytes, \
         ADMISSION QUEUE /answer/admission_queue_depth, CLUSTER /answer/cluster_id";
@@ -178,7 +178,7 @@ async fn status(client: &OperatorClient, output: OutputFormat) -> Result<(), Ctl
     let answers = query_all(client, "cluster").await;
     let printed = print_responses(&answers, STATUS_COLUMNS, output);
     if output == OutputFormat::Table {
-        let colour = ColorMode::of_stdout();
+        let colour = ColorSupport::of_stdout();
         exposure_lines(&answers).iter().for_each(|line| print_text(&colour.red(line)));
     }
     check_one_cluster(&answers).and(printed)
@@ -194,7 +194,7 @@ fn exposure_lines(answers: &[Value]) -> Vec<String> {
     answers.iter().flat_map(of_endpoint).collect()
 }
 
-const HASH_COLUMNS: ColumnSpec =
+const HASH_COLUMNS: TableColumns =
     "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, STATE HASH /answer/state_hash";
 
 /// Maximum number of rounds until every endpoint has a digest at a revision that another one has, too; and the pause
@@ -291,8 +291,8 @@ mod tests {
         let silent = json!({"endpoint": "http://c:1", "error": "it does not answer"});
         let answers = [exposed_at("http://a:1", "ANYBODY\u{1b}[0m"), at("http://b:1", 7, "x"), silent];
         assert_eq!(exposure_lines(&answers), ["http://a:1: ANYBODY?[0m\n"], "nothing else drives the terminal");
-        assert_eq!(ColorMode::Ansi.red("told\n"), "\u{1b}[31mtold\u{1b}[0m\n");
-        assert_eq!(ColorMode::None.red("told\n"), "told\n");
+        assert_eq!(ColorSupport::Ansi.red("told\n"), "\u{1b}[31mtold\u{1b}[0m\n");
+        assert_eq!(ColorSupport::None.red("told\n"), "told\n");
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(crate) async fn drain(client: &OperatorClient, args: &DrainArgs, output: Out
         if args.no_wait {
             return writes::run(client, put(format!("workers/{worker}/drain"), body), output).await;
         }
-        let one = DrainingWorker { client, worker: *worker, endpoint, deadline: Instant::now() + args.deadline.0 };
+        let one = WorkerDrain { client, worker: *worker, endpoint, deadline: Instant::now() + args.deadline.0 };
         let life = one.fetch_worker().await?["incarnation"].clone();
         let progress = one.move_sessions(&body).await?;
         if output == OutputFormat::Table {
@@ -112,14 +112,14 @@ fn stuck_sessions(endpoint: &str, progress: &Value) -> Option<StuckSessions> {
 }
 
 /// Drain of one worker, with a deadline.
-struct DrainingWorker<'a> {
+struct WorkerDrain<'a> {
     client: &'a OperatorClient,
     worker: WorkerArg,
     endpoint: &'a str,
     deadline: Instant,
 }
 
-impl DrainingWorker<'_> {
+impl WorkerDrain<'_> {
     async fn fetch_worker(&self) -> Result<Value, CtlError> {
         let path = format!("workers/{}", self.worker);
         Ok(self.client.get(&path).await?.json["worker"].clone())

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::{ApiResponse, OperatorClient};
 use super::error::CtlError;
 use super::output::OutputFormat;
-use super::table::{ColumnSpec, cell_text, table};
+use super::table::{TableColumns, cell_text, table};
 use super::writes::WriteRequest;
 
 /// Queries every endpoint; a failure becomes a row with its error and exit code.
@@ -47,7 +47,7 @@ fn response_row(endpoint: &str, got: Result<ApiResponse, CtlError>) -> Value {
 }
 
 /// Prints the responses; fails if an endpoint did not answer.
-pub(crate) fn print_responses(answers: &[Value], columns: ColumnSpec, output: OutputFormat) -> Result<(), CtlError> {
+pub(crate) fn print_responses(answers: &[Value], columns: TableColumns, output: OutputFormat) -> Result<(), CtlError> {
     output.print(&answers, || table(columns, answers));
     worst_failure(answers).map_or(Ok(()), Err)
 }
@@ -68,7 +68,7 @@ pub(crate) fn worst_failure(answers: &[Value]) -> Option<CtlError> {
 /// Prints the results of a write at every endpoint; fails if it was not done at all of them.
 pub(crate) fn print_write_results(
     answers: &[Value],
-    columns: ColumnSpec,
+    columns: TableColumns,
     output: OutputFormat,
 ) -> Result<(), CtlError> {
     let printed = print_responses(answers, columns, output);

@@ -89,7 +89,7 @@ pub(crate) enum CtlError {
     Damaged { path: PathBuf, detail: String },
     /// The ledger's files cannot be read or written.
     #[error(transparent)]
-    Ownership(#[from] ownership::OwnershipError),
+    Ownership(#[from] ownership::LedgerNodeError),
 }
 
 impl CtlError {

@@ -1,7 +1,7 @@
 //! Filters of each list. Only filters that the API supports are offered.
 
 use clap::{Args, ValueEnum};
-use vocabulary::{ArtifactId, GroupId, SessionId};
+use vocabulary::{ArtifactGroupId, ArtifactId, SessionId};
 
 use super::args::{ModeArg, WorkerArg};
 
@@ -84,7 +84,7 @@ filter! {
         /// Owned by this worker, by id or URL.
         worker: WorkerArg => "worker",
         /// In this group.
-        group: GroupId => "group",
+        group: ArtifactGroupId => "group",
         /// With a head of this session in it.
         session: SessionId => "session",
         /// Who holds it now.

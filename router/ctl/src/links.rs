@@ -8,7 +8,7 @@ use super::client::OperatorClient;
 use super::endpoints::{print_responses, print_write_results, query_all, write_all};
 use super::error::CtlError;
 use super::output::OutputFormat;
-use super::table::ColumnSpec;
+use super::table::TableColumns;
 use super::writes::delete;
 
 /// Links between workers, at every endpoint.
@@ -25,7 +25,7 @@ pub(crate) enum LinkCommand {
     },
 }
 
-const LINK_COLUMNS: ColumnSpec =
+const LINK_COLUMNS: TableColumns =
     "ENDPOINT /endpoint, SAMPLE EVERY /answer/sample_every, DISABLED LINKS /answer/disabled_links";
 
 impl LinkCommand {

@@ -2,15 +2,13 @@
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use vocabulary::{SessionId, TimeSpan};
+use vocabulary::{SessionId, TimeSpan, flags};
 
 use super::client::OperatorClient;
 use super::error::CtlError;
 use super::filters::ListFilter;
 use super::output::{OutputFormat, note};
-use super::table::{ColumnSpec, aligned, cell_text, lines, row, table};
-use vocabulary::DurationText;
-use vocabulary::flags;
+use super::table::{TableColumns, aligned, cell_text, lines, row, table};
 
 const MAX_PAGE: u16 = 1_000;
 
@@ -49,7 +47,7 @@ impl ConsistencyArgs {
             (ConsistencyArg::Bounded, _) => "bounded",
             (_, Some(_)) => return Err(CtlError::Usage("--max-staleness: only with --consistency bounded".into())),
         };
-        let millis = self.max_staleness.map(|most| ("max_staleness", DurationText(most.0).to_string()));
+        let millis = self.max_staleness.map(|most| ("max_staleness", most.to_string()));
         Ok([("consistency", word.to_owned())].into_iter().chain(millis).collect())
     }
 }
@@ -70,7 +68,7 @@ pub(crate) enum ConsistencyArg {
 pub(crate) struct ListSpec {
     /// Path of the list, and name of its array in the response.
     pub(crate) name: &'static str,
-    pub(crate) columns: ColumnSpec,
+    pub(crate) columns: TableColumns,
 }
 
 pub(crate) const OWNERS: ListSpec = ListSpec {

@@ -53,14 +53,14 @@ impl OutputFormat {
 
 /// Whether a stream supports colors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ColorMode {
+pub(super) enum ColorSupport {
     /// A terminal.
     Ansi,
     /// A file or a pipe, or any stream if `NO_COLOR` is set.
     None,
 }
 
-impl ColorMode {
+impl ColorSupport {
     pub(super) fn of_stdout() -> Self {
         use std::io::IsTerminal as _;
         let is_wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

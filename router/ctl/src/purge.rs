@@ -7,10 +7,10 @@ use super::endpoints::{print_write_results, write_all};
 use super::error::CtlError;
 use super::lists::escaped;
 use super::output::OutputFormat;
-use super::table::ColumnSpec;
+use super::table::TableColumns;
 use super::writes::delete;
 
-const RESULT_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, RESULT /answer/result";
+const RESULT_COLUMNS: TableColumns = "ENDPOINT /endpoint, RESULT /answer/result";
 
 /// Erases what is stored of a tenant, at every endpoint.
 pub(crate) async fn tenant(client: &OperatorClient, tenant: &str, output: OutputFormat) -> Result<(), CtlError> {

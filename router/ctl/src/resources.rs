@@ -3,9 +3,9 @@
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use vocabulary::{ArtifactId, GroupId, PrefixId, SessionId, TimeSpan};
+use vocabulary::{ArtifactGroupId, ArtifactId, PrefixId, SessionId, TimeSpan, flags};
 
-use super::args::{EpochArg, SubjectArg};
+use super::args::{EpochArg, OwnershipSubjectArg};
 use super::client::OperatorClient;
 use super::drain;
 use super::error::CtlError;
@@ -16,9 +16,9 @@ use super::filters::{
 use super::lists::{self, ConsistencyArgs, ListSpec, PageArgs, escaped, show_one, show_tree};
 use super::output::OutputFormat;
 use super::purge;
-use super::writes::{self, ArtifactOperand, QuotaArg, TargetArgs, WorkerOperand, WriteRequest, delete, post, put};
-use vocabulary::DurationText;
-use vocabulary::flags;
+use super::writes::{
+    self, ArtifactOperand, QuotaArg, TargetWorkerArgs, WorkerOperand, WriteRequest, delete, post, put,
+};
 
 // Comments of types that are flattened into a command are not doc comments: those would be the help of the command.
 
@@ -59,14 +59,14 @@ pub(crate) enum OwnerCommand {
     /// Gives a session or an artifact without a live owner to a worker.
     Claim {
         /// The session or the artifact.
-        subject: SubjectArg,
+        subject: OwnershipSubjectArg,
         #[command(flatten)]
-        target: TargetArgs,
+        target: TargetWorkerArgs,
     },
     /// Takes a session or an artifact from its owner, without giving it to another worker.
     Release {
         /// The session or the artifact.
-        subject: SubjectArg,
+        subject: OwnershipSubjectArg,
         /// Only if it was granted at this epoch; when left out, the epoch that the command reads first.
         #[arg(long)]
         epoch: Option<EpochArg>,
@@ -141,7 +141,7 @@ pub(crate) enum SessionCommand {
         /// The session.
         session: SessionId,
         #[command(flatten)]
-        target: TargetArgs,
+        target: TargetWorkerArgs,
         /// Only records the move; for blocks that are at the target already.
         #[arg(long)]
         record_only: bool,
@@ -244,7 +244,7 @@ pub(crate) enum ReplicaCommand {
         #[command(flatten)]
         artifact: ArtifactOperand,
         #[command(flatten)]
-        target: TargetArgs,
+        target: TargetWorkerArgs,
         /// Only records the replica; for blocks that are at the target already.
         #[arg(long)]
         record_only: bool,
@@ -272,7 +272,7 @@ impl ReplicaCommand {
         let request = match self {
             Self::List(list) => return list.show((client, &lists::REPLICAS), output).await,
             Self::Create { artifact: ArtifactOperand { artifact }, target, record_only, ttl } => {
-                let body = json!({"target": target.json(), "record_only": record_only, "ttl": DurationText(ttl.0)});
+                let body = json!({"target": target.json(), "record_only": record_only, "ttl": ttl});
                 post(format!("artifacts/{artifact}/replicas"), body)
             }
             Self::Delete { artifact: ArtifactOperand { artifact }, worker: WorkerOperand { worker } } => {
@@ -312,7 +312,7 @@ pub(crate) enum GroupCommand {
         #[command(flatten)]
         artifact: ArtifactOperand,
         /// The group.
-        group: GroupId,
+        group: ArtifactGroupId,
     },
     /// Takes an artifact out of its group.
     Unassign(ArtifactOperand),
@@ -320,7 +320,7 @@ pub(crate) enum GroupCommand {
 
 impl GroupCommand {
     pub(crate) async fn run(&self, client: &OperatorClient, output: OutputFormat) -> Result<(), CtlError> {
-        let assign = |artifact: ArtifactId, group: Option<GroupId>| {
+        let assign = |artifact: ArtifactId, group: Option<ArtifactGroupId>| {
             put(format!("artifacts/{artifact}/group"), json!({"group": group.map(|group| group.to_string())}))
         };
         let request = match self {
@@ -426,7 +426,7 @@ impl WorkerCommand {
 fn registration(url: &str, ttl: Option<TimeSpan>, models: &[String]) -> WriteRequest {
     let mut body = json!({"url": url, "models": models});
     if let Some(ttl) = ttl {
-        body["ttl"] = json!(DurationText(ttl.0));
+        body["ttl"] = json!(ttl);
     }
     post("registrations", body)
 }

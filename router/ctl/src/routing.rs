@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use vocabulary::{RequestId, TimeSpan};
+use vocabulary::{RequestId, TimeSpan, UtcTime, flags};
 
 use super::args::ModeArg;
 use super::client::OperatorClient;
@@ -13,10 +13,8 @@ use super::explain;
 use super::filters::{DecisionFilterArgs, ListFilter as _};
 use super::lists::{fields, with_query};
 use super::output::OutputFormat;
-use super::table::{ColumnSpec, aligned, lines, table};
+use super::table::{TableColumns, aligned, lines, table};
 use super::writes::put;
-use vocabulary::flags;
-use vocabulary::{DurationText, UtcTime};
 
 /// Decisions of the router at the first endpoint: why steps were served as they were.
 #[derive(Clone, Debug, Subcommand)]
@@ -51,7 +49,7 @@ pub(crate) struct DecisionListArgs {
     limit: u16,
 }
 
-const DECISION_COLUMNS: ColumnSpec = "REQUEST /request_id, SESSION /lookup/session_id, STEP KIND /decision/step_kind, \
+const DECISION_COLUMNS: TableColumns = "REQUEST /request_id, SESSION /lookup/session_id, STEP KIND /decision/step_kind, \
         MODE /mode, ACTION /last/action, WORKER /worker, PROMPT /lookup/prompt_tokens, CACHED /observed/cached_tokens, \
         PREDICTED TTFT /observed/predicted_ttft, TTFT /observed/ttft, DURATION /observed/duration";
 
@@ -83,7 +81,7 @@ async fn list_decisions(
     let mut query = vec![("limit", args.limit.to_string())];
     query.extend(args.filter.query_pairs());
     query.extend(args.since.map(|span| ("since", UtcTime::from_unix_ms(super::unix_ms()).before(span.0).to_string())));
-    query.extend(args.slower_than.map(|span| ("slower_than", DurationText(span.0).to_string())));
+    query.extend(args.slower_than.map(|span| ("slower_than", span.to_string())));
     let response = client.get(&with_query("decisions", &query)).await?;
     output.print(&response.json, || {
         let mut shown = lines(&response.json["decisions"]).to_vec();
@@ -121,14 +119,14 @@ pub(crate) struct RoutingArgs {
     rollout_percent: Option<u8>,
     /// The actions that are disabled from now on, separated by commas; all others, and with `none` all, are enabled.
     #[arg(long, value_name = "ACTION", value_delimiter = ',')]
-    disabled_actions: Option<Vec<ActionArg>>,
+    disabled_actions: Option<Vec<DisabledActionArg>>,
 }
 
 /// What can be disabled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
-enum ActionArg {
+enum DisabledActionArg {
     /// Nothing.
     None,
     DecodeContinuation,
@@ -139,15 +137,15 @@ enum ActionArg {
 }
 
 /// Converts the actions to the API's JSON.
-fn disabled_actions(disabled: &[ActionArg]) -> Result<Value, CtlError> {
-    if disabled.len() > 1 && disabled.contains(&ActionArg::None) {
+fn disabled_actions(disabled: &[DisabledActionArg]) -> Result<Value, CtlError> {
+    if disabled.len() > 1 && disabled.contains(&DisabledActionArg::None) {
         let what = "--disabled-actions: `none` cannot be combined with actions; leave out either";
         return Err(CtlError::Usage(what.into()));
     }
-    Ok(disabled.iter().filter(|switch| **switch != ActionArg::None).map(|switch| json!(switch)).collect())
+    Ok(disabled.iter().filter(|switch| **switch != DisabledActionArg::None).map(|switch| json!(switch)).collect())
 }
 
-const ROUTING_COLUMNS: ColumnSpec = "ENDPOINT /endpoint, MODE /answer/mode, ROLLOUT PERCENT /answer/rollout_percent, \
+const ROUTING_COLUMNS: TableColumns = "ENDPOINT /endpoint, MODE /answer/mode, ROLLOUT PERCENT /answer/rollout_percent, \
         DISABLED ACTIONS /answer/disabled_actions";
 
 impl RoutingCommand {
@@ -190,7 +188,7 @@ mod tests {
     use vocabulary::RoutingMode;
 
     #[derive(Debug, Parser)]
-    struct DecisionCommandLine {
+    struct TestCommandLine {
         #[command(flatten)]
         args: DecisionListArgs,
     }
@@ -198,27 +196,27 @@ mod tests {
     #[test]
     fn decisions_filter_accepts_every_routing_mode() {
         for mode in ["active", "shadow", "bypass"] {
-            let line = DecisionCommandLine::try_parse_from(["list", "--mode", mode]).unwrap();
+            let line = TestCommandLine::try_parse_from(["list", "--mode", mode]).unwrap();
             let [(name, value)] = &line.args.filter.query_pairs()[..] else { panic!("{mode}") };
             assert_eq!(*name, "mode");
             serde_json::from_value::<RoutingMode>(json!(value)).unwrap();
         }
-        let message = DecisionCommandLine::try_parse_from(["list", "--mode", "own"]).unwrap_err().to_string();
+        let message = TestCommandLine::try_parse_from(["list", "--mode", "own"]).unwrap_err().to_string();
         assert!(message.contains("[possible values: active, shadow, bypass]"), "{message}");
     }
 
     #[test]
     fn action_names_match_the_api_and_none_is_an_empty_list() {
         let words: Vec<_> =
-            ActionArg::value_variants().iter().filter_map(|switch| switch.to_possible_value()).collect();
+            DisabledActionArg::value_variants().iter().filter_map(|switch| switch.to_possible_value()).collect();
         let names: Vec<_> = words.iter().map(|word| word.get_name()).collect();
         let actions: Vec<_> = planner::Action::ALL[1..].iter().map(|action| action.as_str()).collect();
         assert_eq!((names[0], &names[1..]), ("none", &actions[..]));
-        assert_eq!(disabled_actions(&[ActionArg::None]).unwrap(), json!([]));
-        let both = [ActionArg::ArtifactFetch, ActionArg::StateMigration];
+        assert_eq!(disabled_actions(&[DisabledActionArg::None]).unwrap(), json!([]));
+        let both = [DisabledActionArg::ArtifactFetch, DisabledActionArg::StateMigration];
         assert_eq!(disabled_actions(&both).unwrap(), json!(["artifact_fetch", "state_migration"]));
         assert!(
-            disabled_actions(&[ActionArg::None, ActionArg::ArtifactFetch])
+            disabled_actions(&[DisabledActionArg::None, DisabledActionArg::ArtifactFetch])
                 .unwrap_err()
                 .to_string()
                 .contains("cannot be combined")

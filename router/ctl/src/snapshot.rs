@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use http_body_util::BodyExt as _;
-use ownership::{OwnershipError, SnapshotReport};
+use ownership::{LedgerNodeError, SnapshotReport};
 use serde_json::{Value, json};
 use tempfile::{Builder, NamedTempFile};
 use tokio::io::AsyncWriteExt as _;
@@ -140,10 +140,10 @@ fn verify_file(file: &Path) -> Result<SnapshotReport, CtlError> {
 }
 
 /// Converts the error: an unreadable backup is not a data directory, and the advice is to use another backup.
-fn verification_error(error: OwnershipError, file: &Path) -> CtlError {
+fn verification_error(error: LedgerNodeError, file: &Path) -> CtlError {
     match error {
-        OwnershipError::Damaged { path, detail } if path == file => CtlError::Damaged { path, detail },
-        OwnershipError::Io { path, source } if path == file => {
+        LedgerNodeError::Damaged { path, detail } if path == file => CtlError::Damaged { path, detail },
+        LedgerNodeError::Io { path, source } if path == file => {
             CtlError::File { path: path.display().to_string(), source }
         }
         other => other.into(),

@@ -8,13 +8,13 @@ use serde_json::Value;
 
 /// Column specification: for each column its title, a JSON pointer to its value, and for a duration that is a number
 /// its unit: `ms` or `us`. Durations are shown with their units.
-pub(crate) type ColumnSpec = &'static str;
+pub(crate) type TableColumns = &'static str;
 
 /// Maximum width of a value in a column, and in the last column.
 const MAX_CELL_CHARS: usize = 80;
 const MAX_LAST_CELL_CHARS: usize = 1_000;
 
-pub(crate) fn table(columns: ColumnSpec, lines: &[Value]) -> String {
+pub(crate) fn table(columns: TableColumns, lines: &[Value]) -> String {
     let columns: Vec<_> = columns.split(", ").filter_map(|column| column.split_once(" /")).collect();
     let widest = |at: usize| if at + 1 == columns.len() { MAX_LAST_CELL_CHARS } else { MAX_CELL_CHARS };
     let cell = |line: &Value, at: usize, path: &str| {

@@ -15,7 +15,7 @@ use super::table::cell_text;
 
 // The worker that gets something.
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct TargetArgs {
+pub(crate) struct TargetWorkerArgs {
     /// The worker that gets it, by id or URL.
     #[arg(long)]
     to: WorkerArg,
@@ -24,7 +24,7 @@ pub(crate) struct TargetArgs {
     rank: u16,
 }
 
-impl TargetArgs {
+impl TargetWorkerArgs {
     pub(crate) fn json(self) -> Value {
         json!({"worker": self.to.to_string(), "rank": self.rank})
     }

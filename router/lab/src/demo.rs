@@ -23,12 +23,12 @@ use strum::VariantArray as _;
 
 pub use child_process::exit_with_parent;
 
-use client::AgentClientError;
+use client::ProxyClientError;
 use corpus::{CorpusError, RecordedDialogue};
 use live_view::{LiveView, RunDescription, RunSnapshot};
 use local_cluster::{LocalCluster, LocalClusterError, LocalClusterOptions};
 use report::{PolicyComparison, PolicyStats, RunMeasurements};
-use session::{FinishedStep, ReplayPlan, ReplayResults};
+use session::{FinishedStep, ReplayProgress, ReplaySetup};
 use think_time::ThinkTimeModel;
 
 use crate::simulate_command::{OutOfRange, parse_number};
@@ -178,9 +178,9 @@ struct PolicyRun<'a> {
 impl PolicyRun<'_> {
     /// Replays every session on `cluster` and returns the figures.
     async fn run_on(&self, cluster: &mut LocalCluster, view: &mut LiveView) -> Result<PolicyStats, LocalClusterError> {
-        let tally = Arc::new(Mutex::new(ReplayResults::default()));
+        let tally = Arc::new(Mutex::new(ReplayProgress::default()));
         let scale = self.options.think_scale / self.options.speed_up;
-        let mut sessions = std::pin::pin!(session::replay(ReplayPlan {
+        let mut sessions = std::pin::pin!(session::replay(ReplaySetup {
             dialogues: self.dialogues.clone(),
             tempo: ThinkTimeModel { seed: self.options.seed, scale },
             proxy: cluster.proxy,
@@ -213,9 +213,9 @@ impl PolicyRun<'_> {
 }
 
 /// Returns the first errors of a run, each with its step.
-fn failures(tally: &ReplayResults) -> Vec<String> {
+fn failures(tally: &ReplayProgress) -> Vec<String> {
     let failed = tally.steps.iter().filter_map(|step| Some((step, step.outcome.as_ref().err()?)));
-    let line = |(step, error): (&FinishedStep, &AgentClientError)| {
+    let line = |(step, error): (&FinishedStep, &ProxyClientError)| {
         format!("  session {} step {}: {error}", step.session, step.turn)
     };
     failed.take(MAX_SHOWN_ERRORS).map(line).collect()

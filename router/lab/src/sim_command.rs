@@ -22,7 +22,7 @@ use vocabulary::flags;
 
 mod codec;
 
-pub use codec::ModelCodec;
+pub use codec::ModelTextCodec;
 
 /// Runs a simulated engine: vLLM on the wire, no model inside.
 #[derive(Clone, Debug, Args)]
@@ -139,7 +139,7 @@ pub enum SimCommandError {
 
 /// Runs it until SIGTERM or ctrl-c.
 pub async fn run(args: &SimArgs) -> Result<(), SimCommandError> {
-    let codec = Arc::new(ModelCodec::load(args.tokenizer_dir.clone())?);
+    let codec = Arc::new(ModelTextCodec::load(args.tokenizer_dir.clone())?);
     let mut workers = Vec::with_capacity(args.listen.len());
     for listen in &args.listen {
         let worker = SimWorker::start(engine_options(args, *listen)?, codec.clone()).await?;

@@ -23,7 +23,7 @@ use vocabulary::{ByteCount, Micros, TimeSpan, Tokens};
 use crate::ctl::{aligned, pretty};
 use crate::trace_command::files::{self, TraceFilesError};
 pub(crate) use progress_meter::ProgressMeter;
-use report_files::{ReportError, ReportFiles};
+use report_files::{ReportFiles, ReportPathError};
 use simulator::report::{DecisionLatency, TimeDistribution};
 use tier_variants::{TierVariant, TierVariantError};
 use vocabulary::flags;
@@ -133,10 +133,10 @@ fn parse_policies(word: &str) -> Result<PolicySelection, simulator::policies::Un
 
 #[derive(Debug, thiserror::Error)]
 #[error("accepted: a whole number, {} or more: sessions with fewer steps are left out", ReplayLimits::default().min_steps)]
-struct TooFewSteps;
+struct MinStepsArgError;
 
-fn parse_min_steps(word: &str) -> Result<usize, TooFewSteps> {
-    word.parse().ok().filter(|steps| *steps >= ReplayLimits::default().min_steps).ok_or(TooFewSteps)
+fn parse_min_steps(word: &str) -> Result<usize, MinStepsArgError> {
+    word.parse().ok().filter(|steps| *steps >= ReplayLimits::default().min_steps).ok_or(MinStepsArgError)
 }
 
 /// A number that cannot be: what is accepted.
@@ -192,7 +192,7 @@ pub enum SimulateError {
     #[error(transparent)]
     TierVariant(#[from] TierVariantError),
     #[error(transparent)]
-    Report(#[from] ReportError),
+    Report(#[from] ReportPathError),
     #[error("cannot write the figures: {0}")]
     Output(#[from] std::io::Error),
 }

@@ -16,7 +16,7 @@ use vocabulary::WorkerId;
 
 use crate::ctl::{OutputFormat, WorkerArg, aligned, field_list, pretty, row};
 use crate::simulate_command::{OutOfRange, ProgressMeter, parse_number};
-use compare::{ComparisonBuilder, Counterfactual, ModeCounts, PlanComparison, ReproductionCounts};
+use compare::{ComparisonBuilder, ModeCounts, PlanComparison, ReproductionCounts, WhatIfScenario};
 use proxy::decisions::{DecisionRecords, DecisionRecordsError};
 
 const NOTE: &str = "\
@@ -132,10 +132,10 @@ impl WhatIfArgs {
     }
 
     /// Settings alone go over the recorded policy.
-    fn change(&self, recorded: &Policy, read_policy: PolicyReader) -> Result<Counterfactual, PolicyError> {
+    fn change(&self, recorded: &Policy, read_policy: PolicyReader) -> Result<WhatIfScenario, PolicyError> {
         let is_changed = self.config.is_some() || !self.settings.is_empty();
         let other = || read_policy(recorded, self.config.as_deref().map(Path::new), &self.settings);
-        Ok(Counterfactual {
+        Ok(WhatIfScenario {
             policy: is_changed.then(other).transpose()?,
             removed_workers: self.exclude_worker.iter().map(|worker| worker.0).collect(),
             prefill_speedup: self.prefill_speedup,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::problem::{Problem, ProblemKind};
 use proxy::auth::{KeyDigest, bearer_key, digest, parse_digest};
 use proxy::toml_errors::line_and_column;
-use proxy::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
+use proxy::watched_files::{FileStamp, ReloadReporter, follow, stamp_of};
 
 /// Paths without authentication: liveness, readiness and the API description.
 pub(super) const PUBLIC_PATHS: [&str; 3] = ["/livez", "/readyz", "/ownerserve/v1/openapi.json"];
@@ -129,7 +129,7 @@ impl OperatorTokens {
     }
 
     /// Re-reads the file whenever its time or size changes. If it became invalid, the old tokens stay in force.
-    pub(super) async fn follow_file(self: Arc<Self>, every: Duration, files: WatchedFiles) {
+    pub(super) async fn follow_file(self: Arc<Self>, every: Duration, files: ReloadReporter) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;

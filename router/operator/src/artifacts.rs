@@ -4,19 +4,21 @@ use ownership::LedgerView;
 use ownership::ledger::{Artifact, OwnershipStatus, PinFlag, Replica};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
+use vocabulary::{
+    ArtifactGroupId, ArtifactId, Blocks, Bytes, Epoch, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId,
+};
 
 use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::entity_tags::EntityTag;
 use super::extractors::{PathId, QueryParams};
-use super::paging::{PageCursor, PageQuery};
+use super::paging::{PageMeta, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantSchema,
+    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantIdSchema,
     WorkerIdSchema, ledger_span,
 };
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// Whether anybody has the artifact, by the ledger and with a live lease.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]
@@ -45,8 +47,8 @@ impl From<OwnershipStatus> for OwnershipState {
 
 /// Tenant, model and position of an artifact.
 #[derive(Serialize, ToSchema)]
-struct ArtifactProvenance {
-    #[schema(value_type = TenantSchema)]
+struct ArtifactRange {
+    #[schema(value_type = TenantIdSchema)]
     tenant: TenantId,
     /// The model whose KV it is.
     #[schema(value_type = String)]
@@ -75,7 +77,7 @@ pub(super) struct ArtifactResource {
     #[schema(value_type = ArtifactIdSchema)]
     id: ArtifactId,
     #[serde(flatten)]
-    origin: ArtifactProvenance,
+    origin: ArtifactRange,
     state: OwnershipState,
     /// Who has it; where the owner is gone, the replica or the store that has it.
     owner: Option<OwnerResource>,
@@ -89,14 +91,14 @@ pub(super) struct ArtifactResource {
     /// Artifacts that extend it.
     children: usize,
     #[schema(value_type = Option<GroupIdSchema>)]
-    group: Option<GroupId>,
+    group: Option<ArtifactGroupId>,
     /// Whether it is never evicted or collected.
     pinned: bool,
     /// Bytes of its own blocks.
     #[schema(value_type = u64)]
     bytes: Bytes,
     /// Time since it was last written, on the ledger's clock.
-    idle: DurationText,
+    idle: TimeSpan,
 }
 
 /// A read-only replica.
@@ -115,7 +117,7 @@ pub(super) struct ReplicaResource {
     #[schema(value_type = PrefixIdSchema)]
     prefix: PrefixId,
     /// Time until it is forgotten, on the ledger's clock.
-    expires_in: DurationText,
+    expires_in: TimeSpan,
 }
 
 impl ReplicaResource {
@@ -133,7 +135,7 @@ impl ReplicaResource {
 impl ArtifactResource {
     fn new(view: &LedgerView, artifact: &Artifact) -> Self {
         let (end, status) = (artifact.end(), view.ownership_status(artifact));
-        let origin = ArtifactProvenance {
+        let origin = ArtifactRange {
             tenant: artifact.origin.tenant.clone(),
             model: artifact.origin.model.clone(),
             parent: artifact.parent.map(|parent| parent.artifact),
@@ -203,7 +205,7 @@ pub(super) struct ArtifactFilter {
     worker: Option<WorkerId>,
     /// In this group.
     #[param(value_type = Option<GroupIdSchema>)]
-    group: Option<GroupId>,
+    group: Option<ArtifactGroupId>,
     /// Whether anybody has it now.
     #[param(inline)]
     state: Option<OwnershipState>,
@@ -230,7 +232,7 @@ pub(super) struct ArtifactPage {
     total: usize,
     artifacts: Vec<ArtifactResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// Artifacts, by id.

@@ -16,9 +16,9 @@ use vocabulary::NodeId;
 
 use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
-use super::request_units::RequestDuration;
+use super::request_units::DurationInput;
 use proxy::ledger_access::LedgerAccess;
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// Revision of the view that a response was served from.
 pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("ownerserve-revision");
@@ -49,8 +49,8 @@ pub(super) struct ConsistencyQuery {
     #[param(inline)]
     consistency: Option<ConsistencyLevel>,
     /// With `bounded`: how far the view may be behind, from `1ms` to `10m`.
-    #[param(value_type = Option<DurationText>)]
-    max_staleness: Option<RequestDuration>,
+    #[param(value_type = Option<TimeSpan>)]
+    max_staleness: Option<DurationInput>,
 }
 
 /// Accepted range of the staleness.
@@ -62,7 +62,7 @@ impl ConsistencyQuery {
         match (self.consistency.unwrap_or_default(), self.max_staleness) {
             (ConsistencyLevel::Local, None) => Ok(ownership::Consistency::Local),
             (ConsistencyLevel::Linearizable, None) => Ok(ownership::Consistency::Linearizable),
-            (ConsistencyLevel::Bounded, Some(RequestDuration(max))) if STALENESS_RANGE.contains(&max) => {
+            (ConsistencyLevel::Bounded, Some(DurationInput(max))) if STALENESS_RANGE.contains(&max) => {
                 Ok(ownership::Consistency::Bounded(max))
             }
             (ConsistencyLevel::Bounded, None) => {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ownership::LedgerView;
 use ownership::ledger::{DrainFlag, Session};
 use parking_lot::Mutex;
-use planner::DisabledLink;
+use planner::DirectedLink;
 use serde::Serialize;
 use utoipa::ToSchema;
 use vocabulary::{
@@ -259,7 +259,7 @@ impl DrainRun {
         let fleet = self.mover.fleet.snapshot();
         let barred = self.mover.transfer_checks.disabled_links();
         let from = fleet.iter().find(|view| view.id == self.worker).ok_or("it is not listed to this router")?;
-        let choice = TargetSelector {
+        let choice = MigrationTargetSelector {
             fleet: &fleet,
             from,
             model: &session.model,
@@ -337,15 +337,15 @@ impl From<Problem> for MoveFailure {
 }
 
 /// Chooses a worker to take a session.
-struct TargetSelector<'a> {
+struct MigrationTargetSelector<'a> {
     fleet: &'a [WorkerView],
     from: &'a WorkerView,
     model: &'a ModelId,
-    disabled_links: &'a [DisabledLink],
+    disabled_links: &'a [DirectedLink],
     received: &'a HashMap<WorkerId, ReceivedLoad>,
 }
 
-impl<'a> TargetSelector<'a> {
+impl<'a> MigrationTargetSelector<'a> {
     /// Returns the eligible worker with the lowest fill ratio that is not to be drained next; otherwise the one to be
     /// drained last.
     fn target(&self, avoid: &[WorkerId]) -> Option<&'a WorkerView> {
@@ -363,7 +363,7 @@ impl<'a> TargetSelector<'a> {
             && view.models.contains(self.model)
             && fabric(view).is_some()
             && fabric(view) == fabric(self.from)
-            && !self.disabled_links.contains(&DisabledLink { from: self.from.id, to: view.id })
+            && !self.disabled_links.contains(&DirectedLink { from: self.from.id, to: view.id })
     }
 
     /// KV usage plus the bytes received in this drain, as a share of the capacity.
@@ -387,7 +387,7 @@ mod tests {
             fabric: fabric.into(),
             fixed: Micros(0),
             bytes_per_second: 1e9,
-            carries: vocabulary::KvLinkMode::Prefixes,
+            carries: vocabulary::KvLinkCapability::Prefixes,
         };
         WorkerView {
             id: WorkerId(id),
@@ -409,10 +409,15 @@ mod tests {
     fn target(fleet: &[WorkerView], avoid: &[u64], given: &[(u64, u64)]) -> Option<u64> {
         let given =
             given.iter().map(|(id, bytes)| (WorkerId(*id), ReceivedLoad { sessions: 1, bytes: *bytes })).collect();
-        let barred = [DisabledLink { from: WorkerId(0), to: WorkerId(9) }];
+        let barred = [DirectedLink { from: WorkerId(0), to: WorkerId(9) }];
         let model = ModelId::from("tiny");
-        let choice =
-            TargetSelector { fleet, from: &fleet[0], model: &model, disabled_links: &barred, received: &given };
+        let choice = MigrationTargetSelector {
+            fleet,
+            from: &fleet[0],
+            model: &model,
+            disabled_links: &barred,
+            received: &given,
+        };
         let avoid: Vec<WorkerId> = avoid.iter().copied().map(WorkerId).collect();
         choice.target(&avoid).map(|view| view.id.0)
     }

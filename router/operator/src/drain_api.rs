@@ -14,11 +14,11 @@ use super::entity_tags::IfMatch;
 use super::extractors::{JsonBody, PathId};
 use super::leases;
 use super::problem::Problem;
-use super::request_units::RequestSize;
+use super::request_units::ByteSizeInput;
 use super::schemas::WorkerIdSchema;
 use super::settings::OperatorSettings;
 use super::sources::SessionMover;
-use super::writes::{OptionalIfMatch, WriteResult, commit, linearizable_view};
+use super::writes::{OptionalIfMatchSchema, WriteResult, commit, linearizable_view};
 use proxy::drains;
 
 /// Maximum number of workers to avoid, and maximum length of an upgrade's id.
@@ -54,8 +54,8 @@ pub(super) struct DrainRequest {
     #[schema(min_length = 1, max_length = 128)]
     upgrade_id: Option<String>,
     /// Most KV that is moved per second, on average; `drain.bandwidth` of the router when left out.
-    #[schema(value_type = Option<RequestSize>)]
-    bandwidth: Option<RequestSize>,
+    #[schema(value_type = Option<ByteSizeInput>)]
+    bandwidth: Option<ByteSizeInput>,
 }
 
 impl DrainRequest {
@@ -69,7 +69,7 @@ impl DrainRequest {
         if !self.upgrade_id.as_ref().is_none_or(is_name) {
             return Err(Problem::bad_body(format!("upgrade_id: accepted are 1 to {MAX_UPGRADE_ID_CHARS} characters")));
         }
-        if self.bandwidth == Some(RequestSize(0)) {
+        if self.bandwidth == Some(ByteSizeInput(0)) {
             return Err(Problem::bad_body("bandwidth: accepted is 1B and more, a second"));
         }
         let bandwidth = self.bandwidth.map_or(usual, |size| size.0);
@@ -83,7 +83,7 @@ impl DrainRequest {
 /// While the worker drains, this router moves its sessions, each with its blocks, to workers of the same fabric and model. GET
 /// shows the progress.
 #[utoipa::path(put, path = "/ownerserve/v1/workers/{id}/drain", tag = "workers",
-    params(("id" = WorkerIdSchema, Path), OptionalIfMatch), request_body = DrainRequest,
+    params(("id" = WorkerIdSchema, Path), OptionalIfMatchSchema), request_body = DrainRequest,
     responses((status = 200, description = "The drain is in the ledger, and every router respects it.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn drain(
     State(mover): State<SessionMover>,

@@ -10,7 +10,7 @@ use vocabulary::{SessionId, TenantId};
 use super::consistency::LedgerResponse;
 use super::extractors::{PathId, QueryParams, TenantName};
 use super::problem::{Problem, ProblemKind};
-use super::schemas::{SessionIdSchema, TenantSchema};
+use super::schemas::{SessionIdSchema, TenantIdSchema};
 use super::sessions;
 use super::settings::OperatorSettings;
 use super::sources::OperatorParts;
@@ -58,7 +58,7 @@ fn told((parts, settings): (&OperatorParts, &OperatorSettings), tenant: &TenantI
 /// That is transcripts and workers of its stored responses, and its token checkpoints, in this router's memory and in Redis.
 /// Other routers erase theirs when they are asked. What engines store stays there.
 #[utoipa::path(delete, path = "/ownerserve/v1/tenants/{tenant}/retained-data", tag = "tenants",
-    params(("tenant" = TenantSchema, Path)),
+    params(("tenant" = TenantIdSchema, Path)),
     responses((status = 200, description = "Nothing is left in this router and in Redis.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn erase_tenant(
     State(parts): State<Arc<OperatorParts>>,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use ownership::MemberRole;
-use ownership::ledger::Lease;
+use ownership::ledger::WorkerLease;
 use planner::Action;
 use strum::VariantArray as _;
 use vocabulary::{KvIndexState, WorkerHealth, WorkerView};
@@ -151,9 +151,9 @@ fn ledger(parts: &OperatorParts) {
     let mut leases = [0, 0, 0];
     for worker in view.workers() {
         leases[match worker.lease {
-            Lease::Held { .. } => 0,
-            Lease::Expired { .. } => 1,
-            Lease::Retired { .. } => 2,
+            WorkerLease::Held { .. } => 0,
+            WorkerLease::Expired { .. } => 1,
+            WorkerLease::Retired { .. } => 2,
         }] += 1;
     }
     for (state, count) in ["held", "expired", "retired"].into_iter().zip(leases) {

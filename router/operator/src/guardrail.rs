@@ -7,7 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::sources::RoutingSources;
-use proxy::guardrail::{ComparisonReport, can_be_disabled};
+use proxy::guardrail::{ArmComparisonReport, can_be_disabled};
 use proxy::routing::Percent;
 
 /// How sessions are compared.
@@ -17,17 +17,17 @@ pub(super) struct GuardrailStatus {
     #[schema(value_type = u8, maximum = 50)]
     control_percent: Percent,
     /// The comparison of each action.
-    actions: Vec<ActionGuardrail>,
+    actions: Vec<ActionGuardrailStatus>,
 }
 
 /// Comparison of one action with the bypass, over steps for which the planner chose it.
 #[derive(Serialize, ToSchema)]
-struct ActionGuardrail {
+struct ActionGuardrailStatus {
     /// The action, as `artifact_fetch`.
     #[schema(value_type = String)]
     action: Action,
     #[serde(flatten)]
-    compared: ComparisonReport,
+    compared: ArmComparisonReport,
     /// Whether it is disabled when it is slower; other actions only raise an alarm.
     can_be_disabled: bool,
     /// Whether it was disabled because it is slower, and still is.
@@ -35,7 +35,7 @@ struct ActionGuardrail {
 }
 
 /// Returns whether an action is disabled because it was slower.
-pub(super) fn is_disabled(routing: &RoutingSources, action: Action, compared: &ComparisonReport) -> bool {
+pub(super) fn is_disabled(routing: &RoutingSources, action: Action, compared: &ArmComparisonReport) -> bool {
     let is_off = routing.live.get().disabled.contains(action);
     compared.slower_since.is_some() && can_be_disabled(action) && is_off
 }
@@ -49,7 +49,7 @@ pub(super) async fn guardrail(State(routing): State<RoutingSources>) -> Json<Gua
     let line = |action| {
         let compared = routing.guardrail.of(action);
         let disabled = is_disabled(&routing, action, &compared);
-        ActionGuardrail { action, compared, can_be_disabled: can_be_disabled(action), disabled }
+        ActionGuardrailStatus { action, compared, can_be_disabled: can_be_disabled(action), disabled }
     };
     let control_percent = routing.live.get().control_percent;
     Json(GuardrailStatus { control_percent, actions: Action::ALL.into_iter().map(line).collect() })
@@ -58,7 +58,7 @@ pub(super) async fn guardrail(State(routing): State<RoutingSources>) -> Json<Gua
 /// Describes each slower action: its reason in `/readyz`, and what it means.
 pub(super) fn slower_action_details(routing: &RoutingSources) -> impl Iterator<Item = (&'static str, String)> {
     routing.guardrail.slower_actions().into_iter().map(|(action, compared)| {
-        let ComparisonReport { treatment_sessions, control_sessions, .. } = compared;
+        let ArmComparisonReport { treatment_sessions, control_sessions, .. } = compared;
         let figures = match (compared.ttft_ratio, compared.ttft_ratio_lower, compared.ttft_ratio_upper) {
             (Some(ratio), Some(low), Some(high)) => format!(
                 "first tokens take {ratio:.2} times as long with it ({low:.2} to {high:.2}; {treatment_sessions} sessions, \

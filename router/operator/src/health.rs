@@ -106,7 +106,7 @@ impl Degradation {
             return None;
         }
         let workers = fleet.workers.fleet().snapshot();
-        let untold = workers.iter().filter(|view| fleet.isolation.salt_proofs().untold(view.id).is_some());
+        let untold = workers.iter().filter(|view| fleet.isolation.salt_support().untold(view.id).is_some());
         let untold: Vec<_> = untold.map(|view| view.endpoint.to_string()).collect();
         (!untold.is_empty()).then(|| Self {
             component: "salts",

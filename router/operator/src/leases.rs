@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ownership::LedgerView;
-use ownership::ledger::{DrainFlag, Intent, Lease, Worker, WorkerKind};
+use ownership::ledger::{DrainFlag, Intent, Worker, WorkerKind, WorkerLease};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{Epoch, Incarnation, NodeId, PrefixId, SessionId, WorkerId, WorkerRole};
@@ -12,12 +12,12 @@ use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::entity_tags::EntityTag;
 use super::extractors::{PathId, QueryParams};
-use super::paging::{PageCursor, PageQuery};
+use super::paging::{PageMeta, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
     EpochSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, WorkerIdSchema, WorkerRoleSchema, ledger_span,
 };
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// Whether a router reached this incarnation of the worker lately.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, Debug)]
@@ -31,12 +31,12 @@ pub(super) enum LeaseState {
     Retired,
 }
 
-impl From<Lease> for LeaseState {
-    fn from(lease: Lease) -> Self {
+impl From<WorkerLease> for LeaseState {
+    fn from(lease: WorkerLease) -> Self {
         match lease {
-            Lease::Held { .. } => Self::Held,
-            Lease::Expired { .. } => Self::Expired,
-            Lease::Retired { .. } => Self::Retired,
+            WorkerLease::Held { .. } => Self::Held,
+            WorkerLease::Expired { .. } => Self::Expired,
+            WorkerLease::Retired { .. } => Self::Retired,
         }
     }
 }
@@ -50,7 +50,7 @@ pub(super) struct LeaseStatus {
     #[schema(value_type = EpochSchema)]
     epoch: Epoch,
     /// Time until it may be ended, on the ledger's clock; null when it is over.
-    expires_in: Option<DurationText>,
+    expires_in: Option<TimeSpan>,
     /// Whether it drains: it keeps what it owns and is granted nothing more.
     draining: bool,
 }
@@ -58,8 +58,8 @@ pub(super) struct LeaseStatus {
 impl LeaseStatus {
     pub(super) fn new(view: &LedgerView, worker: &Worker) -> Self {
         let expires_in = match worker.lease {
-            Lease::Held { until } => Some(ledger_span(view.now(), until)),
-            Lease::Expired { .. } | Lease::Retired { .. } => None,
+            WorkerLease::Held { until } => Some(ledger_span(view.now(), until)),
+            WorkerLease::Expired { .. } | WorkerLease::Retired { .. } => None,
         };
         let draining = worker.draining == DrainFlag::Yes;
         Self { state: worker.lease.into(), epoch: worker.epoch, expires_in, draining }
@@ -142,7 +142,7 @@ pub(super) struct LeaseFilter {
 pub(super) struct LeasePage {
     leases: Vec<LeaseResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// The newest incarnation of every worker that the ledger knows, by worker.
@@ -177,7 +177,7 @@ struct IntentResource {
     #[schema(value_type = u64)]
     router_node: NodeId,
     /// Time until it is forgotten, on the ledger's clock.
-    expires_in: DurationText,
+    expires_in: TimeSpan,
 }
 
 impl IntentResource {
@@ -211,7 +211,7 @@ pub(super) struct IntentFilter {
 pub(super) struct IntentPage {
     intents: Vec<IntentResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// Steps in flight, by session. Those of one session stay on one page.

@@ -11,7 +11,7 @@ use ownership::LedgerView;
 use ownership::ledger::{
     Artifact, Command, DropReplica, MigrateSession, PrefixPoint, PrefixRef, ReplicateReadonly, Session,
 };
-use planner::{Action, DisabledLink};
+use planner::{Action, DirectedLink};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{
@@ -22,19 +22,19 @@ use super::consistency::LedgerResponse;
 use super::entity_tags::IfMatch;
 use super::extractors::{JsonBody, PathId, PathIds};
 use super::problem::{Problem, ProblemKind};
-use super::request_units::RequestDuration;
+use super::request_units::DurationInput;
 use super::schemas::{ArtifactIdSchema, SessionIdSchema, WorkerIdSchema};
 use super::sources::SessionMover;
 use super::writes::{
-    OwnerTarget, RequiredIfMatch, TransferResult, WriteResult, commit, granted_epoch, linearizable_view,
+    KvTransferReport, OwnerTarget, RequiredIfMatchSchema, WriteResult, commit, granted_epoch, linearizable_view,
 };
 use super::{artifacts, sessions};
 use proxy::ledger_access::LedgerAccess;
 use proxy::peer_exchange::prompt_exchange::{PromptKey, fetch_prompt};
 use proxy::prefix_mover::PrefixRelocation;
-use proxy::prompts::StoredPrompt;
+use proxy::prompts::RetainedPrompt;
 use proxy::receipt::AttemptEvent;
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// The worker that is to have a read-only replica.
 #[derive(Deserialize, ToSchema)]
@@ -45,8 +45,8 @@ pub(super) struct ReplicateRequest {
     #[serde(default)]
     record_only: bool,
     /// How long the replica is believed, from `1ms` to `24h`; `10m` when left out.
-    #[schema(value_type = Option<DurationText>)]
-    ttl: Option<RequestDuration>,
+    #[schema(value_type = Option<TimeSpan>)]
+    ttl: Option<DurationInput>,
 }
 
 /// Accepted range of a replica's time to live, and its default.
@@ -79,7 +79,7 @@ pub(super) async fn replicate(
     let transfer = match body.record_only {
         true => None,
         false => {
-            let moving = MoveRequest {
+            let moving = KvMove {
                 tenant: artifact.origin.tenant.clone(),
                 point: place.point,
                 bytes: prefix_kv_bytes(&artifact),
@@ -94,7 +94,7 @@ pub(super) async fn replicate(
         "{} has a read-only copy of the first {} blocks for {}",
         holder.worker,
         place.point.blocks,
-        DurationText(ttl)
+        TimeSpan(ttl)
     );
     Ok(WriteResult::with(result, None, transfer).into_response(&mover.ledger))
 }
@@ -135,7 +135,7 @@ pub(super) struct MigrateRequest {
 /// blocks are collected; the answer says so. The write is fenced: after another grant nothing is recorded, and the blocks at
 /// the target are only a cache.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/migrate", tag = "sessions",
-    params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = MigrateRequest,
+    params(("id" = SessionIdSchema, Path), RequiredIfMatchSchema), request_body = MigrateRequest,
     responses(
         (status = 200, description = "The target owns it, and the blocks of its newest head are there.", body = LedgerResponse<WriteResult>),
         (status = 502, description = "A worker failed; nothing was recorded.")))]
@@ -166,12 +166,12 @@ pub(super) async fn ensure_head_present(
     mover: &SessionMover,
     view: &LedgerView,
     (session, to): (&Session, Owner),
-) -> Result<Option<TransferResult>, Problem> {
+) -> Result<Option<KvTransferReport>, Problem> {
     let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
     let Some((point, artifact)) = head else { return Ok(None) };
     let source = view.session_owner(session).or_else(|| source_owner(view, &artifact));
     let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
-    let moving = MoveRequest { tenant: session.tenant.clone(), point, bytes, action: Action::StateMigration };
+    let moving = KvMove { tenant: session.tenant.clone(), point, bytes, action: Action::StateMigration };
     ensure_present(mover, moving, (source, to)).await
 }
 
@@ -199,7 +199,7 @@ fn older_heads_note(session: &Session) -> String {
     )
 }
 
-struct MoveRequest {
+struct KvMove {
     tenant: TenantId,
     point: PrefixPoint,
     bytes: Bytes,
@@ -217,9 +217,9 @@ fn source_owner(view: &LedgerView, artifact: &Artifact) -> Option<Owner> {
 /// Transfers the blocks to the target; `None` if the target already owns them.
 async fn ensure_present(
     mover: &SessionMover,
-    moving: MoveRequest,
+    moving: KvMove,
     (source, target): (Option<Owner>, Owner),
-) -> Result<Option<TransferResult>, Problem> {
+) -> Result<Option<KvTransferReport>, Problem> {
     let Some(source) = source else {
         return Err(transfer_not_possible(
             "nobody live has the blocks, so there is nothing to move",
@@ -241,11 +241,11 @@ async fn ensure_present(
     let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
     let relocation = PrefixRelocation { blocks, bytes, source, target, action: moving.action };
     let event = mover.prefixes.relocate(&prompt, relocation).await;
-    let duration = DurationText::whole_millis(since.elapsed());
+    let duration = TimeSpan::whole_millis(since.elapsed());
     match event {
         None | Some(AttemptEvent::SourceRecomputed) => {
             let source_recomputed = event.is_some();
-            Ok(Some(TransferResult { source: from, target: to, blocks, bytes, duration, source_recomputed }))
+            Ok(Some(KvTransferReport { source: from, target: to, blocks, bytes, duration, source_recomputed }))
         }
         Some(event) => {
             let detail = format!(
@@ -258,7 +258,7 @@ async fn ensure_present(
 }
 
 /// Finds a prompt that covers what is to be moved, here or at another router.
-async fn find_prompt(mover: &SessionMover, moving: &MoveRequest) -> Option<Arc<StoredPrompt>> {
+async fn find_prompt(mover: &SessionMover, moving: &KvMove) -> Option<Arc<RetainedPrompt>> {
     if let Some(prompt) = mover.prompts.find_containing(&moving.tenant, moving.point) {
         return Some(prompt);
     }
@@ -282,7 +282,7 @@ fn check_link(mover: &SessionMover, source: WorkerId, target: WorkerId) -> Resul
             "Look at GET /ownerserve/v1/workers, and try again.",
         ));
     }
-    if mover.transfer_checks.disabled_links().contains(&DisabledLink { from: source.id, to: target.id }) {
+    if mover.transfer_checks.disabled_links().contains(&DirectedLink { from: source.id, to: target.id }) {
         return Err(transfer_not_possible(
             "the link is disabled, because a transfer over it failed its check",
             "GET /ownerserve/v1/transfer-checks shows it; DELETE enables it again.",

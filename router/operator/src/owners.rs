@@ -4,16 +4,16 @@ use ownership::LedgerView;
 use ownership::ledger::{Artifact, PrefixBoundary, Replica};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, WorkerId};
+use vocabulary::{ArtifactGroupId, ArtifactId, Blocks, Bytes, Epoch, ModelId, PrefixId, SessionId, TenantId, WorkerId};
 
 use super::artifacts::{ArtifactFilter, OwnershipState, ReplicaResource};
 use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::extractors::{PathId, QueryParams};
-use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
+use super::paging::{MAX_LIMIT, PageMeta, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantSchema,
+    ArtifactIdSchema, EpochSchema, GroupIdSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantIdSchema,
     WorkerIdSchema,
 };
 
@@ -31,7 +31,7 @@ pub(super) struct OwnedPrefix {
     /// The artifact that ends with it or contains it.
     #[schema(value_type = ArtifactIdSchema)]
     artifact: ArtifactId,
-    #[schema(value_type = TenantSchema)]
+    #[schema(value_type = TenantIdSchema)]
     tenant: TenantId,
     #[schema(value_type = String)]
     model: ModelId,
@@ -106,22 +106,22 @@ pub(super) async fn owners_of(
 
 /// Owners of the end of each artifact.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OwnerPage {
+pub(super) struct OwnedPrefixPage {
     owners: Vec<OwnedPrefix>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// Owners of sealed prefixes, by artifact.
 #[utoipa::path(get, path = "/ownerserve/v1/owners", tag = "artifacts", params(ArtifactFilter, PageQuery, ConsistencyQuery),
     responses((
         status = 200, description = "A page of owners, and where the next one begins.",
-        body = LedgerResponse<OwnerPage>)))]
+        body = LedgerResponse<OwnedPrefixPage>)))]
 pub(super) async fn owners(
     ReadView(view): ReadView,
     QueryParams(filter): QueryParams<ArtifactFilter>,
     QueryParams(page): QueryParams<PageQuery>,
-) -> Result<LedgerResponse<OwnerPage>, Problem> {
+) -> Result<LedgerResponse<OwnedPrefixPage>, Problem> {
     let page = page.page("owners", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
@@ -132,7 +132,7 @@ pub(super) async fn owners(
         page.fill(looking.artifacts_after(page.after).map(line))
     };
     let (owners, listed) = run_blocking(list).await?;
-    Ok(LedgerResponse::new(&view, OwnerPage { owners, listed }))
+    Ok(LedgerResponse::new(&view, OwnedPrefixPage { owners, listed }))
 }
 
 /// Filter of replicas.
@@ -152,7 +152,7 @@ pub(super) struct ReplicaFilter {
 pub(super) struct ArtifactReplicaPage {
     replicas: Vec<ReplicaResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// Read-only replicas, by artifact. Those of one artifact stay on one page.
@@ -184,9 +184,9 @@ pub(super) async fn replicas(
 
 /// A group of artifacts: a repository, a document.
 #[derive(Serialize, ToSchema)]
-struct GroupResource {
+struct ArtifactGroupResource {
     #[schema(value_type = GroupIdSchema)]
-    id: GroupId,
+    id: ArtifactGroupId,
     /// Number of artifacts in it.
     artifacts: usize,
     /// Bytes of all of them.
@@ -197,9 +197,9 @@ struct GroupResource {
 /// Groups, by id.
 #[derive(Serialize, ToSchema)]
 pub(super) struct GroupPage {
-    groups: Vec<GroupResource>,
+    groups: Vec<ArtifactGroupResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// Groups, by id. `artifacts?group=` lists what is in one.
@@ -212,11 +212,11 @@ pub(super) async fn groups(
     let page = page.page("groups", &(), view.applied())?;
     let looking = view.clone();
     let list = move || {
-        let line = |id: GroupId| {
+        let line = |id: ArtifactGroupId| {
             let (artifacts, bytes) = looking
                 .group(id)
                 .fold((0, Bytes::ZERO), |(count, bytes), artifact| (count + 1, bytes + artifact.bytes()));
-            (id, vec![GroupResource { id, artifacts, bytes }])
+            (id, vec![ArtifactGroupResource { id, artifacts, bytes }])
         };
         page.fill(looking.groups_after(page.after).map(line))
     };

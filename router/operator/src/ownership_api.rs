@@ -13,7 +13,8 @@ use super::extractors::{JsonBody, PathId};
 use super::problem::Problem;
 use super::schemas::{ArtifactIdSchema, SessionIdSchema};
 use super::writes::{
-    EmptyBody, OptionalIfMatch, OwnerTarget, RequiredIfMatch, WriteResult, commit, granted_epoch, linearizable_view,
+    EmptyBody, OptionalIfMatchSchema, OwnerTarget, RequiredIfMatchSchema, WriteResult, commit, granted_epoch,
+    linearizable_view,
 };
 use super::{artifacts, sessions};
 use proxy::ledger_access::LedgerAccess;
@@ -88,7 +89,7 @@ async fn release_owner(
 
 /// Takes a session from its owner without granting it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/release", tag = "sessions",
-    params(("id" = SessionIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
+    params(("id" = SessionIdSchema, Path), RequiredIfMatchSchema), request_body = EmptyBody,
     responses((status = 200, description = "The session has no owner; its next step is placed anew.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_session(
     State(ledger): State<LedgerAccess>,
@@ -101,7 +102,7 @@ pub(super) async fn release_session(
 
 /// Takes an artifact from its owner without granting it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/release", tag = "artifacts",
-    params(("id" = ArtifactIdSchema, Path), RequiredIfMatch), request_body = EmptyBody,
+    params(("id" = ArtifactIdSchema, Path), RequiredIfMatchSchema), request_body = EmptyBody,
     responses((status = 200, description = "The artifact has no owner.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn release_artifact(
     State(ledger): State<LedgerAccess>,
@@ -114,7 +115,7 @@ pub(super) async fn release_artifact(
 
 /// Closes a session. Its artifacts stay until nothing references them and they go cold.
 #[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
-    params(("id" = SessionIdSchema, Path), OptionalIfMatch),
+    params(("id" = SessionIdSchema, Path), OptionalIfMatchSchema),
     responses((status = 200, description = "The session is closed.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn close_session(
     State(ledger): State<LedgerAccess>,

@@ -43,7 +43,7 @@ pub(super) fn parse_limit<'de, D: Deserializer<'de>>(given: D) -> Result<Option<
 /// Position in a list; part of every page.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Page)]
-pub(super) struct PageCursor {
+pub(super) struct PageMeta {
     /// Revision at which the first page was read.
     list_revision: u64,
     /// Cursor of the next page; null on the last page.
@@ -52,7 +52,7 @@ pub(super) struct PageCursor {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct KeysetPage<K> {
+pub(super) struct PageRequest<K> {
     limit: usize,
     /// Key after which the page begins.
     pub(super) after: Option<K>,
@@ -67,7 +67,7 @@ impl PageQuery {
         name: &str,
         filter: &impl Serialize,
         revision: u64,
-    ) -> Result<KeysetPage<K>, Problem> {
+    ) -> Result<PageRequest<K>, Problem> {
         let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
         if !(1..=MAX_LIMIT).contains(&limit) {
             return Err(Problem::bad_query(format!("limit: accepted is 1 to {MAX_LIMIT}")));
@@ -75,10 +75,10 @@ impl PageQuery {
         let named = serde_json::to_vec(&(name, filter)).unwrap_or_default();
         let (limit, list) = (usize::from(limit), xxh3_64(&named));
         let Some(cursor) = &self.cursor else {
-            return Ok(KeysetPage { limit, after: None, revision, list_digest: list });
+            return Ok(PageRequest { limit, after: None, revision, list_digest: list });
         };
         let (began, after) = parse_cursor(cursor, list)?;
-        Ok(KeysetPage { limit, after: Some(after), revision: began, list_digest: list })
+        Ok(PageRequest { limit, after: Some(after), revision: began, list_digest: list })
     }
 }
 
@@ -99,10 +99,10 @@ fn parse_cursor<K: FromStr>(cursor: &str, list: u64) -> Result<(u64, K), Problem
     Ok((began, after))
 }
 
-impl<K: Display> KeysetPage<K> {
+impl<K: Display> PageRequest<K> {
     /// Collects lines until the page is full. `records` are in key order after the cursor, each with its lines, which
     /// are empty if the filter excludes it. Lines of one record stay together.
-    pub(super) fn fill<T>(&self, mut records: impl Iterator<Item = (K, Vec<T>)>) -> (Vec<T>, PageCursor) {
+    pub(super) fn fill<T>(&self, mut records: impl Iterator<Item = (K, Vec<T>)>) -> (Vec<T>, PageMeta) {
         let mut lines = Vec::new();
         let mut last = None;
         for (key, found) in records.by_ref().take(MAX_SCANNED_RECORDS) {
@@ -114,7 +114,7 @@ impl<K: Display> KeysetPage<K> {
         }
         let is_over = records.next().is_none();
         let cursor = |key: K| format!("{:x}.{:x}.{key}", self.revision, self.list_digest);
-        (lines, PageCursor { list_revision: self.revision, next_cursor: last.filter(|_| !is_over).map(cursor) })
+        (lines, PageMeta { list_revision: self.revision, next_cursor: last.filter(|_| !is_over).map(cursor) })
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
     fn walk(n: u32, limit: u16) -> Vec<Vec<u32>> {
         let (mut pages, mut cursor) = (Vec::new(), None);
         for revision in 7.. {
-            let page: KeysetPage<u32> =
+            let page: PageRequest<u32> =
                 query(Some(limit), cursor.as_deref()).page("numbers", &"even", revision).unwrap();
             let from = page.after.map_or(0, |after| after + 1);
             let (lines, listed) = page.fill((from..n).map(|k| (k, if k % 2 == 0 { vec![k] } else { vec![] })));
@@ -153,14 +153,14 @@ mod tests {
 
     #[test]
     fn record_is_never_split_and_a_full_last_page_has_no_cursor() {
-        let page: KeysetPage<u32> = query(Some(2), None).page("n", &(), 1).unwrap();
+        let page: PageRequest<u32> = query(Some(2), None).page("n", &(), 1).unwrap();
         let (lines, listed) = page.fill([(1, vec!["a"]), (2, vec!["b", "c", "d"])].into_iter());
         assert_eq!((lines, listed.next_cursor), (vec!["a", "b", "c", "d"], None));
     }
 
     #[test]
     fn foreign_and_malformed_cursors_and_limits_are_rejected() {
-        let page: KeysetPage<u32> = query(Some(1), None).page("n", &"tenant a", 1).unwrap();
+        let page: PageRequest<u32> = query(Some(1), None).page("n", &"tenant a", 1).unwrap();
         let next = page.fill([(1, vec![1]), (2, vec![2])].into_iter()).1.next_cursor.unwrap();
         let kind = |query: &PageQuery, name: &str, filter: &str| {
             query.page::<u32>(name, &filter, 9).map(drop).map_err(|it| it.kind())

@@ -11,14 +11,14 @@ use vocabulary::{WorkerId, WorkerRole};
 use super::consistency::{LedgerResponse, ReadView};
 use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
-use super::request_units::RequestDuration;
+use super::request_units::DurationInput;
 use super::schemas::{WorkerIdSchema, WorkerRoleSchema};
 use super::sources::FleetSources;
 use super::writes::WriteResult;
 use proxy::discovery::RegistrationOutcome;
 use proxy::discovery::WorkerConfig;
 use proxy::ledger_access::LedgerAccess;
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// Maximum length of a URL and of an event address; maximum number of models.
 const MAX_URL_BYTES: usize = 256;
@@ -50,8 +50,8 @@ pub(super) struct RegistrationBody {
     #[schema(max_length = 256)]
     kv_events_replay_endpoint: Option<String>,
     /// How long it is listed unless it registers again, from `1s` to `1h`; `30s` when left out.
-    #[schema(value_type = Option<DurationText>)]
-    ttl: Option<RequestDuration>,
+    #[schema(value_type = Option<TimeSpan>)]
+    ttl: Option<DurationInput>,
 }
 
 fn names() -> utoipa::openapi::schema::Array {
@@ -67,7 +67,7 @@ pub(super) struct RegisteredWorker {
     worker: WorkerId,
     endpoint: Arc<str>,
     /// Time until it is not listed any more.
-    expires_in: DurationText,
+    expires_in: TimeSpan,
 }
 
 /// Registered workers, by id.
@@ -82,7 +82,7 @@ pub(super) struct RegistrationResponse {
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
     /// It has to register again within this time.
-    ttl: DurationText,
+    ttl: TimeSpan,
     /// What was done, in words.
     result: String,
 }
@@ -151,10 +151,7 @@ pub(super) async fn register(
         (None, RegistrationOutcome::Renewed) => "the worker stays listed".into(),
         (None, RegistrationOutcome::Changed) => "the worker is listed as it is described now, and begins anew".into(),
     };
-    Ok(LedgerResponse::new(
-        &ledger.directory().view(),
-        RegistrationResponse { worker: id, ttl: DurationText(ttl), result },
-    ))
+    Ok(LedgerResponse::new(&ledger.directory().view(), RegistrationResponse { worker: id, ttl: TimeSpan(ttl), result }))
 }
 
 /// Workers that are registered at this router, by id.
@@ -168,7 +165,7 @@ pub(super) async fn registrations(
     let line = |it: &proxy::discovery::WorkerRegistration| RegisteredWorker {
         worker: WorkerId::of_endpoint(it.worker.endpoint()),
         endpoint: it.worker.endpoint().clone(),
-        expires_in: DurationText::whole_millis(it.expires_at.saturating_duration_since(now)),
+        expires_in: TimeSpan::whole_millis(it.expires_at.saturating_duration_since(now)),
     };
     let registrations = fleet.discovery.registered(line);
     Ok(LedgerResponse::new(&view, RegistrationList { registrations }))

@@ -19,11 +19,11 @@ const SIZE_PATTERN: &str = r"^[0-9]+(\.[0-9]{1,3})?(B|kB|MB|GB|TB|KiB|MiB|GiB|Ti
 
 /// Duration in a request: `"500ms"`, `"1.5s"`, `"10m"`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct RequestDuration(pub(super) Duration);
+pub(super) struct DurationInput(pub(super) Duration);
 
 /// Size in a request: `"500MB"`, `"1GiB"`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct RequestSize(pub(super) u64);
+pub(super) struct ByteSizeInput(pub(super) u64);
 
 /// Whether the text is a number of at most three decimals and one of these units.
 fn has_unit(text: &str, units: &[&str]) -> bool {
@@ -48,14 +48,14 @@ fn read<'de, D: Deserializer<'de>, T>(
     parsed.ok_or_else(|| D::Error::custom(format!("{}: accepted is {accepted}", truncated(&value.to_string()))))
 }
 
-impl<'de> Deserialize<'de> for RequestDuration {
+impl<'de> Deserialize<'de> for DurationInput {
     fn deserialize<D: Deserializer<'de>>(given: D) -> Result<Self, D::Error> {
         let parse = |text: &str| text.parse::<TimeSpan>().ok().filter(|_| has_unit(text, &TIME_UNITS));
         read(given, parse, "a duration with its unit like \"500ms\", \"1.5s\" or \"10m\"").map(|span| Self(span.0))
     }
 }
 
-impl<'de> Deserialize<'de> for RequestSize {
+impl<'de> Deserialize<'de> for ByteSizeInput {
     fn deserialize<D: Deserializer<'de>>(given: D) -> Result<Self, D::Error> {
         let parse = |text: &str| {
             let size = has_unit(text, &SIZE_UNITS).then(|| ByteCount::deserialize(Value::from(text)).ok())?;
@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for RequestSize {
     }
 }
 
-impl PartialSchema for RequestSize {
+impl PartialSchema for ByteSizeInput {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
             .schema_type(Type::String)
@@ -76,7 +76,7 @@ impl PartialSchema for RequestSize {
     }
 }
 
-impl ToSchema for RequestSize {
+impl ToSchema for ByteSizeInput {
     fn name() -> Cow<'static, str> {
         "Size".into()
     }
@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn durations_and_sizes_are_read_with_their_unit() {
-        let duration = |text: &str| from_value::<RequestDuration>(json!(text)).unwrap().0;
+        let duration = |text: &str| from_value::<DurationInput>(json!(text)).unwrap().0;
         assert_eq!((duration("500ms"), duration("1.5s")), (Duration::from_millis(500), Duration::from_millis(1_500)));
         assert_eq!(duration("10m"), Duration::from_secs(600));
-        let size = |text: &str| from_value::<RequestSize>(json!(text)).unwrap().0;
+        let size = |text: &str| from_value::<ByteSizeInput>(json!(text)).unwrap().0;
         assert_eq!((size("1GiB"), size("500MB"), size("1.5KiB"), size("7B")), (1 << 30, 500_000_000, 1_536, 7));
     }
 
@@ -101,11 +101,11 @@ mod tests {
     fn values_without_a_unit_are_refused_with_the_accepted_form() {
         for bad in [json!("30"), json!(30), json!("30 s"), json!("1h 30m"), json!("1.2345s"), json!("5M"), json!(null)]
         {
-            let error = from_value::<RequestDuration>(bad.clone()).unwrap_err().to_string();
+            let error = from_value::<DurationInput>(bad.clone()).unwrap_err().to_string();
             assert!(error.contains(&bad.to_string()) && error.contains("\"500ms\""), "{error}");
         }
         for bad in [json!("1024"), json!(1024), json!("1 GiB"), json!("1gib"), json!(".5GiB"), json!("-1MB")] {
-            let error = from_value::<RequestSize>(bad.clone()).unwrap_err().to_string();
+            let error = from_value::<ByteSizeInput>(bad.clone()).unwrap_err().to_string();
             assert!(error.contains(&bad.to_string()) && error.contains("\"1GiB\""), "{error}");
         }
     }

@@ -5,7 +5,7 @@ use ownership::ledger::{Command, Outcome, PinArtifact, PinFlag, RenewLease, Reti
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use vocabulary::{ArtifactId, GroupId, Micros, WorkerHealth, WorkerId};
+use vocabulary::{ArtifactGroupId, ArtifactId, Micros, WorkerHealth, WorkerId};
 
 use super::consistency::LedgerResponse;
 use super::entity_tags::IfMatch;
@@ -13,28 +13,28 @@ use super::extractors::{JsonBody, PathId};
 use super::problem::{Problem, ProblemKind};
 use super::schemas::{ArtifactIdSchema, GroupIdSchema, WorkerIdSchema};
 use super::sources::FleetSources;
-use super::writes::{EmptyBody, OptionalIfMatch, WriteResult, commit, linearizable_view};
+use super::writes::{EmptyBody, OptionalIfMatchSchema, WriteResult, commit, linearizable_view};
 use super::{artifacts, leases};
 use proxy::ledger_access::LedgerAccess;
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// Whether an artifact is pinned.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PinBody {
+pub(super) struct ArtifactPinBody {
     /// A pinned artifact is never evicted or collected.
     pinned: bool,
 }
 
 /// Pins or unpins an artifact.
 #[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/pin", tag = "artifacts",
-    params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = PinBody,
+    params(("id" = ArtifactIdSchema, Path), OptionalIfMatchSchema), request_body = ArtifactPinBody,
     responses((status = 200, description = "The artifact is pinned, or may be collected again.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn pin(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
     if_match: IfMatch,
-    JsonBody(body): JsonBody<PinBody>,
+    JsonBody(body): JsonBody<ArtifactPinBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     if_match.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     let (pinned, result) = match body.pinned {
@@ -48,22 +48,22 @@ pub(super) async fn pin(
 /// Group of an artifact.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct GroupBody {
+pub(super) struct GroupAssignmentBody {
     /// The group; null for none.
     #[schema(value_type = Option<GroupIdSchema>, required = true)]
     #[serde(deserialize_with = "super::extractors::required_nullable")]
-    group: Option<GroupId>,
+    group: Option<ArtifactGroupId>,
 }
 
 /// Assigns an artifact to a group, or to none.
 #[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/group", tag = "artifacts",
-    params(("id" = ArtifactIdSchema, Path), OptionalIfMatch), request_body = GroupBody,
+    params(("id" = ArtifactIdSchema, Path), OptionalIfMatchSchema), request_body = GroupAssignmentBody,
     responses((status = 200, description = "The artifact is in that group, or in none.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn set_group(
     State(ledger): State<LedgerAccess>,
     PathId(id): PathId<ArtifactId>,
     if_match: IfMatch,
-    JsonBody(body): JsonBody<GroupBody>,
+    JsonBody(body): JsonBody<GroupAssignmentBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     if_match.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     commit(&ledger, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
@@ -90,7 +90,7 @@ const MAX_GROUP_ARTIFACTS: usize = 100;
 pub(super) struct CreatedGroup {
     /// Its id.
     #[schema(value_type = GroupIdSchema)]
-    group: GroupId,
+    group: ArtifactGroupId,
     /// What was done, in words.
     result: String,
 }
@@ -111,7 +111,7 @@ pub(super) async fn new_group(
     }
     let mut digits = [0; 16];
     SystemRandom::new().fill(&mut digits).map_err(|_| Problem::new(ProblemKind::Internal, "No id could be drawn."))?;
-    let group = GroupId(u128::from_be_bytes(digits));
+    let group = ArtifactGroupId(u128::from_be_bytes(digits));
     let put = |artifact: &ArtifactId| Command::SetGroup(SetGroup { artifact: *artifact, group: Some(group) });
     let puts: Vec<Command> = body.artifacts.iter().map(put).collect();
     let put_count = puts.len();
@@ -136,7 +136,7 @@ pub(super) async fn new_group(
 ///
 /// Engines drop its blocks when they need the memory; no engine lets a proxy drop them.
 #[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
-    params(("id" = ArtifactIdSchema, Path), OptionalIfMatch),
+    params(("id" = ArtifactIdSchema, Path), OptionalIfMatchSchema),
     responses((
         status = 200, description = "The artifact is not in the ledger any more.",
         body = LedgerResponse<WriteResult>)))]
@@ -154,7 +154,7 @@ pub(super) async fn evict(
 ///
 /// Routers do this by themselves as long as they reach the worker.
 #[utoipa::path(post, path = "/ownerserve/v1/leases/{worker}/renew", tag = "workers",
-    params(("worker" = WorkerIdSchema, Path), OptionalIfMatch), request_body = EmptyBody,
+    params(("worker" = WorkerIdSchema, Path), OptionalIfMatchSchema), request_body = EmptyBody,
     responses((status = 200, description = "The lease is held for one more lease duration.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn renew(
     State(ledger): State<LedgerAccess>,
@@ -171,7 +171,7 @@ pub(super) async fn renew(
     match outcome {
         Outcome::Renewed { renewed: 1.., .. } => Ok(WriteResult::granted(
             &ledger,
-            format!("the lease is held for {} more", DurationText::from(ttl)),
+            format!("the lease is held for {} more", TimeSpan::from(ttl)),
             worker.epoch,
         )),
         _ => {
@@ -186,7 +186,7 @@ pub(super) async fn renew(
 ///
 /// Refused while this router reaches the worker, because it would be registered again.
 #[utoipa::path(delete, path = "/ownerserve/v1/workers/{id}", tag = "workers",
-    params(("id" = WorkerIdSchema, Path), OptionalIfMatch),
+    params(("id" = WorkerIdSchema, Path), OptionalIfMatchSchema),
     responses((status = 200, description = "The worker owns nothing any more.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn retire(
     State(ledger): State<LedgerAccess>,

@@ -12,7 +12,7 @@ use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 use super::extractors::{JsonBody, PathId, QueryParams};
 use super::paging::parse_limit;
 use super::problem::{Problem, ProblemKind};
-use super::request_units::RequestDuration;
+use super::request_units::DurationInput;
 use super::schemas::{RequestIdSchema, SessionIdSchema, WorkerIdSchema};
 use super::sources::RoutingSources;
 use proxy::decisions::DecisionFilter;
@@ -21,7 +21,7 @@ use proxy::receipt::RequestOutcome;
 use proxy::routing::{Percent, RoutingSettings};
 use vocabulary::RoutingMode;
 use vocabulary::truncated;
-use vocabulary::{DurationText, UtcTime};
+use vocabulary::{TimeSpan, UtcTime};
 
 /// Who decides where a step goes.
 #[derive(ToSchema)]
@@ -39,7 +39,7 @@ enum RoutingModeSchema {
 /// The routing mode and what limits it.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Routing)]
-pub(super) struct RoutingState {
+pub(super) struct RoutingResource {
     #[schema(value_type = RoutingModeSchema, inline)]
     mode: RoutingMode,
     /// In mode `active`, the share of sessions whose steps the planner routes.
@@ -47,11 +47,11 @@ pub(super) struct RoutingState {
     rollout_percent: Percent,
     /// Actions that are disabled at run time, by an operator or because they made sessions slower. Those that the
     /// `planner.disabled_actions` disables are not listed, and stay disabled.
-    #[schema(value_type = Vec<ActionSchema>, inline)]
+    #[schema(value_type = Vec<DisabledActionSchema>, inline)]
     disabled_actions: ActionSet,
 }
 
-impl From<RoutingSettings> for RoutingState {
+impl From<RoutingSettings> for RoutingResource {
     fn from(routing: RoutingSettings) -> Self {
         let RoutingSettings { mode, rollout_percent, disabled, .. } = routing;
         Self { mode, rollout_percent, disabled_actions: disabled }
@@ -62,7 +62,7 @@ impl From<RoutingSettings> for RoutingState {
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes how Action is written")]
-enum ActionSchema {
+enum DisabledActionSchema {
     DecodeContinuation,
     RemotePrefill,
     ArtifactFetch,
@@ -81,7 +81,7 @@ pub(super) struct RoutingPatch {
     rollout_percent: Option<Percent>,
     /// Exactly the actions that are disabled from now on; an empty list enables all again.
     #[serde(default, deserialize_with = "parse_actions")]
-    #[schema(value_type = Option<Vec<ActionSchema>>, inline)]
+    #[schema(value_type = Option<Vec<DisabledActionSchema>>, inline)]
     disabled_actions: Option<ActionSet>,
 }
 
@@ -112,18 +112,18 @@ fn parse_percent<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>,
 
 /// Routing mode and rollout share of this router.
 #[utoipa::path(get, path = "/ownerserve/v1/routing", tag = "routing",
-    responses((status = 200, description = "The routing in force.", body = RoutingState)))]
-pub(super) async fn routing(State(routing): State<RoutingSources>) -> Json<RoutingState> {
+    responses((status = 200, description = "The routing in force.", body = RoutingResource)))]
+pub(super) async fn routing(State(routing): State<RoutingSources>) -> Json<RoutingResource> {
     Json(routing.live.get().into())
 }
 
 /// Changes the routing of this router, until its next start.
 #[utoipa::path(put, path = "/ownerserve/v1/routing", tag = "routing", request_body = RoutingPatch,
-    responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
+    responses((status = 200, description = "The routing from now on.", body = RoutingResource)))]
 pub(super) async fn set_routing(
     State(routing): State<RoutingSources>,
     body: Result<JsonBody<RoutingPatch>, Problem>,
-) -> Result<Json<RoutingState>, Problem> {
+) -> Result<Json<RoutingResource>, Problem> {
     let accepted = "accepted is {\"mode\": \"active\" | \"shadow\" | \"bypass\" | \"active\", \"rollout_percent\": 0 to 100, \
                     \"disabled_actions\": [\"artifact_fetch\", ...]}";
     let JsonBody(change) = body.map_err(|problem| problem.with_accepted(accepted))?;
@@ -146,11 +146,11 @@ pub(super) async fn set_routing(
 
 /// Changes the routing of this router, as PUT does.
 #[utoipa::path(patch, path = "/ownerserve/v1/routing", tag = "routing", request_body = RoutingPatch,
-    responses((status = 200, description = "The routing from now on.", body = RoutingState)))]
+    responses((status = 200, description = "The routing from now on.", body = RoutingResource)))]
 pub(super) async fn patch_routing(
     routing: State<RoutingSources>,
     body: Result<JsonBody<RoutingPatch>, Problem>,
-) -> Result<Json<RoutingState>, Problem> {
+) -> Result<Json<RoutingResource>, Problem> {
     set_routing(routing, body).await
 }
 
@@ -191,8 +191,8 @@ pub(super) struct DecisionQuery {
     /// That arrived at this time or before.
     until: Option<UtcTime>,
     /// Whose first token took longer; of an answer without a first token, as one that was not streamed, whose whole time did.
-    #[param(value_type = Option<DurationText>)]
-    slower_than: Option<RequestDuration>,
+    #[param(value_type = Option<TimeSpan>)]
+    slower_than: Option<DurationInput>,
 }
 
 impl DecisionQuery {

@@ -9,8 +9,8 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 use vocabulary::{DpRank, Incarnation, LedgerTime, Micros, Owner, WorkerId};
 
-use super::request_units::RequestSize;
-use vocabulary::{DurationText, UtcTime};
+use super::request_units::ByteSizeInput;
+use vocabulary::{TimeSpan, UtcTime};
 
 /// Defines the schema of a string with a fixed format.
 macro_rules! text_word {
@@ -52,7 +52,13 @@ text_word!(
     "An artifact's id."
 );
 text_word!(PrefixIdSchema, "PrefixId", "^p-[0-9a-fA-F]{32}$", "p-0000000000000000000000000000002a", "A prefix's id.");
-text_word!(GroupIdSchema, "GroupId", "^g-[0-9a-fA-F]{32}$", "g-0000000000000000000000000000002a", "A group's id.");
+text_word!(
+    GroupIdSchema,
+    "ArtifactGroupId",
+    "^g-[0-9a-fA-F]{32}$",
+    "g-0000000000000000000000000000002a",
+    "A group's id."
+);
 text_word!(WorkerIdSchema, "WorkerId", "^w-[0-9a-fA-F]{16}$", "w-000000000000002a", "A worker's id.");
 text_word!(
     RequestIdSchema,
@@ -63,12 +69,12 @@ text_word!(
 );
 
 /// A tenant's name, as in the file of API keys.
-pub(super) struct TenantSchema;
+pub(super) struct TenantIdSchema;
 
 /// Maximum length of a tenant's name in characters.
 pub(super) const MAX_TENANT_CHARS: usize = 128;
 
-impl PartialSchema for TenantSchema {
+impl PartialSchema for TenantIdSchema {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
             .schema_type(Type::String)
@@ -80,7 +86,7 @@ impl PartialSchema for TenantSchema {
     }
 }
 
-impl ToSchema for TenantSchema {
+impl ToSchema for TenantIdSchema {
     fn name() -> Cow<'static, str> {
         "TenantId".into()
     }
@@ -100,16 +106,16 @@ pub(super) fn parameter_schemas() -> Vec<(String, RefOr<Schema>)> {
         named_schema::<GroupIdSchema>(),
         named_schema::<WorkerIdSchema>(),
         named_schema::<RequestIdSchema>(),
-        named_schema::<TenantSchema>(),
-        named_schema::<DurationText>(),
-        named_schema::<RequestSize>(),
+        named_schema::<TenantIdSchema>(),
+        named_schema::<TimeSpan>(),
+        named_schema::<ByteSizeInput>(),
         named_schema::<UtcTime>(),
     ]
 }
 
 /// Time from `from` to `to` on the ledger's clock in whole milliseconds; zero where `to` has passed.
-pub(super) fn ledger_span(from: LedgerTime, to: LedgerTime) -> DurationText {
-    DurationText::whole_millis(Micros(to.0.saturating_sub(from.0)).duration())
+pub(super) fn ledger_span(from: LedgerTime, to: LedgerTime) -> TimeSpan {
+    TimeSpan::whole_millis(Micros(to.0.saturating_sub(from.0)).duration())
 }
 
 /// A fencing token. It only grows, over restarts, snapshots and restores.

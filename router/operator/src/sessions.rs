@@ -13,13 +13,13 @@ use super::blocking::run_blocking;
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::entity_tags::EntityTag;
 use super::extractors::{PathId, QueryParams};
-use super::paging::{MAX_LIMIT, PageCursor, PageQuery};
+use super::paging::{MAX_LIMIT, PageMeta, PageQuery};
 use super::problem::Problem;
 use super::schemas::{
-    ArtifactIdSchema, EpochSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantSchema, WorkerIdSchema,
+    ArtifactIdSchema, EpochSchema, OwnerResource, PrefixIdSchema, SessionIdSchema, TenantIdSchema, WorkerIdSchema,
     ledger_span,
 };
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// A conversation.
 #[derive(Serialize, ToSchema)]
@@ -27,7 +27,7 @@ use vocabulary::DurationText;
 pub(super) struct SessionResource {
     #[schema(value_type = SessionIdSchema)]
     id: SessionId,
-    #[schema(value_type = TenantSchema)]
+    #[schema(value_type = TenantIdSchema)]
     tenant: TenantId,
     /// The model it talks to.
     #[schema(value_type = String)]
@@ -45,7 +45,7 @@ pub(super) struct SessionResource {
     /// Steps that routers have dispatched and not yet committed.
     in_flight_steps: usize,
     /// Time since it was last written, on the ledger's clock.
-    idle: DurationText,
+    idle: TimeSpan,
 }
 
 /// A head of a session, which its next step may extend.
@@ -149,7 +149,7 @@ pub(super) struct SessionPage {
     total: usize,
     sessions: Vec<SessionResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// Sessions, by id.
@@ -193,7 +193,7 @@ pub(super) async fn sessions(
 
 /// A session in the tree of its forks.
 #[derive(Serialize, ToSchema)]
-struct ForkBranch {
+struct ForkTreeNode {
     #[schema(value_type = SessionIdSchema)]
     id: SessionId,
     /// The session that it was forked from, whether that is still open or not.
@@ -214,7 +214,7 @@ struct ForkBranch {
 #[derive(Serialize, ToSchema)]
 pub(super) struct ForkTree {
     /// Parents before their children, children in the order of their ids.
-    branches: Vec<ForkBranch>,
+    branches: Vec<ForkTreeNode>,
     /// Whether branches are missing because there are more than fit into one answer.
     truncated: bool,
 }
@@ -259,7 +259,7 @@ fn fork_tree(view: &LedgerView, id: SessionId) -> ForkTree {
         if branches.len() == most {
             return ForkTree { branches, truncated: true };
         }
-        branches.push(ForkBranch {
+        branches.push(ForkTreeNode {
             id,
             parent: session.parent,
             depth,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
-use proxy::calibration::PredictionCalibration;
+use proxy::calibration::PredictionDriftDetector;
 use proxy::catalog::Catalog;
 use proxy::decisions::DecisionHistory;
 use proxy::discovery::WorkerDiscovery;
@@ -25,7 +25,7 @@ use proxy::telemetry::discovery_metrics::DiscoveryMetrics;
 use proxy::telemetry::metrics::Metrics;
 use proxy::telemetry::peer_exchange_metrics::ExchangeMetrics;
 use proxy::tenant_isolation::TenantIsolation;
-use proxy::transfer_check::TransferChecks;
+use proxy::transfer_check::TransferCheckState;
 use proxy::watched_files::StaleFiles;
 use proxy::worker_client::WorkerClient;
 
@@ -72,7 +72,7 @@ pub struct FleetSources {
     /// Compares token counts with those of the engines.
     pub tokenizer_drift: Arc<TokenizerDrift>,
     /// Predicted against measured time to first token.
-    pub calibration: Arc<PredictionCalibration>,
+    pub calibration: Arc<PredictionDriftDetector>,
 }
 
 /// The routing, and what came of it.
@@ -85,7 +85,7 @@ pub struct RoutingSources {
     /// Whether the planner's actions make sessions slower than the bypass.
     pub guardrail: Arc<Guardrail>,
     /// Whether transferred KV equals what was sent.
-    pub transfer_checks: Arc<TransferChecks>,
+    pub transfer_checks: Arc<TransferCheckState>,
     /// The occupancy tracker, which includes the admission queue.
     pub occupancy: OccupancyTracker,
 }
@@ -104,7 +104,7 @@ pub struct SessionMover {
     /// Moves prefixes between workers.
     pub prefixes: PrefixMover,
     /// Whether transferred KV equals what was sent.
-    pub transfer_checks: Arc<TransferChecks>,
+    pub transfer_checks: Arc<TransferCheckState>,
     /// Counts prompts that were asked of other routers.
     pub exchange_metrics: ExchangeMetrics,
     /// Counts sessions that were moved away from draining workers.

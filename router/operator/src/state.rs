@@ -16,7 +16,7 @@ use super::sources::{FleetSources, OperatorParts, RoutingSources, SessionMover};
 use super::watch::WatcherSlots;
 use proxy::ledger_access::LedgerAccess;
 use proxy::telemetry::metrics::Metrics;
-use proxy::watched_files::WatchedFiles;
+use proxy::watched_files::ReloadReporter;
 
 /// The operator listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ impl OperatorState {
 
     /// Follows changes of the tokens file forever.
     pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + use<> {
-        let followed = WatchedFiles { name: "operator_tokens", stale: self.parts.stale_files.clone() };
+        let followed = ReloadReporter { name: "operator_tokens", stale: self.parts.stale_files.clone() };
         self.tokens.clone().follow_file(Duration::from_secs(5), followed)
     }
 }

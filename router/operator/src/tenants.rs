@@ -11,9 +11,9 @@ use vocabulary::TenantId;
 
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::extractors::{JsonBody, PathId, QueryParams, TenantName};
-use super::paging::{PageCursor, PageQuery};
+use super::paging::{PageMeta, PageQuery};
 use super::problem::Problem;
-use super::schemas::TenantSchema;
+use super::schemas::TenantIdSchema;
 use super::writes::{WriteResult, commit};
 use proxy::ledger_access::LedgerAccess;
 
@@ -21,7 +21,7 @@ use proxy::ledger_access::LedgerAccess;
 #[derive(Serialize, ToSchema)]
 #[schema(as = Tenant)]
 pub(super) struct TenantResource {
-    #[schema(value_type = TenantSchema)]
+    #[schema(value_type = TenantIdSchema)]
     tenant: TenantId,
     /// Most artifacts, and most sessions, that it may have; null without a quota.
     max_entries: Option<u64>,
@@ -43,7 +43,7 @@ impl TenantResource {
 pub(super) struct TenantPage {
     tenants: Vec<TenantResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// Filter of tenants.
@@ -103,7 +103,7 @@ pub(super) struct TenantResponse {
 
 /// One tenant. An unknown tenant has no entries and no quota.
 #[utoipa::path(get, path = "/ownerserve/v1/tenants/{tenant}", tag = "tenants",
-    params(("tenant" = TenantSchema, Path), ConsistencyQuery),
+    params(("tenant" = TenantIdSchema, Path), ConsistencyQuery),
     responses((status = 200, description = "Its entries and its quota.", body = LedgerResponse<TenantResponse>)))]
 pub(super) async fn tenant(
     ReadView(view): ReadView,
@@ -126,7 +126,7 @@ pub(super) struct TenantQuota {
 ///
 /// The ledger refuses new entries beyond it; their steps are served without ownership.
 #[utoipa::path(put, path = "/ownerserve/v1/tenants/{tenant}/quota", tag = "tenants",
-    params(("tenant" = TenantSchema, Path)), request_body = TenantQuota,
+    params(("tenant" = TenantIdSchema, Path)), request_body = TenantQuota,
     responses((status = 200, description = "The quota holds for new entries.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn set_quota(
     State(ledger): State<LedgerAccess>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use planner::{Action, DisabledLink};
+use planner::{Action, DirectedLink};
 use serde::Serialize;
 use utoipa::ToSchema;
 use vocabulary::WorkerId;
@@ -14,7 +14,7 @@ use super::problem::Problem;
 use super::schemas::WorkerIdSchema;
 use super::settings::OperatorSettings;
 use super::sources::{FleetSources, RoutingSources};
-use proxy::transfer_check::{DisabledLinkRecord, TransferChecks};
+use proxy::transfer_check::{DisabledLinkRecord, TransferCheckState};
 use vocabulary::UtcTime;
 
 /// How transfers are checked, and the result.
@@ -44,9 +44,9 @@ struct DisabledLinkResource {
     disabled_at: UtcTime,
 }
 
-fn check_status(checks: &TransferChecks, settings: &OperatorSettings) -> Json<TransferCheckStatus> {
+fn check_status(checks: &TransferCheckState, settings: &OperatorSettings) -> Json<TransferCheckStatus> {
     let records = checks.disabled_link_records().into_iter();
-    let links = records.map(|DisabledLinkRecord { link: DisabledLink { from, to }, action, since_unix_ms }| {
+    let links = records.map(|DisabledLinkRecord { link: DirectedLink { from, to }, action, since_unix_ms }| {
         let disabled_at = UtcTime::from_unix_ms(since_unix_ms);
         DisabledLinkResource { source: from, target: to, action, disabled_at }
     });
@@ -72,7 +72,7 @@ pub(super) async fn enable_link(
     State(settings): State<Arc<OperatorSettings>>,
     PathIds(source, target): PathIds<WorkerId, WorkerId>,
 ) -> Result<Json<TransferCheckStatus>, Problem> {
-    if !routing.transfer_checks.clear(DisabledLink { from: source, to: target }) {
+    if !routing.transfer_checks.clear(DirectedLink { from: source, to: target }) {
         return Err(Problem::not_found(format!("The link from {source} to {target} is not disabled at this router.")));
     }
     tracing::info!(%source, %target, "an operator enabled the link: KV moves over it again");
@@ -80,7 +80,7 @@ pub(super) async fn enable_link(
 }
 
 /// Describes each disabled link, for people.
-pub(super) fn disabled_link_details(checks: &TransferChecks, fleet: &FleetSources) -> impl Iterator<Item = String> {
+pub(super) fn disabled_link_details(checks: &TransferCheckState, fleet: &FleetSources) -> impl Iterator<Item = String> {
     let endpoint = |id: WorkerId| {
         fleet.workers.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string())
     };

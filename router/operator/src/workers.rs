@@ -8,8 +8,8 @@ use ownership::LedgerView;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{
-    Bytes, EngineSpeed, Incarnation, KvIndexState, KvLink, KvLinkMode, ModelId, Tokens, WorkerCapacity, WorkerHealth,
-    WorkerId, WorkerLoad, WorkerRole, WorkerView,
+    Bytes, EngineSpeed, Incarnation, KvIndexState, KvLink, KvLinkCapability, ModelId, Tokens, WorkerCapacity,
+    WorkerHealth, WorkerId, WorkerLoad, WorkerRole, WorkerView,
 };
 use workers_shim::events::{EventCounts, EventSourceCount, InexactReason};
 use workers_shim::fleet::{Confidence, SpeedConfidence};
@@ -17,14 +17,14 @@ use workers_shim::fleet::{Confidence, SpeedConfidence};
 use super::consistency::{ConsistencyQuery, LedgerResponse, ReadView};
 use super::extractors::{PathId, QueryParams};
 use super::leases::LeaseStatus;
-use super::paging::{PageCursor, PageQuery};
+use super::paging::{PageMeta, PageQuery};
 use super::problem::Problem;
 use super::schemas::{HealthSchema, KvIndexStateSchema, WorkerIdSchema, WorkerRoleSchema};
 use super::sources::FleetSources;
-use proxy::calibration::PredictionDrift;
+use proxy::calibration::PredictionAccuracy;
 use proxy::discovery::WorkerSource;
 use proxy::outliers::Ejection;
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// One worker as this router sees it, with its lease and its KV events.
 #[derive(Serialize, ToSchema)]
@@ -46,7 +46,7 @@ struct WorkerResource {
     /// Its ejection because requests failed there; null of a healthy worker.
     ejection: Option<EjectionStatus>,
     /// How well its time to first token is predicted; null before its first step.
-    ttft_prediction: Option<PredictionDrift>,
+    ttft_prediction: Option<PredictionAccuracy>,
 }
 
 /// Ejection of a worker whose requests failed.
@@ -61,7 +61,7 @@ struct EjectionStatus {
     /// Whether trial requests find out now if it is healthy.
     probing: bool,
     /// Time until the next trial may begin.
-    next_probe_in: DurationText,
+    next_probe_in: TimeSpan,
 }
 
 impl From<Ejection> for EjectionStatus {
@@ -70,7 +70,7 @@ impl From<Ejection> for EjectionStatus {
             reason: ejection.reason.into(),
             count: ejection.ejections,
             probing: ejection.is_on_trial(),
-            next_probe_in: DurationText::whole_millis(ejection.time_to_trial(Instant::now())),
+            next_probe_in: TimeSpan::whole_millis(ejection.time_to_trial(Instant::now())),
         }
     }
 }
@@ -122,12 +122,12 @@ struct WorkerSummary {
 struct WorkerPerformance {
     load: LoadResource,
     capacity: CapacityResource,
-    speeds: SpeedsResource,
+    speeds: EngineSpeedResource,
     /// Bytes of KV per token.
     #[schema(value_type = u64)]
     kv_bytes_per_token: Bytes,
     /// How it receives KV from other workers; null when it cannot.
-    link: Option<LinkResource>,
+    link: Option<WorkerLinkResource>,
     /// How certain speeds and link are.
     confidence: EstimateConfidence,
 }
@@ -210,16 +210,16 @@ impl From<WorkerCapacity> for CapacityResource {
 /// Speed of a worker: measured where possible, else from its profile.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Speeds)]
-struct SpeedsResource {
+struct EngineSpeedResource {
     /// Prompt tokens computed per second while nothing else runs.
     prefill_tokens_per_second: f64,
     /// Duration of one decode step of a small batch.
-    decode_step: DurationText,
+    decode_step: TimeSpan,
     /// What each further running request adds to it.
-    decode_step_per_request: DurationText,
+    decode_step_per_request: TimeSpan,
 }
 
-impl From<EngineSpeed> for SpeedsResource {
+impl From<EngineSpeed> for EngineSpeedResource {
     fn from(speed: EngineSpeed) -> Self {
         let EngineSpeed { prefill_tokens_per_second, decode_step, decode_slowdown } = speed;
         let decode_step_per_request = decode_slowdown.into();
@@ -230,21 +230,21 @@ impl From<EngineSpeed> for SpeedsResource {
 /// How a worker receives KV from other workers.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Link)]
-struct LinkResource {
+struct WorkerLinkResource {
     /// Workers can exchange KV only when this is equal.
     fabric: Arc<str>,
     /// Fixed time of any transfer.
-    latency: DurationText,
+    latency: TimeSpan,
     /// Transfer rate after that.
     bytes_per_second: f64,
     #[schema(inline)]
-    direction: LinkDirection,
+    direction: LinkCapability,
 }
 
 /// What a link can transfer.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum LinkDirection {
+enum LinkCapability {
     /// Prefixes, to the worker and from it.
     Both,
     /// Only whole prompts together with their requests, to the worker.
@@ -253,13 +253,13 @@ enum LinkDirection {
     ReceiveOnly,
 }
 
-impl From<KvLink> for LinkResource {
+impl From<KvLink> for WorkerLinkResource {
     fn from(link: KvLink) -> Self {
         let KvLink { fabric, fixed, bytes_per_second, carries } = link;
         let direction = match carries {
-            KvLinkMode::Prefixes => LinkDirection::Both,
-            KvLinkMode::Prompts => LinkDirection::WholePrompts,
-            KvLinkMode::PrefixesIn => LinkDirection::ReceiveOnly,
+            KvLinkCapability::Prefixes => LinkCapability::Both,
+            KvLinkCapability::Prompts => LinkCapability::WholePrompts,
+            KvLinkCapability::PrefixesIn => LinkCapability::ReceiveOnly,
         };
         Self { fabric, latency: fixed.into(), bytes_per_second, direction }
     }
@@ -288,7 +288,7 @@ struct EventStatistics {
     /// Engine blocks in the index now.
     engine_blocks: u64,
     /// Delay between the engine's timestamp in the last message and its receipt.
-    lag: DurationText,
+    lag: TimeSpan,
 }
 
 impl From<EventCounts> for EventStatistics {
@@ -303,7 +303,7 @@ impl From<EventCounts> for EventStatistics {
             engine_restarts: counts.engine_restarts,
             peer_snapshots: counts.peer_snapshots,
             engine_blocks: counts.blocks,
-            lag: DurationText::whole_millis(counts.lag.duration()),
+            lag: TimeSpan::whole_millis(counts.lag.duration()),
         }
     }
 }
@@ -316,7 +316,7 @@ impl WorkerResource {
         let source = sources.workers.worker(id).map_or(WorkerSource::Static, |member| member.source);
         let (kv_index_state, kv_index_reason) = kv_index_state_and_reason(sources, worker);
         let (load, capacity, speeds) = (load.into(), capacity.into(), speeds.into());
-        let link = link.map(LinkResource::from);
+        let link = link.map(WorkerLinkResource::from);
         let confidence = sources.workers.fleet().confidence(id).unwrap_or_default().into();
         Self {
             lease: view.worker(id).map(|record| LeaseStatus::new(view, record)),
@@ -341,13 +341,13 @@ fn kv_index_state_and_reason(sources: &FleetSources, worker: &WorkerView) -> (Kv
         _ => sources.workers.fleet().inexact_reason(worker.id).map(|doubt| doubt.to_string()),
     };
     if sources.isolation.keys().has_several_tenants()
-        && let Some(doubt) = sources.isolation.salt_proofs().problem(worker.id)
+        && let Some(doubt) = sources.isolation.salt_support().problem(worker.id)
     {
         return (KvIndexState::Degraded, Some(doubt.to_owned()));
     }
     match (worker.kv_index_state, doubted) {
         (KvIndexState::Exact, None) => {
-            (KvIndexState::Exact, sources.isolation.salt_proofs().untold(worker.id).map(str::to_owned))
+            (KvIndexState::Exact, sources.isolation.salt_support().untold(worker.id).map(str::to_owned))
         }
         (KvIndexState::Exact, Some(model)) => {
             let why = format!(
@@ -357,7 +357,7 @@ fn kv_index_state_and_reason(sources: &FleetSources, worker: &WorkerView) -> (Kv
             (KvIndexState::Approximate, Some(why))
         }
         (index_state, _) => {
-            let all = [sources.isolation.salt_proofs().untold(worker.id).map(str::to_owned), doubt()];
+            let all = [sources.isolation.salt_support().untold(worker.id).map(str::to_owned), doubt()];
             (index_state, all.into_iter().flatten().reduce(|all, next| format!("{all} {next}")))
         }
     }
@@ -380,7 +380,7 @@ pub(super) struct WorkerFilter {
 pub(super) struct WorkerPage {
     workers: Vec<WorkerResource>,
     #[serde(flatten)]
-    listed: PageCursor,
+    listed: PageMeta,
 }
 
 /// The workers that are listed to this router, by id.

@@ -14,7 +14,7 @@ use super::entity_tags::EntityTag;
 use super::problem::{Problem, ProblemKind};
 use super::schemas::{EpochSchema, WorkerIdSchema};
 use proxy::ledger_access::LedgerAccess;
-use vocabulary::DurationText;
+use vocabulary::TimeSpan;
 
 /// Maximum wait for a command's outcome; after that the outcome is unknown.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,12 +28,12 @@ pub(super) struct WriteResult {
     #[schema(value_type = Option<EpochSchema>)]
     epoch: Option<Epoch>,
     /// The transfer between workers that it needed; null without one.
-    transfer: Option<TransferResult>,
+    transfer: Option<KvTransferReport>,
 }
 
 /// A transfer of blocks from one worker to another.
 #[derive(Serialize, ToSchema)]
-pub(super) struct TransferResult {
+pub(super) struct KvTransferReport {
     /// The worker that sent them, and still has them.
     #[schema(value_type = WorkerIdSchema)]
     pub(super) source: WorkerId,
@@ -47,7 +47,7 @@ pub(super) struct TransferResult {
     #[schema(value_type = u64)]
     pub(super) bytes: Bytes,
     /// How long the transfer took.
-    pub(super) duration: DurationText,
+    pub(super) duration: TimeSpan,
     /// Whether the source computed again what it was believed to hold.
     pub(super) source_recomputed: bool,
 }
@@ -68,7 +68,7 @@ impl WriteResult {
     }
 
     /// Result of a write that transferred blocks, if necessary.
-    pub(super) fn with(result: impl Into<String>, epoch: Option<Epoch>, transfer: Option<TransferResult>) -> Self {
+    pub(super) fn with(result: impl Into<String>, epoch: Option<Epoch>, transfer: Option<KvTransferReport>) -> Self {
         Self { result: result.into(), epoch, transfer }
     }
 
@@ -92,7 +92,7 @@ pub(super) struct EmptyBody {}
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "describes the header that `IfMatch` reads")]
-pub(super) struct RequiredIfMatch {
+pub(super) struct RequiredIfMatchSchema {
     /// The ETag of what was read, or `*` for the present state. Its epoch fences the command: the ledger refuses the command after another grant.
     #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
     if_match: String,
@@ -102,7 +102,7 @@ pub(super) struct RequiredIfMatch {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "describes the header that `IfMatch` reads")]
-pub(super) struct OptionalIfMatch {
+pub(super) struct OptionalIfMatchSchema {
     /// The ETag of what was read; the write is refused after another grant. Without it the write is not fenced.
     #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
     if_match: Option<String>,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::content_format::ContentFormat;
-use crate::json_value::{JsonValue, entries, has_entries, object};
+use crate::template_value::{TemplateValue, entries, has_entries, object};
 use crate::{FallbackReason, PrefixError};
 
 /// Endpoint whose request format a conversation uses.
@@ -33,10 +33,10 @@ impl ChatEndpoint {
 #[derive(Debug, Deserialize)]
 pub struct ChatBody {
     messages: Vec<ChatMessage>,
-    tools: Option<Vec<JsonValue>>,
-    documents: Option<Vec<JsonValue>>,
-    chat_template_kwargs: Option<JsonValue>,
-    reasoning_effort: Option<JsonValue>,
+    tools: Option<Vec<TemplateValue>>,
+    documents: Option<Vec<TemplateValue>>,
+    chat_template_kwargs: Option<TemplateValue>,
+    reasoning_effort: Option<TemplateValue>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     add_special_tokens: Option<bool>,
@@ -66,13 +66,13 @@ pub(crate) const BILLING_LINE_PREFIX: &str = "x-anthropic-billing-header";
 #[derive(Debug, Deserialize)]
 struct ChatMessage {
     role: String,
-    content: Option<JsonValue>,
-    tool_calls: Option<JsonValue>,
-    tool_call_id: Option<JsonValue>,
-    name: Option<JsonValue>,
-    reasoning: Option<JsonValue>,
-    reasoning_content: Option<JsonValue>,
-    tools: Option<JsonValue>,
+    content: Option<TemplateValue>,
+    tool_calls: Option<TemplateValue>,
+    tool_call_id: Option<TemplateValue>,
+    name: Option<TemplateValue>,
+    reasoning: Option<TemplateValue>,
+    reasoning_content: Option<TemplateValue>,
+    tools: Option<TemplateValue>,
 }
 
 /// Template variables, in order.
@@ -315,7 +315,7 @@ fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
     let arguments = function.get_attr("arguments").unwrap_or_default();
     let read = match arguments.as_str() {
         None => arguments,
-        Some(text) => match serde_json::from_str::<JsonValue>(text) {
+        Some(text) => match serde_json::from_str::<TemplateValue>(text) {
             Ok(value) => value.0,
             Err(error) if python_accepts(text, &error) => return Err(error.into()),
             Err(_) => Value::UNDEFINED,
@@ -331,7 +331,9 @@ fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
 /// depth.
 fn python_accepts(text: &str, error: &serde_json::Error) -> bool {
     let error = error.to_string();
-    [crate::json_value::UNSUPPORTED_NUMBER, "out of range", "recursion limit"].iter().any(|ours| error.contains(ours))
+    [crate::template_value::UNSUPPORTED_NUMBER, "out of range", "recursion limit"]
+        .iter()
+        .any(|ours| error.contains(ours))
         || ["NaN", "Infinity", "\\ud", "\\uD"].iter().any(|pythons| text.contains(pythons))
 }
 

@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::block_segments::SharedBlockHashes;
 use crate::chat::TemplateVariables;
-use crate::incremental_rendering::{HistorySummary, RenderedCut, TurnChange};
+use crate::incremental_rendering::{HistorySummary, RenderedTail, TurnTransition};
 use crate::message_scan::MessageRole;
 
 /// Maximum number of boundaries kept per conversation.
@@ -28,7 +28,7 @@ pub(crate) struct ConversationCheckpoint {
     /// What does not change between steps.
     pub(crate) header: Arc<ConversationHeader>,
     /// For each role seen in a last message: what the template renders after it when nothing follows.
-    pub(crate) closings: Vec<(MessageRole, Arc<RenderedCut>)>,
+    pub(crate) closings: Vec<(MessageRole, Arc<RenderedTail>)>,
 }
 
 /// What all steps of a conversation have in common.
@@ -64,7 +64,7 @@ pub(crate) struct MessageBoundary {
     pub(crate) gap: Arc<str>,
     pub(crate) cut_token: usize,
     /// Whether a user message followed when the boundary was recorded.
-    pub(crate) following_turn: TurnChange,
+    pub(crate) following_turn: TurnTransition,
     pub(crate) history: HistorySummary,
 }
 
@@ -170,7 +170,7 @@ pub(crate) mod tests {
             question: crate::message_scan::QuestionState::Never,
             last_role: MessageRole::User,
         };
-        let (gap, tail, cut_in) = ("".into(), [].into(), TurnChange::Same);
+        let (gap, tail, cut_in) = ("".into(), [].into(), TurnTransition::Same);
         MessageBoundary {
             body_bytes: end,
             digest: xxh3_128(&body[..end]),

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::chat::{CallFieldOrder, ChatEndpoint};
 use crate::template_traits::TemplateTraits;
-use crate::{ChatBody, ChatLayout, FallbackReason, PrefixError};
+use crate::{ChatBody, ChatBodyLayout, FallbackReason, PrefixError};
 
 /// Chat request that the engine builds from a request of another endpoint.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ impl ConvertedRequest {
     }
 
     /// Returns the layout of the converted body.
-    pub fn layout(&self) -> ChatLayout<'_> {
-        ChatLayout::converted(self.form, &self.body, self.list_start)
+    pub fn layout(&self) -> ChatBodyLayout<'_> {
+        ChatBodyLayout::converted(self.form, &self.body, self.list_start)
     }
 
     pub(crate) fn call_order(&self) -> CallFieldOrder {

@@ -1,11 +1,11 @@
 //! Incremental detokenizer: incomplete characters are held back until their ids arrive.
 
-use crate::{ModelText, PrefixError, SpecialTokens};
+use crate::{ModelTokenizer, PrefixError, SpecialTokens};
 
 /// Maximum number of ids held back when text depends on neighbouring ids; beyond it they are written as they are.
 const MAX_HELD_IDS: usize = 64;
 
-/// Incremental decoder. Its concatenated output equals what [`ModelText::decode`] returns for all ids at once.
+/// Incremental decoder. Its concatenated output equals what [`ModelTokenizer::decode`] returns for all ids at once.
 #[derive(Debug)]
 pub struct TextDecoder {
     special: SpecialTokens,
@@ -25,7 +25,7 @@ impl TextDecoder {
     }
 
     /// Appends ids and returns the text they complete; empty if they end inside a character.
-    pub fn push(&mut self, text: &ModelText, ids: &[u32]) -> Result<String, PrefixError> {
+    pub fn push(&mut self, text: &ModelTokenizer, ids: &[u32]) -> Result<String, PrefixError> {
         let mut out = String::new();
         for &id in ids {
             if self.special == SpecialTokens::Without && text.is_special(id) {
@@ -40,7 +40,7 @@ impl TextDecoder {
     }
 
     /// Returns the remaining text, with an incomplete character as U+FFFD, and resets the decoder.
-    pub fn finish(&mut self, text: &ModelText) -> Result<String, PrefixError> {
+    pub fn finish(&mut self, text: &ModelTokenizer) -> Result<String, PrefixError> {
         let mut out = String::from_utf8_lossy(&std::mem::take(&mut self.incomplete)).into_owned();
         if self.window.len() > self.written {
             let whole = text.decode(&self.window, SpecialTokens::With)?;
@@ -66,7 +66,7 @@ impl TextDecoder {
         self.incomplete.drain(..consumed);
     }
 
-    fn push_window(&mut self, text: &ModelText, id: u32, out: &mut String) -> Result<(), PrefixError> {
+    fn push_window(&mut self, text: &ModelTokenizer, id: u32, out: &mut String) -> Result<(), PrefixError> {
         self.window.push(id);
         let whole = text.decode(&self.window, SpecialTokens::With)?;
         let is_whole = !whole.ends_with(char::REPLACEMENT_CHARACTER);
@@ -93,18 +93,18 @@ fn may_continue(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ModelFiles, ModelTextSource};
+    use crate::{ModelFiles, ModelTokenizerSource};
     use proptest::prelude::*;
     use std::path::Path;
 
-    fn model(folder: &str) -> ModelText {
+    fn model(folder: &str) -> ModelTokenizer {
         let files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
-        ModelText::load(ModelTextSource::Files(files)).unwrap()
+        ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap()
     }
 
     thread_local! {
-        static TINY: ModelText = model("../../configs/models/tiny");
-        static PIECES: ModelText = model("testdata/models/mistral_like");
+        static TINY: ModelTokenizer = model("../../configs/models/tiny");
+        static PIECES: ModelTokenizer = model("testdata/models/mistral_like");
     }
 
     #[test]

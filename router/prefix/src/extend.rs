@@ -14,14 +14,15 @@ use crate::conversation_checkpoint::{
     BodyPrefixHasher, ConversationCheckpoint, ConversationHeader, MessageBoundary, push_boundary,
 };
 use crate::incremental_rendering::{
-    BodyEnvelope, HistorySummary, IncrementalRendering, RenderedCut, SECONDS_PER_DAY, SystemVisibility, TurnChange,
-    shorten_variables,
+    BodyEnvelope, HistorySummary, RenderedTail, SECONDS_PER_DAY, SystemPromptForm, TemplateCapabilities,
+    TurnTransition, shorten_variables,
 };
 use crate::message_scan::{self, MessageRole, MessageScan};
-use crate::model_text::RenderedPrompt;
+use crate::model_tokenizer::RenderedPrompt;
 use crate::{
-    ChatBody, ChatLayout, ConversationCache, LookupTier, ModelText, PrefixError, Prompt, PromptContent, PromptIdentity,
-    PromptInputs, PromptResolver, ResolvedPrompt, TemplateKind, TokenCheckpoint, TokenizedPrompt, WallTime,
+    ChatBody, ChatBodyLayout, ConversationCache, ExtraPromptInputs, LookupTier, ModelTokenizer, PrefixError,
+    PrefixStability, Prompt, PromptContent, PromptIdentity, PromptResolver, ResolvedPrompt, TokenCheckpoint,
+    TokenizedPrompt, WallTime,
 };
 
 /// Maximum number of boundaries tried per checkpoint, from the deepest.
@@ -58,9 +59,9 @@ pub struct ExtendedPrompt {
 /// A request that is resolved from a checkpoint.
 #[derive(Clone, Copy)]
 struct ExtendRequest<'a> {
-    text: &'a ModelText,
-    rendering: &'a IncrementalRendering,
-    layout: ChatLayout<'a>,
+    text: &'a ModelTokenizer,
+    rendering: &'a TemplateCapabilities,
+    layout: ChatBodyLayout<'a>,
     root: PrefixId,
     now: WallTime,
 }
@@ -68,8 +69,8 @@ struct ExtendRequest<'a> {
 /// Boundary found in a prompt: the text that remains after it and the history before it.
 struct ResumePoint {
     rest_len: usize,
-    following_turn: TurnChange,
-    cut: Arc<RenderedCut>,
+    following_turn: TurnTransition,
+    cut: Arc<RenderedTail>,
     history: HistorySummary,
 }
 
@@ -77,8 +78,8 @@ impl PromptResolver {
     /// Resolves the next step of a cached conversation. Returns `None` if the prompt must be computed in full.
     pub fn extend(
         &self,
-        layout: ChatLayout<'_>,
-        inputs: PromptInputs<'_>,
+        layout: ChatBodyLayout<'_>,
+        inputs: ExtraPromptInputs<'_>,
         lookup: ConversationQuery<'_>,
     ) -> Option<ExtendedPrompt> {
         let step = self.extend_request(layout, inputs)?;
@@ -99,13 +100,13 @@ impl PromptResolver {
     /// Resolves a chat request from its whole body and caches the conversation.
     pub fn resolve_and_cache(
         &self,
-        layout: ChatLayout<'_>,
-        inputs: PromptInputs<'_>,
+        layout: ChatBodyLayout<'_>,
+        inputs: ExtraPromptInputs<'_>,
         checkpoint: Option<&TokenCheckpoint>,
         lookup: ConversationQuery<'_>,
     ) -> ResolvedPrompt {
         let computed = self.render(layout, inputs.now).and_then(|(chat, rendered)| {
-            let tokenized = self.model_text()?.encode_rendered(&rendered.text, &chat, checkpoint)?;
+            let tokenized = self.model_tokenizer()?.encode_rendered(&rendered.text, &chat, checkpoint)?;
             Ok((chat, rendered, tokenized))
         });
         match computed {
@@ -125,7 +126,7 @@ impl PromptResolver {
     }
 
     /// Removes the conversation that a request continues from the cache, and possibly others with the same beginning.
-    pub fn forget(&self, layout: ChatLayout<'_>, inputs: PromptInputs<'_>, lookup: ConversationQuery<'_>) {
+    pub fn forget(&self, layout: ChatBodyLayout<'_>, inputs: ExtraPromptInputs<'_>, lookup: ConversationQuery<'_>) {
         let Some(step) = self.extend_request(layout, inputs) else { return };
         let scope = step.scope(lookup.tenant);
         for _ in 0..MAX_RESUME_ATTEMPTS {
@@ -134,14 +135,18 @@ impl PromptResolver {
         }
     }
 
-    fn render(&self, layout: ChatLayout<'_>, now: WallTime) -> Result<(ChatBody, RenderedPrompt), PrefixError> {
-        let text = self.model_text()?;
+    fn render(&self, layout: ChatBodyLayout<'_>, now: WallTime) -> Result<(ChatBody, RenderedPrompt), PrefixError> {
+        let text = self.model_tokenizer()?;
         let chat = ChatBody::parse(layout.body)?.with_call_order(layout.call_order);
         let rendered = text.render_prompt(&chat, now)?;
         Ok((chat, rendered))
     }
 
-    fn extend_request<'a>(&'a self, layout: ChatLayout<'a>, inputs: PromptInputs<'_>) -> Option<ExtendRequest<'a>> {
+    fn extend_request<'a>(
+        &'a self,
+        layout: ChatBodyLayout<'a>,
+        inputs: ExtraPromptInputs<'_>,
+    ) -> Option<ExtendRequest<'a>> {
         let text = self.text()?;
         let windowing =
             text.incremental_rendering().filter(|windowing| windowing.supports_call_order(layout.call_order))?;
@@ -151,8 +156,8 @@ impl PromptResolver {
     /// Builds the checkpoint of a prompt that was computed in full.
     fn checkpoint_of(
         &self,
-        layout: ChatLayout<'_>,
-        inputs: PromptInputs<'_>,
+        layout: ChatBodyLayout<'_>,
+        inputs: ExtraPromptInputs<'_>,
         (chat, rendered, prompt): (&ChatBody, &RenderedPrompt, &Prompt),
         tenant: &str,
     ) -> Option<ConversationCheckpoint> {
@@ -248,7 +253,7 @@ impl PromptResolver {
         if frame.day.is_some_and(|day| day != day_of(request.now)) {
             return None;
         }
-        let turn = TurnChange::of(&scan.messages);
+        let turn = TurnTransition::of(&scan.messages);
         if !request.rendering.is_cut_valid(known.following_turn, turn) {
             return None;
         }
@@ -274,7 +279,7 @@ impl PromptResolver {
         request: ExtendRequest<'_>,
         found: &CheckpointMatch<'_>,
         at: usize,
-        (scan, cut): (&MessageScan, &RenderedCut),
+        (scan, cut): (&MessageScan, &RenderedTail),
     ) -> Option<(ExtendedPrompt, Option<ConversationCheckpoint>)> {
         let (checkpoint, known) = (&*found.checkpoint, &found.checkpoint.boundaries[at]);
         // No boundary lies after a message without text or after a tool call.
@@ -361,13 +366,13 @@ impl ExtendRequest<'_> {
     fn cut(
         &self,
         header: &ConversationHeader,
-        (before, turn): (&HistorySummary, TurnChange),
+        (before, turn): (&HistorySummary, TurnTransition),
         new: &[u8],
         suffix: &[u8],
-    ) -> Option<RenderedCut> {
-        let heads = self.rendering.system_visibility(turn, before)?;
+    ) -> Option<RenderedTail> {
+        let heads = self.rendering.system_prompt_form(turn, before)?;
         let head = self.layout.body_up_to(*header.head_ends.get(before.leading_roles.len())?)?;
-        if heads == SystemVisibility::Full && head.len() + new.len() + suffix.len() > MAX_NEW_BYTES {
+        if heads == SystemPromptForm::Full && head.len() + new.len() + suffix.len() > MAX_NEW_BYTES {
             return None;
         }
         let shown = (heads, &header.variables, BodyEnvelope { head, suffix, call_order: self.layout.call_order });
@@ -380,12 +385,13 @@ impl ExtendRequest<'_> {
         &self,
         header: &ConversationHeader,
         scan: &MessageScan,
-        (asked, closings): (message_scan::QuestionState, &mut Vec<(MessageRole, Arc<RenderedCut>)>),
+        (asked, closings): (message_scan::QuestionState, &mut Vec<(MessageRole, Arc<RenderedTail>)>),
     ) -> Vec<(usize, ResumePoint)> {
         let end = scan.messages.len().checked_sub(1);
         // A boundary before the last user message is needed if later steps may render the last turn differently or if
         // another conversation may share this beginning.
-        let is_needed = self.rendering.kind != TemplateKind::AppendOnly || asked == message_scan::QuestionState::Never;
+        let is_needed =
+            self.rendering.kind != PrefixStability::AppendOnly || asked == message_scan::QuestionState::Never;
         let turn = scan.last_user().and_then(|user| user.checked_sub(1)).filter(|_| is_needed);
         let turns = turn.into_iter().chain(end.filter(|end| turn != Some(*end)));
         turns.filter_map(|at| Some((at, self.resume_point(header, scan, (at, asked), closings)?))).collect()
@@ -396,7 +402,7 @@ impl ExtendRequest<'_> {
         header: &ConversationHeader,
         scan: &MessageScan,
         (at, asked): (usize, message_scan::QuestionState),
-        closings: &mut Vec<(MessageRole, Arc<RenderedCut>)>,
+        closings: &mut Vec<(MessageRole, Arc<RenderedTail>)>,
     ) -> Option<ResumePoint> {
         let message = scan.messages.get(at).filter(|message| message.is_plain)?;
         let is_end = at + 1 == scan.messages.len();
@@ -418,7 +424,7 @@ impl ExtendRequest<'_> {
             question: scan.question_state(at, asked),
             last_role: message.role,
         };
-        let cut_in = TurnChange::of(&scan.messages[at + 1..]);
+        let cut_in = TurnTransition::of(&scan.messages[at + 1..]);
         let seen = closings.iter().find(|(role, _)| is_end && *role == message.role).map(|(_, cut)| cut.clone());
         let cut = match seen {
             Some(cut) => cut,

@@ -12,11 +12,11 @@ use std::sync::{Arc, OnceLock};
 use minijinja::Value;
 
 use crate::chat::{CallFieldOrder, TemplateVariables};
-use crate::json_value::object;
 use crate::message_scan::{MessageRole, QuestionState, ScannedMessage};
-use crate::model_text::RenderedPrompt;
+use crate::model_tokenizer::RenderedPrompt;
+use crate::template_value::object;
 use crate::tokenizer::TextTokenizer;
-use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
+use crate::{ChatBody, ModelTokenizer, PrefixError, PrefixStability, WallTime};
 
 use placeholders::PlaceholderMessage;
 pub(crate) use placeholders::PlaceholderMessages;
@@ -35,7 +35,7 @@ const PROBE_TIME_OFFSETS: [i64; 2] = [13 * 3600 + 61, 19 * 3600 + 32 * 60 + 17];
 
 /// How much of what precedes the messages (system prompt and tools) the template must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SystemVisibility {
+pub(crate) enum SystemPromptForm {
     Placeholder,
     /// All of it, because the template may repeat it further down.
     Full,
@@ -43,7 +43,7 @@ pub(crate) enum SystemVisibility {
 
 /// Whether the new messages start a new turn. Templates may then render earlier messages differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TurnChange {
+pub(crate) enum TurnTransition {
     /// The same turn continues.
     Same,
     /// The same turn, but an assistant message without tool calls ends it: templates may drop its reasoning.
@@ -51,7 +51,7 @@ pub(crate) enum TurnChange {
     Next,
 }
 
-impl TurnChange {
+impl TurnTransition {
     /// Classifies the messages after a cut.
     pub(crate) fn of(after: &[ScannedMessage]) -> Self {
         let answers = |message: &ScannedMessage| message.role == MessageRole::Assistant && !message.calls_tools;
@@ -77,9 +77,9 @@ enum CutSuccessor {
 impl CutSuccessor {
     const ALL: [Self; 3] = [Self::Answer, Self::SameTurn, Self::Question];
 
-    fn of(turn: TurnChange, before: &HistorySummary) -> Self {
+    fn of(turn: TurnTransition, before: &HistorySummary) -> Self {
         match turn {
-            TurnChange::Next => Self::Question,
+            TurnTransition::Next => Self::Question,
             _ if before.last_role == MessageRole::User => Self::Answer,
             _ => Self::SameTurn,
         }
@@ -88,9 +88,9 @@ impl CutSuccessor {
 
 /// How a template's prompts can be joined from a known part and a new one, as proven at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IncrementalRendering {
-    pub(crate) kind: TemplateKind,
-    proven: [Option<SystemVisibility>; CutSuccessor::ALL.len()],
+pub(crate) struct TemplateCapabilities {
+    pub(crate) kind: PrefixStability,
+    proven: [Option<SystemPromptForm>; CutSuccessor::ALL.len()],
     /// Whether the prompt contains the date.
     pub(crate) prints_date: bool,
     /// Whether joining also works with system messages among the others, which some templates move to the front.
@@ -99,15 +99,15 @@ pub(crate) struct IncrementalRendering {
     pub(crate) supports_name_first: bool,
 }
 
-impl IncrementalRendering {
+impl TemplateCapabilities {
     /// Returns how much the template must see, or `None` if it must see the whole conversation.
-    pub(crate) fn system_visibility(&self, turn: TurnChange, before: &HistorySummary) -> Option<SystemVisibility> {
+    pub(crate) fn system_prompt_form(&self, turn: TurnTransition, before: &HistorySummary) -> Option<SystemPromptForm> {
         // Some templates render the tools with the first user message.
         self.proven[CutSuccessor::of(turn, before) as usize].map(|heads| {
             if before.question != QuestionState::Never || before.last_role == MessageRole::User {
                 heads
             } else {
-                SystemVisibility::Full
+                SystemPromptForm::Full
             }
         })
     }
@@ -119,8 +119,8 @@ impl IncrementalRendering {
 
     /// Returns whether the text before a cut is valid in a longer conversation. `cut_in` is the turn change that
     /// followed the cut when it was made, `turn` the one that follows now.
-    pub(crate) fn is_cut_valid(&self, cut_in: TurnChange, turn: TurnChange) -> bool {
-        self.kind == TemplateKind::AppendOnly || cut_in == turn && turn != TurnChange::Answered
+    pub(crate) fn is_cut_valid(&self, cut_in: TurnTransition, turn: TurnTransition) -> bool {
+        self.kind == PrefixStability::AppendOnly || cut_in == turn && turn != TurnTransition::Answered
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) struct BodyEnvelope<'a> {
 
 /// Text that a template renders around a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RenderedCut {
+pub(crate) struct RenderedTail {
     /// Text between the message's content and the cut.
     pub(crate) gap: Arc<str>,
     /// Index of the special token that begins at the cut.
@@ -160,7 +160,7 @@ pub(crate) struct RenderedCut {
     ids: OnceLock<Box<[u32]>>,
 }
 
-impl RenderedCut {
+impl RenderedTail {
     /// Returns the token ids of `rest`.
     pub(crate) fn token_ids(&self, tokenizer: &TextTokenizer) -> Result<&[u32], PrefixError> {
         if let Some(ids) = self.ids.get() {
@@ -215,24 +215,24 @@ fn placeholder_tools() -> Value {
     Value::from(vec![of(&[("type", text("function")), ("function", function)])])
 }
 
-impl ModelText {
+impl ModelTokenizer {
     /// Renders the cut after the history `before` and the text that follows it. Each message in `new` is preceded by
     /// a comma. Returns `None` if the rendering shows no cut.
     pub(crate) fn render_cut(
         &self,
         (before, new): (&HistorySummary, &[u8]),
-        shown: (SystemVisibility, &TemplateVariables, BodyEnvelope<'_>),
+        shown: (SystemPromptForm, &TemplateVariables, BodyEnvelope<'_>),
         now: WallTime,
-    ) -> Result<Option<RenderedCut>, PrefixError> {
+    ) -> Result<Option<RenderedTail>, PrefixError> {
         let (heads, variables, around) = shown;
         let chat = |body: Vec<u8>| Ok::<_, PrefixError>(ChatBody::parse(&body)?.with_call_order(around.call_order));
         let RenderedPrompt { mut text, steps } = match heads {
-            SystemVisibility::Placeholder => self.render_appended(
+            SystemPromptForm::Placeholder => self.render_appended(
                 (before, around.call_order),
                 (&chat(placeholders::messages_body(new))?, variables),
                 now,
             )?,
-            SystemVisibility::Full => self.render_prompt(&chat(before.elided_body(around, new))?, now)?,
+            SystemPromptForm::Full => self.render_prompt(&chat(before.elided_body(around, new))?, now)?,
         };
         let Some(end) = text.find(SENTINEL).map(|at| at + SENTINEL.len()) else { return Ok(None) };
         let after = &text[end..];
@@ -243,7 +243,7 @@ impl ModelText {
         // `rest` is split off because `text` has the capacity of the whole prompt and the result may be cached for
         // long.
         let rest = text.split_off(end + gap.len());
-        Ok(Some(RenderedCut { gap, cut_token: token, rest, template_steps: steps, ids: OnceLock::new() }))
+        Ok(Some(RenderedTail { gap, cut_token: token, rest, template_steps: steps, ids: OnceLock::new() }))
     }
 
     /// Returns whether the template's text contains no time directive finer than a day.

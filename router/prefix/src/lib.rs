@@ -1,13 +1,13 @@
 //! Prompt identity: renders chat templates, tokenizes, and names every prefix of a prompt by a rolling block hash.
 //!
-//! Pure except for [`ModelText::load`], which reads the model's files: no clock (time is an argument), no network, no
-//! randomness. It never guesses: if the token ids cannot be predicted with certainty, the prompt is identified by its
+//! Pure except for [`ModelTokenizer::load`], which reads the model's files: no clock (time is an argument), no network,
+//! no randomness. It never guesses: if the token ids cannot be predicted with certainty, the prompt is identified by its
 //! canonical bytes, together with the reason. It never panics on client input.
 
 mod block_segments;
 mod canonical;
 mod chat;
-mod chat_layout;
+mod chat_body_layout;
 mod completion;
 mod content_format;
 mod conversation_cache;
@@ -18,10 +18,10 @@ mod error;
 mod extend;
 mod fair_lru;
 mod incremental_rendering;
-mod json_value;
 mod message_scan;
 mod model_files;
-mod model_text;
+mod model_tokenizer;
+mod prefix_stability;
 mod prompt;
 mod prompt_limits;
 mod prompt_resolver;
@@ -29,28 +29,28 @@ mod python;
 mod strftime;
 mod template;
 mod template_fault;
-mod template_kind;
 mod template_literals;
 mod template_traits;
+mod template_value;
 mod to_json;
 mod token_checkpoint;
 mod tokenizer;
 
 pub use chat::{ChatBody, ChatEndpoint};
-pub use chat_layout::ChatLayout;
+pub use chat_body_layout::ChatBodyLayout;
 pub use conversation_cache::{ConversationCache, LookupTier};
 pub use conversion::ConvertedRequest;
 pub use decoder::TextDecoder;
 pub use error::PrefixError;
 pub use extend::{ConversationQuery, ExtendedPrompt};
 pub use fair_lru::FairLru;
-pub use model_files::{ModelFiles, ModelTextSource};
-pub use model_text::ModelText;
+pub use model_files::{ModelFiles, ModelTokenizerSource};
+pub use model_tokenizer::ModelTokenizer;
+pub use prefix_stability::PrefixStability;
 pub use prompt::{FallbackReason, Prompt, PromptContent, PromptIdentity, PromptMismatch};
 pub use prompt_limits::PromptWorkLimits;
-pub use prompt_resolver::{PromptInputs, PromptResolver, PromptResolverOptions, ResolvedPrompt};
+pub use prompt_resolver::{ExtraPromptInputs, PromptResolver, PromptResolverOptions, ResolvedPrompt};
 pub use strftime::WallTime;
 pub use template_fault::TemplateFault;
-pub use template_kind::TemplateKind;
 pub use token_checkpoint::{TokenCheckpoint, TokenizedPrompt};
 pub use tokenizer::SpecialTokens;

@@ -75,7 +75,7 @@ struct MessagesField<'a> {
 }
 
 #[derive(Deserialize)]
-struct MessageHeader<'a> {
+struct RawMessage<'a> {
     #[serde(borrow)]
     role: Cow<'a, str>,
     content: Option<&'a RawValue>,
@@ -110,7 +110,7 @@ impl MessageScan {
                 _ => return None,
             }
             next_token_byte(body, &mut at)?;
-            let mut items = serde_json::Deserializer::from_slice(&body[at..]).into_iter::<MessageHeader<'_>>();
+            let mut items = serde_json::Deserializer::from_slice(&body[at..]).into_iter::<RawMessage<'_>>();
             let message = items.next()?.ok()?;
             at += items.byte_offset();
             messages.push(ScannedMessage::of(&message, at, heeds)?);
@@ -143,7 +143,7 @@ impl MessageScan {
 }
 
 impl ScannedMessage {
-    fn of(brief: &MessageHeader<'_>, end: usize, heeds: &[Box<str>]) -> Option<Self> {
+    fn of(brief: &RawMessage<'_>, end: usize, heeds: &[Box<str>]) -> Option<Self> {
         let role = brief.role.parse::<MessageRole>().ok()?;
         let content = brief.content.map_or("", RawValue::get);
         let is_text = is_nonempty_text(content) || is_single_text_part(content);

@@ -9,9 +9,9 @@ use crate::PrefixError;
 /// Maximum file size. No real tokenizer.json comes near this.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// What to load a [`crate::ModelText`] from.
+/// What to load a [`crate::ModelTokenizer`] from.
 #[derive(Clone, Debug)]
-pub enum ModelTextSource<'a> {
+pub enum ModelTokenizerSource<'a> {
     /// A model folder as Hugging Face publishes it.
     Folder(PathBuf),
     /// The same files, in memory.
@@ -35,7 +35,7 @@ pub struct ModelFiles<'a> {
     pub generation_config: Option<Cow<'a, [u8]>>,
 }
 
-impl<'a> ModelTextSource<'a> {
+impl<'a> ModelTokenizerSource<'a> {
     pub(crate) fn load_files(self) -> Result<ModelFiles<'a>, PrefixError> {
         match self {
             Self::Files(files) => Ok(files),

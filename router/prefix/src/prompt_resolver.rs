@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use vocabulary::{ChainNamespace, HashSeed, PrefixChain, PrefixId, RootKeys, Tokens};
+use vocabulary::{HashSeed, ModelNamespace, PrefixChain, PrefixId, RequestNamespace, Tokens};
 
 use crate::canonical::canonical_bytes;
 use crate::chat::CallFieldOrder;
 use crate::completion::{CompletionBody, CompletionPrompt};
 use crate::conversion;
 use crate::{
-    ChatBody, ChatEndpoint, ConvertedRequest, FallbackReason, ModelText, PrefixError, Prompt, PromptContent,
+    ChatBody, ChatEndpoint, ConvertedRequest, FallbackReason, ModelTokenizer, PrefixError, Prompt, PromptContent,
     PromptIdentity, PromptWorkLimits, SpecialTokens, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
@@ -20,13 +20,13 @@ const MAX_DETAIL_CHARS: usize = 300;
 #[derive(Clone, Debug)]
 pub struct PromptResolverOptions {
     /// Namespace of the model; its `tokenizer` is replaced by the digest of `text`, or by the empty string.
-    pub namespace: ChainNamespace,
+    pub namespace: ModelNamespace,
     /// The cluster's hash seed.
     pub seed: HashSeed,
     /// Tokens per chain block.
     pub block_size: Tokens,
     /// Tokenizer and template, if configured.
-    pub text: Option<Arc<ModelText>>,
+    pub text: Option<Arc<ModelTokenizer>>,
     /// Bounds.
     pub limits: PromptWorkLimits,
 }
@@ -34,19 +34,19 @@ pub struct PromptResolverOptions {
 /// Resolves the prompts of one served model.
 #[derive(Clone, Debug)]
 pub struct PromptResolver {
-    namespace: ChainNamespace,
-    bytes_namespace: ChainNamespace,
+    namespace: ModelNamespace,
+    bytes_namespace: ModelNamespace,
     seed: HashSeed,
     block_size: Tokens,
-    text: Option<Arc<ModelText>>,
+    text: Option<Arc<ModelTokenizer>>,
     limits: PromptWorkLimits,
 }
 
 /// Inputs of a prompt besides the body: the keys of the chain's root, and the time for templates that print a date.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PromptInputs<'a> {
+pub struct ExtraPromptInputs<'a> {
     /// Adapter, salt and content hash of the root.
-    pub keys: RootKeys<'a>,
+    pub keys: RequestNamespace<'a>,
     /// Current time.
     pub now: WallTime,
 }
@@ -66,14 +66,14 @@ impl PromptResolver {
     /// Creates the resolver of one model. A block size of 0 counts as 16 tokens.
     pub fn new(options: PromptResolverOptions) -> Self {
         let PromptResolverOptions { mut namespace, seed, block_size: block, text, limits } = options;
-        let bytes_namespace = ChainNamespace { tokenizer: "".into(), ..namespace.clone() };
+        let bytes_namespace = ModelNamespace { tokenizer: "".into(), ..namespace.clone() };
         namespace.tokenizer = text.as_ref().map_or_else(|| "".into(), |text| text.digest().clone());
         let block_size = if block == Tokens::ZERO { Tokens(16) } else { block };
         Self { namespace, bytes_namespace, seed, block_size, text, limits }
     }
 
     /// Returns the namespace of exact chains, which KV events of engines share.
-    pub fn namespace(&self) -> &ChainNamespace {
+    pub fn namespace(&self) -> &ModelNamespace {
         &self.namespace
     }
 
@@ -88,27 +88,27 @@ impl PromptResolver {
     }
 
     /// Returns tokenizer and template, if configured.
-    pub fn text(&self) -> Option<&Arc<ModelText>> {
+    pub fn text(&self) -> Option<&Arc<ModelTokenizer>> {
         self.text.as_ref()
     }
 
     /// Returns the root of exact chains with these keys.
-    pub fn root(&self, keys: RootKeys<'_>) -> PrefixId {
+    pub fn root(&self, keys: RequestNamespace<'_>) -> PrefixId {
         self.namespace.root(self.seed, keys)
     }
 
     /// Resolves a chat request from its whole body.
-    pub fn resolve_chat(&self, body: &[u8], inputs: PromptInputs<'_>) -> Prompt {
+    pub fn resolve_chat(&self, body: &[u8], inputs: ExtraPromptInputs<'_>) -> Prompt {
         self.resolve_conversation(ChatEndpoint::Chat, body, (inputs, None)).prompt
     }
 
     /// Resolves a `/v1/messages` request from its whole body.
-    pub fn resolve_messages(&self, body: &[u8], inputs: PromptInputs<'_>) -> Prompt {
+    pub fn resolve_messages(&self, body: &[u8], inputs: ExtraPromptInputs<'_>) -> Prompt {
         self.resolve_conversation(ChatEndpoint::Messages, body, (inputs, None)).prompt
     }
 
     /// Resolves a `/v1/responses` request from its whole body.
-    pub fn resolve_responses(&self, body: &[u8], inputs: PromptInputs<'_>) -> Prompt {
+    pub fn resolve_responses(&self, body: &[u8], inputs: ExtraPromptInputs<'_>) -> Prompt {
         self.resolve_conversation(ChatEndpoint::Responses, body, (inputs, None)).prompt
     }
 
@@ -129,7 +129,7 @@ impl PromptResolver {
         &self,
         endpoint: ChatEndpoint,
         body: &[u8],
-        (asked, known): (PromptInputs<'_>, Option<&TokenCheckpoint>),
+        (asked, known): (ExtraPromptInputs<'_>, Option<&TokenCheckpoint>),
     ) -> ResolvedPrompt {
         match self.convert(endpoint, body).transpose() {
             Ok(None) => self.resolve_body((endpoint.call_order(), body), (asked, known)),
@@ -142,13 +142,13 @@ impl PromptResolver {
     pub fn resolve_converted(
         &self,
         converted: &ConvertedRequest,
-        (asked, known): (PromptInputs<'_>, Option<&TokenCheckpoint>),
+        (asked, known): (ExtraPromptInputs<'_>, Option<&TokenCheckpoint>),
     ) -> ResolvedPrompt {
         self.resolve_body((converted.call_order(), converted.body()), (asked, known))
     }
 
     /// Resolves a request whose token ids cannot be predicted, by its whole body.
-    pub fn resolve_rejected(&self, body: &[u8], error: &PrefixError, inputs: PromptInputs<'_>) -> ResolvedPrompt {
+    pub fn resolve_rejected(&self, body: &[u8], error: &PrefixError, inputs: ExtraPromptInputs<'_>) -> ResolvedPrompt {
         ResolvedPrompt {
             prompt: self.fallback_prompt(body, error, inputs.keys),
             reused_tokens: Tokens::ZERO,
@@ -159,7 +159,7 @@ impl PromptResolver {
     fn resolve_body(
         &self,
         (order, body): (CallFieldOrder, &[u8]),
-        (asked, known): (PromptInputs<'_>, Option<&TokenCheckpoint>),
+        (asked, known): (ExtraPromptInputs<'_>, Option<&TokenCheckpoint>),
     ) -> ResolvedPrompt {
         match self.tokenize_chat((order, body), asked.now, known) {
             Ok(TokenizedPrompt { ids, reused_tokens: known, next_checkpoint: next }) => ResolvedPrompt {
@@ -172,7 +172,7 @@ impl PromptResolver {
     }
 
     /// Resolves a completion request from its whole body: one prompt, or one per item of a batch; never none.
-    pub fn resolve_completion(&self, body: &[u8], inputs: PromptInputs<'_>) -> Vec<Prompt> {
+    pub fn resolve_completion(&self, body: &[u8], inputs: ExtraPromptInputs<'_>) -> Vec<Prompt> {
         match self.completion_ids(body) {
             Ok(batch) => batch.into_iter().map(|ids| self.exact_prompt(ids, inputs.keys)).collect(),
             Err(error) => vec![self.fallback_prompt(body, &error, inputs.keys)],
@@ -180,13 +180,13 @@ impl PromptResolver {
     }
 
     /// Builds a prompt from known token ids.
-    pub fn exact_prompt(&self, ids: Vec<u32>, keys: RootKeys<'_>) -> Prompt {
+    pub fn exact_prompt(&self, ids: Vec<u32>, keys: RequestNamespace<'_>) -> Prompt {
         let chain = PrefixChain::over_tokens(self.root(keys), self.seed, self.block_size, &ids);
         Prompt { content: PromptContent::Tokens(ids), chain, identity: PromptIdentity::Exact, detail: None }
     }
 
     /// Builds a prompt from the canonical bytes of its request.
-    pub fn fallback_prompt(&self, body: &[u8], error: &PrefixError, keys: RootKeys<'_>) -> Prompt {
+    pub fn fallback_prompt(&self, body: &[u8], error: &PrefixError, keys: RequestNamespace<'_>) -> Prompt {
         let bytes = canonical_bytes(body, usize::try_from(self.limits.rendered_bytes.0).unwrap_or(usize::MAX));
         let root = self.bytes_namespace.root(self.seed, keys);
         let chain = PrefixChain::over_bytes(root, self.seed, self.block_size, &bytes);
@@ -199,7 +199,7 @@ impl PromptResolver {
         }
     }
 
-    pub(crate) fn model_text(&self) -> Result<&ModelText, PrefixError> {
+    pub(crate) fn model_tokenizer(&self) -> Result<&ModelTokenizer, PrefixError> {
         self.text.as_deref().ok_or(PrefixError::Unresolvable {
             reason: FallbackReason::NoTokenizer,
             detail: "no tokenizer is configured for this model",
@@ -212,7 +212,7 @@ impl PromptResolver {
         now: WallTime,
         checkpoint: Option<&TokenCheckpoint>,
     ) -> Result<TokenizedPrompt, PrefixError> {
-        let text = self.model_text()?;
+        let text = self.model_tokenizer()?;
         text.encode_chat_from_checkpoint(&ChatBody::parse(body)?.with_call_order(order), now, checkpoint)
     }
 
@@ -224,7 +224,7 @@ impl PromptResolver {
         prompts
             .map(|prompt| match prompt {
                 CompletionPrompt::Ids(ids) => Ok(ids),
-                CompletionPrompt::Text(text) => self.model_text()?.encode(&text, special),
+                CompletionPrompt::Text(text) => self.model_tokenizer()?.encode(&text, special),
             })
             .collect()
     }
@@ -233,7 +233,7 @@ impl PromptResolver {
 /// Returns the error's label. JSON errors are inspected further, because serde keeps only their text.
 fn fallback_reason(error: &PrefixError, body: &[u8]) -> FallbackReason {
     match error {
-        PrefixError::Body(error) if error.to_string().contains(crate::json_value::UNSUPPORTED_NUMBER) => {
+        PrefixError::Body(error) if error.to_string().contains(crate::template_value::UNSUPPORTED_NUMBER) => {
             FallbackReason::UnsupportedNumber
         }
         PrefixError::Body(_) if has_lone_surrogate(body) => FallbackReason::LoneSurrogate,

@@ -8,9 +8,9 @@ use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value, context};
 
 use crate::content_format::ContentFormat;
-use crate::json_value::object;
 use crate::template_literals::content_literals;
 use crate::template_traits::AllowedSystemPosition;
+use crate::template_value::object;
 use crate::{PrefixError, PromptWorkLimits, WallTime, python, to_json};
 
 const DEFAULT_TEMPLATE: &str = "chat_template";

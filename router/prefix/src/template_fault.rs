@@ -66,18 +66,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        FallbackReason, ModelFiles, ModelText, ModelTextSource, PromptIdentity, PromptInputs, PromptResolver,
-        PromptResolverOptions, PromptWorkLimits,
+        ExtraPromptInputs, FallbackReason, ModelFiles, ModelTokenizer, ModelTokenizerSource, PromptIdentity,
+        PromptResolver, PromptResolverOptions, PromptWorkLimits,
     };
 
     fn files(model: &str) -> ModelFiles<'static> {
         ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(model)).unwrap()
     }
 
-    fn of_template(template: &str) -> ModelText {
+    fn of_template(template: &str) -> ModelTokenizer {
         let chat_template = Some(template.as_bytes().to_vec().into());
         let files = ModelFiles { chat_template, ..files("../../configs/models/tiny") };
-        ModelText::load(ModelTextSource::Files(files)).unwrap()
+        ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap()
     }
 
     fn fault(template: &str) -> Option<TemplateFault> {
@@ -121,13 +121,17 @@ mod tests {
             assert_eq!(fault(&template), None, "{template}");
         }
         let none = ModelFiles { chat_template: None, ..files("../../configs/models/tiny") };
-        assert_eq!(ModelText::load(ModelTextSource::Files(none)).unwrap().template_fault(), None, "there is none");
+        assert_eq!(
+            ModelTokenizer::load(ModelTokenizerSource::Files(none)).unwrap().template_fault(),
+            None,
+            "there is none"
+        );
     }
 
     #[test]
     fn conversations_with_a_constant_rendering_fall_back_to_their_bytes() {
         let text = Some(std::sync::Arc::new(of_template("You are kind.")));
-        let namespace = vocabulary::ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+        let namespace = vocabulary::ModelNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
         let (seed, block) = (vocabulary::HashSeed(0), vocabulary::Tokens(16));
         let identifier = PromptResolver::new(PromptResolverOptions {
             namespace,
@@ -137,7 +141,7 @@ mod tests {
             limits: PromptWorkLimits::default(),
         });
         let known = |said: &str| {
-            identifier.resolve_chat(format!(r#"{{"messages":[{said}]}}"#).as_bytes(), PromptInputs::default())
+            identifier.resolve_chat(format!(r#"{{"messages":[{said}]}}"#).as_bytes(), ExtraPromptInputs::default())
         };
         let [one, other] = PROBE_MESSAGES.map(known);
         assert_eq!(one.identity, PromptIdentity::Fallback(FallbackReason::TemplateError));

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ObjectRepr, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::json_value::{SmallObject, entries};
 use crate::python::{self, ExponentFloat};
+use crate::template_value::{SmallObject, entries};
 
 /// Maximum nesting, deeper than JSON bodies can be; a template that nests further is broken.
 const MAX_DEPTH: usize = 160;
@@ -234,12 +234,12 @@ mod tests {
     use minijinja::Environment;
 
     use super::*;
-    use crate::json_value::JsonValue;
+    use crate::template_value::TemplateValue;
 
     fn render(json: &str, call: &str) -> Result<String, Error> {
         let mut environment = Environment::new();
         environment.add_filter("tojson", filter);
-        let value = serde_json::from_str::<JsonValue>(json).unwrap().0;
+        let value = serde_json::from_str::<TemplateValue>(json).unwrap().0;
         environment.render_str(&format!("{{{{ x | {call} }}}}"), minijinja::context! { x => value })
     }
 

@@ -19,7 +19,7 @@ const MAX_NAMES: usize = 16;
 
 /// Adapters of one model that are listed by the engines or the configuration, but not by both.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct AdapterMismatch {
+pub struct AdapterListMismatch {
     base: ModelId,
     adapters: BTreeSet<ModelId>,
     source: AdapterSource,
@@ -31,7 +31,7 @@ enum AdapterSource {
     Configuration,
 }
 
-impl AdapterMismatch {
+impl AdapterListMismatch {
     /// Returns the reason for `/readyz` and alarms.
     pub fn reason(&self) -> &'static str {
         match self.source {
@@ -41,7 +41,7 @@ impl AdapterMismatch {
     }
 }
 
-impl Display for AdapterMismatch {
+impl Display for AdapterListMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { base, adapters: names, source: told } = self;
         let shown: Vec<String> = names.iter().take(MAX_NAMES).map(|name| format!("{:?}", &*name.0)).collect();
@@ -66,7 +66,7 @@ impl Display for AdapterMismatch {
 }
 
 /// Returns the current mismatches. Engines that have not reported their models yet may serve anything.
-pub fn mismatches(workers: &Fleet, catalog: &Catalog) -> Vec<AdapterMismatch> {
+pub fn mismatches(workers: &Fleet, catalog: &Catalog) -> Vec<AdapterListMismatch> {
     let fleet = workers.snapshot();
     let mut all: BTreeMap<(ModelId, AdapterSource), BTreeSet<ModelId>> = BTreeMap::new();
     for worker in fleet.iter() {
@@ -84,7 +84,7 @@ pub fn mismatches(workers: &Fleet, catalog: &Catalog) -> Vec<AdapterMismatch> {
             all.entry((base.clone(), AdapterSource::Configuration)).or_default().insert(name.clone());
         }
     }
-    all.into_iter().map(|((base, told), names)| AdapterMismatch { base, adapters: names, source: told }).collect()
+    all.into_iter().map(|((base, told), names)| AdapterListMismatch { base, adapters: names, source: told }).collect()
 }
 
 /// Logs each mismatch once.
@@ -155,7 +155,8 @@ mod tests {
     #[test]
     fn mismatch_report_names_the_first_adapters_and_counts_the_rest() {
         let names = (0..20).map(|n| ModelId::from(format!("a{n:02}").as_str())).collect();
-        let said = AdapterMismatch { base: "m".into(), adapters: names, source: AdapterSource::Engines }.to_string();
+        let said =
+            AdapterListMismatch { base: "m".into(), adapters: names, source: AdapterSource::Engines }.to_string();
         assert!(said.contains("\"a15\" and 4 more to models.\"m\".lora_adapters") && !said.contains("a16"), "{said}");
     }
 }

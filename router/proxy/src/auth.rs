@@ -17,7 +17,7 @@ use vocabulary::{Secret, TenantId};
 
 use crate::error::ApiError;
 use crate::toml_errors::line_and_column;
-use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
+use crate::watched_files::{FileStamp, ReloadReporter, follow, stamp_of};
 
 /// Maximum number of tenants named in one log line.
 const MAX_NAMED_TENANTS: usize = 8;
@@ -148,7 +148,7 @@ impl ApiKeys {
 
     /// Reloads the file whenever its time or size changes; an invalid file leaves the keys unchanged. `tenants` are
     /// those with quotas.
-    pub async fn follow_file(self: Arc<Self>, every: Duration, files: WatchedFiles, tenants: Vec<String>) {
+    pub async fn follow_file(self: Arc<Self>, every: Duration, files: ReloadReporter, tenants: Vec<String>) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
@@ -302,7 +302,7 @@ mod tests {
             Arc::new(ApiKeys::open(&AuthConfig { keys_file: Some(path.clone()), ..AuthConfig::default() }).unwrap());
         let follower = tokio::spawn(keys.clone().follow_file(
             Duration::from_millis(5),
-            WatchedFiles { name: "api_keys", stale: Arc::default() },
+            ReloadReporter { name: "api_keys", stale: Arc::default() },
             Vec::new(),
         ));
         std::fs::write(&path, "[keys]\n\"k2-longer\" = \"b\"").unwrap();

@@ -9,7 +9,7 @@ use crate::checkpoints::TokenCheckpointStore;
 use crate::prefix_cache::{PrefixCache, PrefixCacheConfig};
 use crate::prompts::PromptStore;
 use crate::quotas::{Quotas, TenantConfig};
-use crate::shared_cache::{SharedCache, SharedCacheConfig, SharedCacheError};
+use crate::shared_cache::{RedisUrlError, SharedCache, SharedCacheConfig};
 use crate::stored_responses::{StoredResponses, TenantMode};
 use crate::telemetry::metrics::Metrics;
 
@@ -49,7 +49,7 @@ impl RouterCaches {
         settings: CacheSettings<'_>,
         (cluster, tasks): (&str, &Arc<Supervision>),
         metrics: &Metrics,
-    ) -> Result<Self, SharedCacheError> {
+    ) -> Result<Self, RedisUrlError> {
         let identity_metrics = metrics.prefix_cache.clone();
         let metrics = &metrics.shared_cache;
         let state = Arc::new(SharedCache::start(settings.shared_cache, (cluster, tasks), metrics.clone())?);

@@ -49,7 +49,7 @@ pub enum DriftDirection {
 /// How well the time to first token of one worker is predicted.
 #[derive(Clone, Copy, PartialEq, Serialize, ToSchema, Debug)]
 #[schema(as = TtftPrediction)]
-pub struct PredictionDrift {
+pub struct PredictionAccuracy {
     /// Steps that were compared, since this router or the worker started.
     pub samples: u64,
     /// Observed divided by predicted time to first token, over about the last twenty steps: 2 is twice as long.
@@ -94,23 +94,23 @@ impl CusumChart {
         };
     }
 
-    fn prediction_drift(&self) -> PredictionDrift {
-        PredictionDrift { samples: self.steps, ratio: self.level.exp(), drift: self.drift }
+    fn prediction_drift(&self) -> PredictionAccuracy {
+        PredictionAccuracy { samples: self.steps, ratio: self.level.exp(), drift: self.drift }
     }
 }
 
 /// Charts of all workers; as many as there are configured workers.
 #[derive(Debug, Default)]
-pub struct PredictionCalibration(Mutex<HashMap<WorkerId, CusumChart>>);
+pub struct PredictionDriftDetector(Mutex<HashMap<WorkerId, CusumChart>>);
 
-impl PredictionCalibration {
+impl PredictionDriftDetector {
     /// Adds a step that this worker incarnation served alone. Returns the drift if its direction changed.
     pub fn add(
         &self,
         (worker, incarnation): (WorkerId, Incarnation),
         predicted: Micros,
         observed: Micros,
-    ) -> Option<PredictionDrift> {
+    ) -> Option<PredictionAccuracy> {
         let mut charts = self.0.lock();
         let chart = charts.entry(worker).or_insert_with(|| CusumChart::new(incarnation));
         if chart.incarnation != incarnation {
@@ -122,7 +122,7 @@ impl PredictionCalibration {
     }
 
     /// Returns how well this worker's first tokens are predicted; `None` before its first step.
-    pub fn of(&self, worker: WorkerId) -> Option<PredictionDrift> {
+    pub fn of(&self, worker: WorkerId) -> Option<PredictionAccuracy> {
         self.0.lock().get(&worker).map(CusumChart::prediction_drift)
     }
 }
@@ -144,14 +144,14 @@ mod tests {
     }
 
     /// Adds a step with a prediction of 2 s.
-    fn step(calibration: &PredictionCalibration, factor: f64) -> Option<PredictionDrift> {
+    fn step(calibration: &PredictionDriftDetector, factor: f64) -> Option<PredictionAccuracy> {
         calibration.add(WORKER, Micros(2_000_000), Micros((2e6 * factor) as u64))
     }
 
     #[test]
     fn noise_alone_is_not_drift() {
         for spread in [0.1, 0.3, 0.5] {
-            let calibration = PredictionCalibration::default();
+            let calibration = PredictionDriftDetector::default();
             let drifts = noise(spread).take(2_000).filter_map(|x| step(&calibration, x.exp())).count();
             assert_eq!(drifts, 0, "{spread}");
             let prediction = calibration.of(WORKER.0).unwrap();
@@ -165,7 +165,7 @@ mod tests {
         for (factor, direction) in
             [(3.0, DriftDirection::Slower), (2.0, DriftDirection::Slower), (0.33, DriftDirection::Faster)]
         {
-            let calibration = PredictionCalibration::default();
+            let calibration = PredictionDriftDetector::default();
             noise(0.3).take(300).for_each(|x| assert_eq!(step(&calibration, x.exp()), None));
             let drift =
                 noise(0.3).take(20).find_map(|x| step(&calibration, factor * x.exp())).expect("within twenty steps");
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn drift_is_detected_while_the_cost_model_adapts() {
-        let calibration = PredictionCalibration::default();
+        let calibration = PredictionDriftDetector::default();
         noise(0.3).take(300).for_each(|x| assert_eq!(step(&calibration, x.exp()), None));
         // With each step, a fifth of the remaining error is learned.
         let remaining_error = |n: i32| (3f64.ln() * 0.8f64.powi(n)).exp();
@@ -184,19 +184,19 @@ mod tests {
 
     #[test]
     fn accurate_steps_end_drift_and_a_new_incarnation_resets_it() {
-        let calibration = PredictionCalibration::default();
+        let calibration = PredictionDriftDetector::default();
         assert!((0..20).any(|_| step(&calibration, 4.0).is_some()));
         assert_eq!(calibration.of(WORKER.0).unwrap().drift, Some(DriftDirection::Slower));
         let prediction = (0..40).find_map(|_| step(&calibration, 1.0)).expect("it ends");
         assert_eq!(prediction.drift, None);
         assert!((0..20).any(|_| step(&calibration, 4.0).is_some()));
         calibration.add((WORKER.0, Incarnation(2)), Micros(1_000_000), Micros(1_000_000));
-        assert_eq!(calibration.of(WORKER.0), Some(PredictionDrift { samples: 1, ratio: 1.0, drift: None }));
+        assert_eq!(calibration.of(WORKER.0), Some(PredictionAccuracy { samples: 1, ratio: 1.0, drift: None }));
     }
 
     #[test]
     fn millisecond_errors_and_a_single_outlier_are_not_drift() {
-        let calibration = PredictionCalibration::default();
+        let calibration = PredictionDriftDetector::default();
         (0..200).for_each(|_| assert_eq!(calibration.add(WORKER, Micros(1_000), Micros(5_000)), None));
         assert_eq!(calibration.add(WORKER, Micros(1), Micros(u64::MAX)), None);
         assert_eq!(calibration.add(WORKER, Micros(u64::MAX), Micros(0)), None);

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
+use ownership::ledger::{KvBlockSpec, KvFormat, KvKinds, Scope};
 use planner::AttentionSpec;
 use prefix::{
-    ModelText, ModelTextSource, PrefixError, PromptResolver, PromptResolverOptions, PromptWorkLimits, TemplateFault,
+    ModelTokenizer, ModelTokenizerSource, PrefixError, PromptResolver, PromptResolverOptions, PromptWorkLimits,
+    TemplateFault,
 };
 use serde::Deserialize;
-use vocabulary::{Bytes, ChainNamespace, HashSeed, ModelId, RootKeys, TenantId, Tokens};
+use vocabulary::{Bytes, HashSeed, ModelId, ModelNamespace, RequestNamespace, TenantId, Tokens};
 use workers_shim::sim::EngineProfile;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -34,7 +35,7 @@ pub struct Model {
     /// Computes the block hashes of its prompts.
     pub identifier: PromptResolver,
     /// Format and size of its KV blocks.
-    pub shape: KvShape,
+    pub shape: KvBlockSpec,
     /// KV bytes per token.
     pub kv_bytes_per_token: Bytes,
     /// State that its layers keep, where that is known.
@@ -82,8 +83,8 @@ impl Model {
     }
 
     /// Returns what block hashes depend on besides tokens, named as engines name it.
-    pub fn root_keys<'a>(&'a self, salt: Option<&'a str>) -> RootKeys<'a> {
-        RootKeys { adapter: self.adapter.as_ref().map(|name| &*name.0), salt, content: None }
+    pub fn root_keys<'a>(&'a self, salt: Option<&'a str>) -> RequestNamespace<'a> {
+        RequestNamespace { adapter: self.adapter.as_ref().map(|name| &*name.0), salt, content: None }
     }
 
     /// Returns the same model with this adapter.
@@ -91,7 +92,7 @@ impl Model {
         let format = format_of(model, self.kv_bytes_per_token);
         Self {
             identifier: self.identifier.clone(),
-            shape: KvShape { format, ..self.shape },
+            shape: KvBlockSpec { format, ..self.shape },
             kv_bytes_per_token: self.kv_bytes_per_token,
             attention: self.attention.clone(),
             adapter: Some(model.clone()),
@@ -104,7 +105,7 @@ impl Model {
         let LoadedModelFiles { text, attention } = known;
         let block = config.block_size.map_or(DEFAULT_BLOCK_TOKENS, |block| Tokens(block.into()));
         let revision: Arc<str> = config.revision.as_deref().unwrap_or_default().into();
-        let namespace = ChainNamespace { model: model.clone(), revision, tokenizer: "".into() };
+        let namespace = ModelNamespace { model: model.clone(), revision, tokenizer: "".into() };
         let options = PromptResolverOptions {
             namespace,
             seed: HashSeed::default(),
@@ -117,7 +118,7 @@ impl Model {
             None => config.tokenizer_dir.as_deref().and_then(built_in_kv_bytes).unwrap_or(DEFAULT_KV_BYTES),
         };
         let kinds = attention.as_deref().map_or_else(KvKinds::default, attention::ledger_kinds);
-        let shape = KvShape { format: format_of(model, bytes), kinds, block, block_bytes: bytes * block.0 };
+        let shape = KvBlockSpec { format: format_of(model, bytes), kinds, block, block_bytes: bytes * block.0 };
         Self {
             identifier: PromptResolver::new(options),
             shape,
@@ -133,7 +134,7 @@ impl Model {
 /// What was loaded from a model's files.
 #[derive(Default)]
 struct LoadedModelFiles {
-    text: Option<Arc<ModelText>>,
+    text: Option<Arc<ModelTokenizer>>,
     attention: Option<Arc<AttentionSpec>>,
 }
 
@@ -239,8 +240,8 @@ fn format_of(model: &ModelId, kv_bytes_per_token: Bytes) -> KvFormat {
 }
 
 /// Loads the small model of the simulated workers.
-pub fn built_in_text() -> Result<ModelText, PrefixError> {
-    ModelText::load(ModelTextSource::Files(prefix::ModelFiles {
+pub fn built_in_text() -> Result<ModelTokenizer, PrefixError> {
+    ModelTokenizer::load(ModelTokenizerSource::Files(prefix::ModelFiles {
         tokenizer_json: include_bytes!("../../../configs/models/tiny/tokenizer.json").as_slice().into(),
         tokenizer_config: Some(include_bytes!("../../../configs/models/tiny/tokenizer_config.json").as_slice().into()),
         chat_template: Some(include_bytes!("../../../configs/models/tiny/chat_template.jinja").as_slice().into()),
@@ -249,10 +250,10 @@ pub fn built_in_text() -> Result<ModelText, PrefixError> {
     }))
 }
 
-fn load_text(folder: &Path) -> Result<ModelText, PrefixError> {
+fn load_text(folder: &Path) -> Result<ModelTokenizer, PrefixError> {
     match folder.to_str() {
         Some(BUILT_IN) => built_in_text(),
-        _ => ModelText::load(ModelTextSource::Folder(folder.to_owned())),
+        _ => ModelTokenizer::load(ModelTokenizerSource::Folder(folder.to_owned())),
     }
 }
 
@@ -264,7 +265,7 @@ fn built_in_kv_bytes(folder: &Path) -> Option<Bytes> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use prefix::{PromptIdentity, PromptInputs};
+    use prefix::{ExtraPromptInputs, PromptIdentity};
 
     use super::*;
 
@@ -309,14 +310,16 @@ pub(crate) mod tests {
         let of = |name: &str| catalog.model(&name.into());
         let prompt = |name: &str, salt| {
             let (model, body) = (of(name), br#"{"messages":[{"role":"user","content":"What is in the sea?"}]}"#);
-            model.identifier.resolve_chat(body, PromptInputs { keys: model.root_keys(salt), ..PromptInputs::default() })
+            model
+                .identifier
+                .resolve_chat(body, ExtraPromptInputs { keys: model.root_keys(salt), ..ExtraPromptInputs::default() })
         };
         let (plain, adapted) = (prompt("tiny", None), prompt("sql", None));
         assert_eq!((plain.identity, adapted.identity), (PromptIdentity::Exact, PromptIdentity::Exact));
         assert_eq!(plain.content, adapted.content);
         assert!(plain.chain.ids.iter().all(|id| !adapted.chain.ids.contains(id)));
         // As the index computes roots for an engine's blocks with this adapter.
-        let keys = RootKeys { adapter: Some("sql"), salt: Some("s"), content: None };
+        let keys = RequestNamespace { adapter: Some("sql"), salt: Some("s"), content: None };
         let namespace = of("tiny").identifier.namespace().clone();
         assert_eq!(prompt("sql", Some("s")).chain.root, namespace.root(of("tiny").identifier.seed(), keys));
         assert_ne!(of("sql").shape.format, of("tiny").shape.format);

@@ -15,24 +15,24 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use planner::{PlanningCase, Policy};
+use planner::{Policy, RecordedPlanningInputs};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use smart_default::SmartDefault;
 use vocabulary::{ByteCount, RequestId};
 
-use crate::calibration::PredictionCalibration;
+use crate::calibration::PredictionDriftDetector;
 use crate::guardrail::Guardrail;
 use crate::receipt::{Receipt, ReceiptBuffer};
 use crate::telemetry::decision_metrics::DecisionMetrics;
-use crate::transfer_check::TransferChecks;
+use crate::transfer_check::TransferCheckState;
 pub(crate) use files::LogSizeLimit;
 pub use filter::DecisionFilter;
-use reader::DecisionSearch;
+use reader::DecisionMatches;
 pub use reader::{DecisionRecords, DecisionRecordsError, ReplayRecord};
 use record::DecisionRecord;
 pub use record::StaticPlanningInputs;
-pub use record::{DecisionLogHeader, RecordedAttempt};
+pub use record::{DecisionLogHeader, ReplayAttempt};
 use writer::DecisionLogWriter;
 
 /// Section `[decision_log]`.
@@ -70,18 +70,18 @@ pub struct DecisionHistory {
     /// Newest receipts.
     pub receipts: ReceiptBuffer,
     /// Predicted against measured time to first token.
-    pub calibration: Arc<PredictionCalibration>,
+    pub calibration: Arc<PredictionDriftDetector>,
     /// Whether the planner's actions make sessions slower than the bypass.
     pub guardrail: Arc<Guardrail>,
     /// Whether transferred KV equals what was sent.
-    pub transfer_checks: Arc<TransferChecks>,
+    pub transfer_checks: Arc<TransferCheckState>,
     log: Option<DecisionLogWriter>,
     folder: PathBuf,
 }
 
 /// Location and fixed inputs of the log.
 #[derive(Debug)]
-pub struct DecisionLogOptions<'a> {
+pub struct DecisionLogParts<'a> {
     /// Folder of the log; created if missing.
     pub folder: &'a Path,
     /// The planner's policy.
@@ -106,9 +106,9 @@ impl DecisionHistory {
     pub fn open(
         receipts: ReceiptBuffer,
         config: DecisionLogConfig,
-        log: DecisionLogOptions<'_>,
+        log: DecisionLogParts<'_>,
     ) -> Result<Self, OpenDecisionLogError> {
-        let DecisionLogOptions { folder, policy, static_inputs, metrics } = log;
+        let DecisionLogParts { folder, policy, static_inputs, metrics } = log;
         let header = DecisionLogHeader::new(policy.clone(), static_inputs);
         let open = |size_limit| DecisionLogWriter::open(folder, size_limit, (&header, metrics));
         let log = LogSizeLimit::of(config.max_size.0 as u64).map(open).transpose();
@@ -118,7 +118,7 @@ impl DecisionHistory {
     }
 
     /// Records a finished step. `case` holds the planner's inputs, if it was asked.
-    pub fn record(&self, receipt: Receipt, case: Option<PlanningCase>) {
+    pub fn record(&self, receipt: Receipt, case: Option<RecordedPlanningInputs>) {
         let receipt = Arc::new(receipt);
         self.receipts.push(receipt.clone());
         if let Some(log) = &self.log {
@@ -139,7 +139,7 @@ impl DecisionHistory {
 
     /// Finds the newest `limit` matching decisions, newest first. Blocks on disk reads.
     pub fn search(&self, filter: &DecisionFilter, limit: usize) -> DecisionSearchResult {
-        let mut search = DecisionSearch::default();
+        let mut search = DecisionMatches::default();
         for receipt in self.receipts.newest(limit, |receipt| filter.matches(&receipt.into())) {
             search.requests.insert(receipt.request_id);
             search.receipts.extend(serde_json::value::to_raw_value(&*receipt));

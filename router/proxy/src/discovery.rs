@@ -15,14 +15,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ownership::Directory;
+use ownership::OwnershipDirectory;
 use parking_lot::Mutex;
 use serde::Serialize;
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use tokio::sync::Notify;
 use utoipa::ToSchema;
 use vocabulary::{ModelId, WorkerId};
-use workers_shim::fleet::{EventSourceSetting, Fleet, FleetDiff, FleetError, WorkerDefinition};
+use workers_shim::fleet::{EventSourceSetting, Fleet, FleetChangeCounts, FleetError, WorkerDefinition};
 
 use crate::drains;
 use crate::telemetry::discovery_metrics::DiscoveryMetrics;
@@ -66,19 +66,19 @@ impl WorkerSource {
 }
 
 /// Key of one worker list: its source, and its index within the source.
-pub(crate) type SourceKey = (WorkerSource, usize);
+pub(crate) type WorkerListKey = (WorkerSource, usize);
 
 /// The workers that the sources list, and where they are applied.
 #[derive(Debug)]
 pub struct WorkerDiscovery {
-    lists: Mutex<BTreeMap<SourceKey, Vec<WorkerConfig>>>,
+    lists: Mutex<BTreeMap<WorkerListKey, Vec<WorkerConfig>>>,
     registered: Mutex<RegistrationTable>,
     /// Why a list cannot be read.
-    failures: Mutex<BTreeMap<SourceKey, String>>,
+    failures: Mutex<BTreeMap<WorkerListKey, String>>,
     changed: Notify,
     fleet: Arc<Fleet>,
     listed_workers: Arc<WorkerPool>,
-    directory: Arc<Directory>,
+    directory: Arc<OwnershipDirectory>,
     metrics: DiscoveryMetrics,
 }
 
@@ -86,7 +86,7 @@ impl WorkerDiscovery {
     /// Creates the discovery without any list.
     pub fn new(
         (fleet, listed_workers): (Arc<Fleet>, Arc<WorkerPool>),
-        directory: Arc<Directory>,
+        directory: Arc<OwnershipDirectory>,
         (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {
         let registered = Mutex::new(RegistrationTable::new(config.max_registrations));
@@ -95,20 +95,20 @@ impl WorkerDiscovery {
     }
 
     /// Replaces a list. It takes effect shortly afterwards.
-    pub fn update_list(&self, source: SourceKey, workers: Vec<WorkerConfig>) {
+    pub fn update_list(&self, source: WorkerListKey, workers: Vec<WorkerConfig>) {
         self.lists.lock().insert(source, workers);
         self.changed.notify_one();
     }
 
     /// Records that a list cannot be read; its last content stays in force. Logged once until it can be read again.
-    pub(crate) fn mark_failing(&self, list: SourceKey, why: String) {
+    pub(crate) fn mark_failing(&self, list: WorkerListKey, why: String) {
         if self.failures.lock().insert(list, why.clone()).as_ref() != Some(&why) {
             tracing::error!(source = list.0.as_ref(), reason = %why, "a source of workers cannot be read (see reason); its last list stays in force");
         }
     }
 
     /// Records that a list can be read.
-    pub(crate) fn mark_working(&self, list: SourceKey) {
+    pub(crate) fn mark_working(&self, list: WorkerListKey) {
         if self.failures.lock().remove(&list).is_some() {
             tracing::info!(source = list.0.as_ref(), "workers are looked up again");
         }
@@ -189,11 +189,11 @@ impl WorkerDiscovery {
         Ok(())
     }
 
-    fn record_turnover(&self, turnover: FleetDiff) {
-        if turnover == FleetDiff::default() {
+    fn record_turnover(&self, turnover: FleetChangeCounts) {
+        if turnover == FleetChangeCounts::default() {
             return;
         }
-        let FleetDiff { joined, changed, left } = turnover;
+        let FleetChangeCounts { joined, changed, left } = turnover;
         tracing::info!(joined, changed, left, "the workers changed");
         for (change, count) in [("joined", joined), ("changed", changed), ("left", left)] {
             self.metrics.changes.with_label_values(&[change]).inc_by(count as u64);
@@ -206,7 +206,7 @@ impl WorkerDiscovery {
 }
 
 /// Returns every worker once, by the first source that lists it, and the number beyond [`MAX_WORKERS`].
-fn merge_lists(wanted: &BTreeMap<SourceKey, Vec<WorkerConfig>>) -> (Vec<(WorkerSource, WorkerConfig)>, usize) {
+fn merge_lists(wanted: &BTreeMap<WorkerListKey, Vec<WorkerConfig>>) -> (Vec<(WorkerSource, WorkerConfig)>, usize) {
     let mut seen = HashSet::new();
     let all = wanted.iter().flat_map(|((source, _), workers)| workers.iter().map(|worker| (*source, worker)));
     let mut listed: Vec<_> = all

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use ownership::ledger::{DrainFlag, RecordKey};
-use ownership::{ChangeEvent, Directory};
+use ownership::{ChangeEvent, OwnershipDirectory};
 use vocabulary::{WorkerHealth, WorkerId};
 use workers_shim::fleet::Fleet;
 
@@ -13,7 +13,7 @@ use workers_shim::fleet::Fleet;
 const RESYNC_DELAY: Duration = Duration::from_millis(100);
 
 /// Applies drain flags as soon as the ledger's view shows them.
-pub async fn follow(directory: Arc<Directory>, fleet: Weak<Fleet>) {
+pub async fn follow(directory: Arc<OwnershipDirectory>, fleet: Weak<Fleet>) {
     loop {
         let view = directory.view();
         let Some(all) = fleet.upgrade() else { return };
@@ -40,7 +40,7 @@ pub async fn follow(directory: Arc<Directory>, fleet: Weak<Fleet>) {
 }
 
 /// Sets the drain state of a worker to the ledger's current flag.
-pub fn apply(directory: &Directory, fleet: &Fleet, worker: WorkerId) {
+pub fn apply(directory: &OwnershipDirectory, fleet: &Fleet, worker: WorkerId) {
     let drain_flag = || directory.view().worker(worker).map(|record| record.draining);
     converge(drain_flag, |wanted| fleet.set_draining(worker, wanted));
 }

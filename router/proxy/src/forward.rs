@@ -9,25 +9,25 @@ use bytes::Bytes;
 use http::StatusCode;
 use prometheus::IntCounter;
 use vocabulary::{ModelId, Tokens, WorkerHealth, WorkerId};
-use workers_shim::engine_api::{LegOptions, RequestBody, StrippedFields, TokenUsage};
+use workers_shim::engine_api::{ClientRequestBody, LegOptions, StrippedFieldCounts, TokenUsage};
 
 use crate::client_request::ClientRequest;
 use crate::error::{ApiError, ErrorRecipient};
-use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::outliers::OutlierTracker;
-use crate::passthrough::{PassthroughFacts, ResponseObserver, is_event_stream, relay};
+use crate::passthrough::{PassthroughOutcome, ResponseObserver, is_event_stream, relay};
 use crate::quotas::{BYTES_PER_TOKEN, TokenReservation};
 use crate::receipt::RequestOutcome;
 use crate::stored_responses::StoredResponses;
-use crate::stored_responses::listener::{BodyFormat, ResponseListener};
-use crate::stored_responses::receipt_recorder::{ReceiptRecorder, RecordedAnswer};
+use crate::stored_responses::answer_recorder::{ForwardedAnswerObserver, RecordedAnswer};
+use crate::stored_responses::listener::{BodyFormat, ResponseRecorder};
 use crate::telemetry::metrics::Metrics;
 use crate::tenant_isolation::TenantIsolation;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
 use crate::usage_bounds::{UNBOUNDED_ANSWER, max_plausible};
 use crate::worker_client::WorkerClient;
 use crate::worker_pool::{DispatchGuard, WorkerPool};
-pub use end::{ForwardEnd, ForwardEnds, ForwardedStep};
+pub use end::{ForwardEnd, ForwardEndSinks, ForwardedContinuation};
 
 /// Maximum number of workers tried for one request.
 const MAX_ATTEMPTS: usize = 3;
@@ -52,7 +52,7 @@ pub(crate) enum ResponseCapture {
 
 /// Forwards requests that are not planned.
 #[derive(Clone, Debug)]
-pub struct Forwarder {
+pub struct UnplannedForwarder {
     /// Client to the workers.
     pub workers: WorkerClient,
     /// The workers, for requests that are not planned.
@@ -66,19 +66,22 @@ pub struct Forwarder {
     /// Responses stored at workers.
     pub responses: Arc<StoredResponses>,
     /// The sinks that take the end of each forwarded request.
-    pub ends: Arc<ForwardEnds>,
+    pub ends: Arc<ForwardEndSinks>,
     /// All metrics.
     pub metrics: Arc<Metrics>,
 }
 
-impl Forwarder {
+impl UnplannedForwarder {
     /// Returns `request` without the fields that only routers may send, and with the tenant's cache salt: paths without
     /// a plan reach the same engines and caches. Also returns the removed fields, to be counted once per request.
-    pub async fn sanitized(&self, mut request: ClientRequest) -> Result<(ClientRequest, StrippedFields), ApiError> {
+    pub async fn sanitized(
+        &self,
+        mut request: ClientRequest,
+    ) -> Result<(ClientRequest, StrippedFieldCounts), ApiError> {
         let options = LegOptions { salt: self.isolation.salt_of(&request.tenant), ..LegOptions::default() };
-        let load = OffloadTask::of(&request);
+        let load = OffloadSpec::of(&request);
         let work = move || {
-            let body = RequestBody::read(request.body.clone()).map_err(ApiError::invalid_body)?;
+            let body = ClientRequestBody::read(request.body.clone()).map_err(ApiError::invalid_body)?;
             let stripped = body.stripped(&options);
             request.body = request.charge_derived(body.plain(&options))?;
             Ok((request, stripped))
@@ -108,7 +111,11 @@ impl Forwarder {
                         self.response_recorders(request, (learn, worker), (answer.status(), form)).await;
                     let client = request.error_recipient();
                     let budget = self.workers.event_budget();
-                    let bounds = UsageBounds::most(request, learn, filing.as_ref().and_then(ReceiptRecorder::asked));
+                    let bounds = MaxPlausibleUsage::most(
+                        request,
+                        learn,
+                        filing.as_ref().and_then(ForwardedAnswerObserver::asked),
+                    );
                     let status = answer.status();
                     let watch = ForwardObserver {
                         ends: self.ends.clone(),
@@ -191,29 +198,29 @@ impl Forwarder {
         request: &ClientRequest,
         (learn, worker): (ResponseCapture, WorkerId),
         (status, form): (StatusCode, BodyFormat),
-    ) -> (Option<ResponseListener>, Option<ReceiptRecorder>) {
+    ) -> (Option<ResponseRecorder>, Option<ForwardedAnswerObserver>) {
         let stores = (self.responses.clone(), self.offload_pool.clone());
         let is_wanted = learn != ResponseCapture::Nothing && status.is_success();
         let filed = match learn {
             ResponseCapture::Step => {
-                ReceiptRecorder::of((&self.offload_pool, &self.responses), request, (status, form)).await
+                ForwardedAnswerObserver::of((&self.offload_pool, &self.responses), request, (status, form)).await
             }
             ResponseCapture::Nothing | ResponseCapture::Response => None,
         };
-        let session = filed.as_ref().and_then(ReceiptRecorder::session);
-        let listener = is_wanted.then(|| ResponseListener::new(stores, (request, session), worker, form));
+        let session = filed.as_ref().and_then(ForwardedAnswerObserver::session);
+        let listener = is_wanted.then(|| ResponseRecorder::new(stores, (request, session), worker, form));
         (listener, filed)
     }
 }
 
 /// Largest token counts that a worker can plausibly report.
 #[derive(Clone, Copy)]
-struct UsageBounds {
+struct MaxPlausibleUsage {
     prompt: Tokens,
     answer: Tokens,
 }
 
-impl UsageBounds {
+impl MaxPlausibleUsage {
     /// Returns the limits for a request whose answer may have `asked` tokens, where it sets a limit. The history of a
     /// step that follows a response is stored at its worker, so its prompt may be larger than the body.
     fn most(request: &ClientRequest, learn: ResponseCapture, asked: Option<Tokens>) -> Self {
@@ -229,24 +236,24 @@ impl UsageBounds {
 
 /// Counts the request in its worker's load while the answer runs, and learns from the answer.
 struct ForwardObserver {
-    ends: Arc<ForwardEnds>,
+    ends: Arc<ForwardEndSinks>,
     /// Counts answers that break off.
     interrupted: IntCounter,
     client: ErrorRecipient,
     dispatch: DispatchGuard,
     status: StatusCode,
-    listener: Option<ResponseListener>,
-    receipt_recorder: Option<ReceiptRecorder>,
+    listener: Option<ResponseRecorder>,
+    receipt_recorder: Option<ForwardedAnswerObserver>,
     /// Where the recorder reads a long answer.
     offload_pool: Arc<OffloadPool>,
     /// Tokens reserved from the tenant's quota.
     reservation: Option<TokenReservation>,
-    bounds: UsageBounds,
+    bounds: MaxPlausibleUsage,
     is_broken: bool,
 }
 
 impl ResponseObserver for ForwardObserver {
-    fn on_end(&mut self, facts: PassthroughFacts) {
+    fn on_end(&mut self, facts: PassthroughOutcome) {
         let (ends, reservation) = (self.ends.clone(), self.reservation.take());
         let (worker, status, bounds, is_broken) = (self.dispatch.member.id, self.status, self.bounds, self.is_broken);
         let end = move |recorded: Option<RecordedAnswer>| {
@@ -288,7 +295,7 @@ impl ResponseObserver for ForwardObserver {
     fn on_broken(&mut self) -> Bytes {
         self.is_broken = true;
         self.interrupted.inc();
-        let number = self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number);
+        let number = self.listener.as_ref().map_or(0, ResponseRecorder::next_sequence_number);
         ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.stream_event(self.client, number)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Only the paths in the route table are served. Administration paths of engines are not in it and must never be.
 
-mod request_tracker;
+mod request_guard;
 mod routes;
 
 use std::panic::AssertUnwindSafe;
@@ -20,11 +20,11 @@ use vocabulary::TenantId;
 
 use crate::client_request::{ClientRequest, Envelope};
 use crate::error::{ApiError, ErrorFormat, ErrorReason, ErrorRecipient};
-use crate::forward::{Forwarder, ResponseCapture, WorkerSelector};
+use crate::forward::{ResponseCapture, UnplannedForwarder, WorkerSelector};
 use crate::host_check::{HostCheck, HostRules};
 use crate::memory_budget::MemoryBudget;
 use crate::model_list::ModelListCache;
-use crate::offload_pool::OffloadTask;
+use crate::offload_pool::OffloadSpec;
 use crate::pipeline::{Pipeline, serve_generation};
 use crate::quotas::{Quotas, TenantQuotas};
 use crate::request_id::{REQUEST_ID, id_value, new_request_id};
@@ -32,7 +32,7 @@ use crate::server::{BodyLimits, UnauthenticatedPermit, drain_rejected, read_body
 use crate::shared_cache::SharedCache;
 use crate::stored_responses::serve::ResponsesApi;
 use crate::tenant_isolation::NotServingReason;
-use request_tracker::RequestTracker;
+use request_guard::RequestGuard;
 use routes::{ROUTES, Route, RouteHandler, UNSUPPORTED_PREFIXES};
 use vocabulary::truncated;
 
@@ -40,7 +40,7 @@ use vocabulary::truncated;
 #[derive(Debug)]
 pub struct FrontDoor {
     responses: ResponsesApi,
-    forwarder: Forwarder,
+    forwarder: UnplannedForwarder,
     model_list: ModelListCache,
     quotas: Quotas,
     memory_budget: Arc<MemoryBudget>,
@@ -54,7 +54,7 @@ pub struct FrontDoorParts {
     /// Serves generation requests.
     pub pipeline: Arc<Pipeline>,
     /// Forwards requests that are not planned.
-    pub forwarder: Forwarder,
+    pub forwarder: UnplannedForwarder,
     /// The shared cache.
     pub shared_cache: Arc<SharedCache>,
     /// Quotas of tenants.
@@ -102,7 +102,7 @@ async fn serve(door: Arc<FrontDoor>, route: &'static Route, request: Request) ->
     let id = new_request_id();
     let named = request.headers().get(REQUEST_ID).cloned();
     let client = ErrorRecipient { format: ErrorFormat::of(request.uri().path()), request: id };
-    let mut counted = RequestTracker::begin(door.forwarder.metrics.clone(), route.path, arrived);
+    let mut counted = RequestGuard::begin(door.forwarder.metrics.clone(), route.path, arrived);
     let dispatched = dispatch(&door, route, request, (client, arrived, &mut counted));
     let served = AssertUnwindSafe(dispatched).catch_unwind().await;
     let result = served.unwrap_or_else(|_| {
@@ -128,15 +128,15 @@ async fn dispatch(
     door: &Arc<FrontDoor>,
     route: &'static Route,
     request: Request,
-    (client, arrived, running): (ErrorRecipient, Instant, &mut RequestTracker),
+    (client, arrived, running): (ErrorRecipient, Instant, &mut RequestGuard),
 ) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let limits = door.body_limits;
     let admitted = HostCheck::new(&door.host_rules).check(&head).map_err(ApiError::from);
     let admitted = admitted.and_then(|()| admit(door, route, &head));
     let tenant = match admitted {
-        Ok(AdmittedCaller::Tenant(tenant)) => tenant,
-        Ok(AdmittedCaller::Options) => return Ok(options_response(route)),
+        Ok(AuthOutcome::Tenant(tenant)) => tenant,
+        Ok(AuthOutcome::Options) => return Ok(options_response(route)),
         Err(error) => return Err(drain_rejected(&head.headers, body, limits, error)),
     };
     let quotas = door.quotas.of(&tenant).filter(|_| route.handler.is_metered());
@@ -199,7 +199,7 @@ async fn dispatch(
 async fn admit_request(
     (door, tenant, quotas): (&FrontDoor, &TenantId, &TenantQuotas),
     headers: &http::HeaderMap,
-    running: &mut RequestTracker,
+    running: &mut RequestGuard,
 ) -> Result<crate::quotas::CountedRequest, ApiError> {
     let refused = || &door.forwarder.metrics.shared_cache.quota_refusals;
     let slot = quotas.acquire_slot();
@@ -218,12 +218,12 @@ fn with_quota_headers(
     response
 }
 
-enum AdmittedCaller {
+enum AuthOutcome {
     Tenant(TenantId),
     Options,
 }
 
-fn admit(door: &FrontDoor, route: &Route, head: &http::request::Parts) -> Result<AdmittedCaller, ApiError> {
+fn admit(door: &FrontDoor, route: &Route, head: &http::request::Parts) -> Result<AuthOutcome, ApiError> {
     match route.handler {
         RouteHandler::Unknown => {
             let path = head.uri.path();
@@ -233,18 +233,18 @@ fn admit(door: &FrontDoor, route: &Route, head: &http::request::Parts) -> Result
                 None => ApiError::UnknownPath { path: truncated(path) },
             });
         }
-        _ if head.method == Method::OPTIONS => return Ok(AdmittedCaller::Options),
+        _ if head.method == Method::OPTIONS => return Ok(AuthOutcome::Options),
         _ if !route.allows(&head.method) => {
             let method = truncated(head.method.as_str());
             return Err(ApiError::WrongMethod { method, allow: route.allow });
         }
-        RouteHandler::Alive | RouteHandler::Ready => return Ok(AdmittedCaller::Tenant(TenantId::default())),
+        RouteHandler::Alive | RouteHandler::Ready => return Ok(AuthOutcome::Tenant(TenantId::default())),
         _ => {}
     }
     let tenant = door.forwarder.isolation.keys().tenant(&head.headers)?;
     head.extensions.get().map(UnauthenticatedPermit::mark_authenticated);
     door.forwarder.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
-    Ok(AdmittedCaller::Tenant(tenant))
+    Ok(AuthOutcome::Tenant(tenant))
 }
 
 fn is_under(path: &str, prefix: &str) -> bool {
@@ -265,7 +265,7 @@ async fn handle(door: &Arc<FrontDoor>, route: &Route, request: ClientRequest) ->
             door.forwarder.metrics.requests.count_stripped(stripped);
             let body = request.body.clone();
             let read = move || Envelope::read(&body).map(Envelope::into_owned);
-            let envelope = OffloadTask::of(&request).run(&door.forwarder.offload_pool, read).await??;
+            let envelope = OffloadSpec::of(&request).run(&door.forwarder.offload_pool, read).await??;
             door.forwarder
                 .forward(&request, WorkerSelector::Model(envelope.model.as_deref()), ResponseCapture::Nothing)
                 .await

@@ -76,7 +76,7 @@ pub struct StepSample {
 /// How one action compares with the bypass.
 #[derive(Clone, Copy, PartialEq, Serialize, ToSchema, Debug, Default)]
 #[schema(as = GuardrailComparison)]
-pub struct ComparisonReport {
+pub struct ArmComparisonReport {
     /// Sessions that the bypass served, of the newest 512 for which the action was chosen.
     pub control_sessions: usize,
     /// Sessions that the action served, of the newest 512.
@@ -96,10 +96,10 @@ pub struct ComparisonReport {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum GuardrailEvent {
     /// The action is significantly slower than the bypass.
-    Slower(ComparisonReport),
+    Slower(ArmComparisonReport),
     /// The action is no longer slower, with enough sessions in both arms. Only for actions that cannot be disabled: a
     /// disabled one gets no new steps.
-    Recovered(ComparisonReport),
+    Recovered(ArmComparisonReport),
 }
 
 /// Mean of one session's steps.
@@ -170,21 +170,21 @@ impl LogRatioInterval {
 }
 
 #[derive(Clone, Debug, Default)]
-struct ActionComparison {
+struct ArmComparison {
     control: ArmSessions,
     active: ArmSessions,
     slower_since: Option<u64>,
 }
 
-impl ActionComparison {
+impl ArmComparison {
     fn difference(&self) -> Option<LogRatioInterval> {
         Some(LogRatioInterval::of(self.active.moments()?, self.control.moments()?))
     }
 
-    fn report(&self) -> ComparisonReport {
+    fn report(&self) -> ArmComparisonReport {
         let difference = self.difference();
         let ratio = |of: fn(LogRatioInterval) -> f64| difference.map(|difference| of(difference).exp());
-        ComparisonReport {
+        ArmComparisonReport {
             control_sessions: self.control.0.len(),
             treatment_sessions: self.active.0.len(),
             ttft_ratio: ratio(|d| d.mean),
@@ -224,7 +224,7 @@ impl ActionComparison {
 
 /// Comparisons of all actions, over this router's sessions since it started.
 #[derive(Debug, Default)]
-pub struct Guardrail(Mutex<[ActionComparison; Action::ALL.len()]>);
+pub struct Guardrail(Mutex<[ArmComparison; Action::ALL.len()]>);
 
 impl Guardrail {
     /// Adds a complete step of a compared session. Returns what changed by it.
@@ -233,17 +233,17 @@ impl Guardrail {
     }
 
     /// Returns the comparison of an action.
-    pub fn of(&self, action: Action) -> ComparisonReport {
+    pub fn of(&self, action: Action) -> ArmComparisonReport {
         self.0.lock()[action as usize].report()
     }
 
     /// Resets the comparison of an action that is enabled again.
     pub fn reset(&self, action: Action) {
-        self.0.lock()[action as usize] = ActionComparison::default();
+        self.0.lock()[action as usize] = ArmComparison::default();
     }
 
     /// Returns the actions that are significantly slower.
-    pub fn slower_actions(&self) -> Vec<(Action, ComparisonReport)> {
+    pub fn slower_actions(&self) -> Vec<(Action, ArmComparisonReport)> {
         let all = self.0.lock();
         let slower = |action: &Action| all[*action as usize].slower_since.is_some();
         Action::ALL.into_iter().filter(slower).map(|action| (action, all[action as usize].report())).collect()

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use planner::TransferObstacle;
+use planner::RequestTransferBlocker;
 use prefix::{FallbackReason, LookupTier, Prompt, PromptIdentity, WallTime};
 use vocabulary::{ModelId, PrefixChain, SessionId, Tokens};
-use workers_shim::engine_api::{Api, LegOptions, RequestBody, TokenIdVisibility, TokenIdsMode, UsageEventMode};
+use workers_shim::engine_api::{Api, ClientRequestBody, LegOptions, TokenIdForwarding, TokenIdsMode, UsageEventMode};
 
 use crate::catalog::Model;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
@@ -31,7 +31,7 @@ pub struct ParsedRequest {
     /// The endpoint that it came by.
     pub endpoint: GenerationEndpoint,
     /// The scanned body, from which legs are built.
-    pub body: RequestBody,
+    pub body: ClientRequestBody,
     /// The model.
     pub model: ModelId,
     /// The tenant's cache salt, where tenants are isolated.
@@ -46,7 +46,7 @@ pub struct ParsedRequest {
     /// Maximum answer length in tokens, where the client sets one.
     pub max_answer: Option<Tokens>,
     /// What in the request forbids KV transfers for it.
-    pub transfer_bar: Option<TransferObstacle>,
+    pub transfer_bar: Option<RequestTransferBlocker>,
 }
 
 impl ParsedRequest {
@@ -57,8 +57,8 @@ impl ParsedRequest {
 
     /// Returns what keeps engines from using their prefix cache for this request: log probabilities of the prompt
     /// require computing all of it. `None` where they use the cache.
-    pub fn cache_bypass_reason(&self) -> Option<TransferObstacle> {
-        let fields = self.body.json_fields();
+    pub fn cache_bypass_reason(&self) -> Option<RequestTransferBlocker> {
+        let fields = self.body.scanned_json();
         let echo = fields.read::<bool>("echo").unwrap_or(false);
         let asks = match self.endpoint {
             // An echoed chat always has prompt log probabilities, an echoed completion only if its answer has some.
@@ -66,19 +66,19 @@ impl ParsedRequest {
             GenerationEndpoint::Completions => fields.has("prompt_logprobs") || echo && fields.has("logprobs"),
             GenerationEndpoint::Messages | GenerationEndpoint::Responses => false,
         };
-        asks.then_some(TransferObstacle::PromptLogprobs)
+        asks.then_some(RequestTransferBlocker::PromptLogprobs)
     }
 
     /// Whether the engine's prompt token count can be compared with ours: every prompt is counted once, as text that
     /// the engine tokenized. A suffix may become part of the prompt, and token ids come from the client, so their
     /// number is certain.
     pub fn has_comparable_counts(&self) -> bool {
-        self.has_single_prefill() && self.body.json_fields().get("prompt").is_none_or(|prompt| !holds_ids(prompt))
+        self.has_single_prefill() && self.body.scanned_json().get("prompt").is_none_or(|prompt| !holds_ids(prompt))
     }
 
     /// Whether an engine computes the prompt exactly once, and nothing else with it.
     pub fn has_single_prefill(&self) -> bool {
-        let fields = self.body.json_fields();
+        let fields = self.body.scanned_json();
         let one = |name| fields.read::<u64>(name).is_none_or(|count| count <= 1);
         let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
         one("n") && one("best_of") && !beams && !fields.has("suffix")
@@ -110,11 +110,11 @@ pub fn leg_options(request: &ParsedRequest) -> LegOptions {
 }
 
 /// Returns which token ids the client wants in the answer.
-pub fn shown_ids(request: &ParsedRequest) -> TokenIdVisibility {
-    if request.body.json_fields().read("return_token_ids").unwrap_or(false) {
-        TokenIdVisibility::All
+pub fn shown_ids(request: &ParsedRequest) -> TokenIdForwarding {
+    if request.body.scanned_json().read("return_token_ids").unwrap_or(false) {
+        TokenIdForwarding::All
     } else {
-        TokenIdVisibility::None
+        TokenIdForwarding::None
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use planner::{AdmissionLimits, KvFootprint, OccupancyModel, OwnershipEffect, Plan};
+use planner::{AdmissionLimits, OccupancyModel, OwnershipEffect, Plan, StepFootprint};
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Owner, SessionId, Tier, Tokens, WorkerView};
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::Fleet;
@@ -33,13 +33,13 @@ struct OccupancyState {
 }
 
 /// The locked occupancy model at one moment. Hold it briefly, never across an await.
-pub struct OccupancyGuard<'a> {
+pub struct LockedOccupancy<'a> {
     state: MutexGuard<'a, OccupancyState>,
     /// The time on the model's clock.
     pub now: Micros,
 }
 
-impl OccupancyGuard<'_> {
+impl LockedOccupancy<'_> {
     /// Returns the occupancy model: whose KV fills which worker.
     pub fn occupancy(&self) -> &OccupancyModel {
         &self.state.occupancy
@@ -63,9 +63,9 @@ impl OccupancyTracker {
     }
 
     /// Locks the model and reads its clock.
-    pub fn lock(&self) -> OccupancyGuard<'_> {
+    pub fn lock(&self) -> LockedOccupancy<'_> {
         let state = self.state.lock();
-        OccupancyGuard { state, now: Micros::of(self.start.elapsed()) }
+        LockedOccupancy { state, now: Micros::of(self.start.elapsed()) }
     }
 
     /// Returns the expected length of the session's next answer, capped at the client's limit `most`.
@@ -100,7 +100,7 @@ impl OccupancyTracker {
     }
 
     /// Records a replica of the session's KV that arrived at a rank while no step of the session is running there.
-    pub fn record_copy(&self, at: Owner, session: SessionId, footprint: KvFootprint) {
+    pub fn record_copy(&self, at: Owner, session: SessionId, footprint: StepFootprint) {
         let mut account = self.lock();
         let now = account.now;
         account.state.occupancy.prefix_replicated(at, session, footprint, now);
@@ -115,7 +115,7 @@ impl OccupancyTracker {
     /// the fleet.
     pub fn reserve(
         &self,
-        mut account: OccupancyGuard<'_>,
+        mut account: LockedOccupancy<'_>,
         step: &ClassifiedStep,
         plan: &Plan,
     ) -> Option<KvReservation> {
@@ -135,7 +135,7 @@ impl OccupancyTracker {
         let found = found.tokens(step.request.block_size);
         // What an owner holds without the model knowing it is the session's own KV, older than this router.
         let is_own = located.session.owner == Some(at) && !account.state.occupancy.is_resident(at, session);
-        let footprint = KvFootprint { tokens, cached: if is_own { Tokens::ZERO } else { found }, capacity };
+        let footprint = StepFootprint { tokens, cached: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
         account.state.occupancy.step_started(at, session, footprint, now);
         let prompt_leg = plan.prompt_leg();

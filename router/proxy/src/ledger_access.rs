@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ownership::ledger::{Command, Outcome};
-use ownership::{Directory, OwnershipError};
+use ownership::{LedgerNodeError, OwnershipDirectory};
 use parking_lot::{Mutex, MutexGuard};
 use prometheus::Histogram;
 use vocabulary::NodeId;
@@ -15,7 +15,7 @@ use crate::peer_exchange::pending_commits::{PendingCommits, QuorumReachability};
 /// A handle to the ledger of this node. Clones share it.
 #[derive(Clone, Debug)]
 pub struct LedgerAccess {
-    directory: Arc<Directory>,
+    directory: Arc<OwnershipDirectory>,
     pending_commits: Arc<Mutex<PendingCommits>>,
     health: Arc<LedgerHealth>,
     commit_seconds: Histogram,
@@ -23,12 +23,12 @@ pub struct LedgerAccess {
 
 impl LedgerAccess {
     /// Returns a handle to this ledger, without pending commits. `commit_seconds` observes how long commits take.
-    pub fn new(directory: Arc<Directory>, commit_seconds: Histogram) -> Self {
+    pub fn new(directory: Arc<OwnershipDirectory>, commit_seconds: Histogram) -> Self {
         Self { directory, pending_commits: Arc::default(), health: Arc::default(), commit_seconds }
     }
 
     /// Returns the ledger with sessions, owners and leases: its view, and the way to write to it.
-    pub fn directory(&self) -> &Directory {
+    pub fn directory(&self) -> &OwnershipDirectory {
         &self.directory
     }
 
@@ -44,7 +44,7 @@ impl LedgerAccess {
     }
 
     /// Records that the ledger has stopped for good.
-    pub fn ledger_failed(&self, error: &OwnershipError) {
+    pub fn ledger_failed(&self, error: &LedgerNodeError) {
         self.health.record_failure(error);
     }
 

@@ -6,8 +6,8 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
 use vocabulary::WorkerId;
-use workers_shim::engine_api::EngineResponse;
-use workers_shim::fleet::InFlightRequest;
+use workers_shim::engine_api::AnswerSummary;
+use workers_shim::fleet::InFlightGuard;
 
 use crate::error::ApiError;
 use crate::receipt::AttemptEvent;
@@ -89,7 +89,7 @@ impl LegError {
 /// A leg's answer whose first byte has arrived.
 pub enum LegResponse {
     /// The complete answer.
-    Whole(Response<Bytes>, EngineResponse),
+    Whole(Response<Bytes>, AnswerSummary),
     /// The head and the first chunk; the rest follows.
     Stream(Response<WorkerBody>, Bytes),
 }
@@ -109,7 +109,7 @@ pub struct StartedAnswer {
     /// Head and body of the answer leg.
     pub response: LegResponse,
     /// The request as counted in the target's load.
-    pub in_flight: InFlightRequest,
+    pub in_flight: InFlightGuard,
     /// When the legs were sent.
     pub sent_at: Instant,
     /// When the first byte arrived.

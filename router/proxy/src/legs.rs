@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
 use vocabulary::{Micros, WorkerId};
-use workers_shim::engine_api::{Api, EngineResponse, KvTransfer, LegOptions, RequestBody, TokenIdsMode};
-use workers_shim::fleet::InFlightRequest;
+use workers_shim::engine_api::{AnswerSummary, Api, ClientRequestBody, KvTransfer, LegOptions, TokenIdsMode};
+use workers_shim::fleet::InFlightGuard;
 use workers_shim::scrape::EngineKind;
 
 use crate::client_request::GenerationEndpoint;
@@ -19,7 +19,7 @@ use crate::identified_request::{ParsedRequest, leg_options};
 use crate::leg_outcome::{LegError, LegResponse};
 use crate::liveness_watch::LivenessWatch;
 use crate::memory_budget::MemoryReservation;
-use crate::offload_pool::OffloadTask;
+use crate::offload_pool::OffloadSpec;
 use crate::passthrough::is_event_stream;
 use crate::request_id::REQUEST_ID;
 use crate::request_states::ClassifiedStep;
@@ -38,11 +38,11 @@ pub struct Legs {
     client: WorkerClient,
     path: String,
     client_headers: HeaderMap,
-    load: OffloadTask,
+    load: OffloadSpec,
     /// The body that legs are derived from and the memory reserved for it; `None` for legs that no client asked for.
     pub(crate) reserved: Option<(Bytes, Arc<MemoryReservation>)>,
     /// The client's body, scanned.
-    pub body: RequestBody,
+    pub body: ClientRequestBody,
     /// Options that the bodies of all legs share.
     pub options: LegOptions,
 }
@@ -57,7 +57,7 @@ impl Legs {
             client: client.clone(),
             path: request.incoming.path.clone(),
             client_headers: client_headers(request),
-            load: OffloadTask::of(&request.incoming),
+            load: OffloadSpec::of(&request.incoming),
             reserved: request.incoming.memory.clone().map(|memory| (request.incoming.body.clone(), memory)),
             body: request.body.clone(),
             options: LegOptions { ids, ..leg_options(request) },
@@ -65,9 +65,9 @@ impl Legs {
     }
 
     /// Builds the legs for the rest of an answer, which is a completion of token ids.
-    pub fn for_resume(self, body: RequestBody) -> Result<Self, LegError> {
+    pub fn for_resume(self, body: ClientRequestBody) -> Result<Self, LegError> {
         let options = LegOptions { api: Api::Completions, ..self.options };
-        let source = body.json_fields().body().clone();
+        let source = body.scanned_json().body().clone();
         let reserved = match &self.reserved {
             Some((_, memory)) => {
                 let mut own = memory.sibling();
@@ -99,9 +99,9 @@ impl Legs {
             client: client.clone(),
             path: String::new(),
             client_headers,
-            load: OffloadTask::unasked(request),
+            load: OffloadSpec::unasked(request),
             reserved: None,
-            body: RequestBody::read(Bytes::from_static(b"{}")).expect("an empty object is JSON"),
+            body: ClientRequestBody::read(Bytes::from_static(b"{}")).expect("an empty object is JSON"),
             options: LegOptions { api: Api::Completions, ..LegOptions::default() },
         }
     }
@@ -112,7 +112,7 @@ impl Legs {
     }
 
     /// Counts a leg that computes for another worker in its own worker's load.
-    pub fn dispatch(&self, leg: &Leg) -> InFlightRequest {
+    pub fn dispatch(&self, leg: &Leg) -> InFlightGuard {
         self.client.fleet().dispatch(leg.worker, leg.rank, leg.computed_tokens)
     }
 
@@ -158,12 +158,12 @@ impl Legs {
     }
 
     /// Sends a leg whose text nobody reads, and returns what its answer reports.
-    pub async fn send_silent(&self, leg: &Leg, path: &str, body: Bytes) -> Result<EngineResponse, LegError> {
+    pub async fn send_silent(&self, leg: &Leg, path: &str, body: Bytes) -> Result<AnswerSummary, LegError> {
         self.send_whole(leg, path, body).await.map(|(_, answer)| answer)
     }
 
     /// Sends a leg that no client reads, and returns its text and what it reports.
-    pub async fn send_whole(&self, leg: &Leg, path: &str, body: Bytes) -> Result<(Bytes, EngineResponse), LegError> {
+    pub async fn send_whole(&self, leg: &Leg, path: &str, body: Bytes) -> Result<(Bytes, AnswerSummary), LegError> {
         let sent = async {
             let answer = self.send(leg, path, body).await?;
             match answer.status() {
@@ -185,7 +185,7 @@ impl Legs {
         let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(|_| LegError::Broken)?.to_bytes();
         head.headers = response_headers(&head.headers);
         let (load, text) = (self.load.on(body.len()), body.clone());
-        let read = move || EngineResponse::read(&text).unwrap_or_default();
+        let read = move || AnswerSummary::read(&text).unwrap_or_default();
         let answer = load.run(self.client.offload_pool(), read).await.unwrap_or_default();
         Ok(LegResponse::Whole(Response::from_parts(head, body), answer))
     }

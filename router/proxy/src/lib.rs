@@ -73,7 +73,7 @@ pub mod worker_pool;
 extern crate self as proxy;
 #[cfg(test)]
 use composition_sources::{
-    app_state, certificates, cli, composition, config, exposure, file_modes, reference, serve, testing,
+    app_state, certificate_files, cli, composition, config, exposure, file_modes, reference, serve, testing,
 };
 #[cfg(test)]
 use lab::{demo, sim_command, simulate_command, trace_command, validate_sim, what_if_command};
@@ -99,7 +99,7 @@ mod operator;
 #[allow(dead_code, unreachable_pub, reason = "another crate's root makes it public, and tests use a part of it")]
 mod composition_sources {
     pub(crate) mod app_state;
-    pub(crate) mod certificates;
+    pub(crate) mod certificate_files;
     pub(crate) mod cli;
     pub(crate) mod composition;
     pub(crate) mod config;

@@ -25,13 +25,13 @@ pub struct MemoryLimits {
 #[derive(Debug)]
 pub struct MemoryBudget {
     limits: MemoryLimits,
-    reserved: Mutex<ReservedBytes>,
+    reserved: Mutex<ReservationTotals>,
     reserved_gauge: IntGauge,
     refused: IntCounterVec,
 }
 
 #[derive(Debug, Default)]
-struct ReservedBytes {
+struct ReservationTotals {
     total: usize,
     by_tenant: HashMap<TenantId, usize>,
 }

@@ -15,9 +15,9 @@ use serde_json::value::RawValue;
 use tokio::sync::Mutex;
 
 use crate::error::ApiError;
-use crate::forward::Forwarder;
+use crate::forward::UnplannedForwarder;
 use crate::upstream::WorkerRequest;
-use crate::worker_pool::WorkerEntry;
+use crate::worker_pool::ListedWorker;
 use vocabulary::truncated;
 
 /// Timeout for one worker's list; the others are shown without it.
@@ -50,17 +50,17 @@ type ModelEntries = Vec<(String, Box<RawValue>)>;
 /// Model list that callers share for a second: asking every worker is expensive.
 #[derive(Debug, Default)]
 pub(crate) struct ModelListCache {
-    last: Mutex<Option<(Instant, Option<Arc<List>>)>>,
+    last: Mutex<Option<(Instant, Option<Arc<ModelList>>)>>,
 }
 
 #[derive(Debug)]
-struct List {
+struct ModelList {
     entries: ModelEntries,
     /// The serialized list, shared by callers.
     text: Bytes,
 }
 
-impl List {
+impl ModelList {
     fn of(entries: ModelEntries) -> Self {
         let data = entries.iter().map(|(_, entry)| &**entry).collect();
         let text = serde_json::to_vec(&MergedModelList { object: "list", data }).expect("raw JSON serializes").into();
@@ -70,12 +70,12 @@ impl List {
 
 impl ModelListCache {
     /// Returns the list as of at most a second ago. Concurrent callers wait for the same refresh.
-    async fn get(&self, forwarder: &Forwarder) -> Result<Arc<List>, ApiError> {
+    async fn get(&self, forwarder: &UnplannedForwarder) -> Result<Arc<ModelList>, ApiError> {
         let mut last = self.last.lock().await;
         let entries = match &*last {
             Some((at, entries)) if at.elapsed() < CACHE_TTL => entries.clone(),
             _ => {
-                let entries = merge_lists(forwarder).await.map(List::of).map(Arc::new);
+                let entries = merge_lists(forwarder).await.map(ModelList::of).map(Arc::new);
                 *last = Some((Instant::now(), entries.clone()));
                 entries
             }
@@ -84,12 +84,12 @@ impl ModelListCache {
     }
 
     /// Answers with the whole list.
-    pub(crate) async fn list(&self, forwarder: &Forwarder) -> Result<Response, ApiError> {
+    pub(crate) async fn list(&self, forwarder: &UnplannedForwarder) -> Result<Response, ApiError> {
         Ok(json(self.get(forwarder).await?.text.clone()))
     }
 
     /// Answers with the model of this name.
-    pub(crate) async fn get_model(&self, forwarder: &Forwarder, wanted: &str) -> Result<Response, ApiError> {
+    pub(crate) async fn get_model(&self, forwarder: &UnplannedForwarder, wanted: &str) -> Result<Response, ApiError> {
         let list = self.get(forwarder).await?;
         let found = list.entries.iter().find(|(id, _)| id == wanted);
         found
@@ -105,7 +105,7 @@ fn json(text: Bytes) -> Response {
 }
 
 /// Returns every model once, in the order of the workers and of their lists; `None` where no worker has answered.
-async fn merge_lists(forwarder: &Forwarder) -> Option<ModelEntries> {
+async fn merge_lists(forwarder: &UnplannedForwarder) -> Option<ModelEntries> {
     let answering = forwarder.listed_workers.answering(forwarder.workers.fleet());
     let lists = futures::future::join_all(answering.iter().map(|member| fetch_list(forwarder, member))).await;
     lists.iter().any(Option::is_some).then(|| deduplicate(lists.into_iter().flatten()))
@@ -123,7 +123,7 @@ fn deduplicate(lists: impl Iterator<Item = Vec<Box<RawValue>>>) -> ModelEntries 
     entries
 }
 
-async fn fetch_list(forwarder: &Forwarder, member: &WorkerEntry) -> Option<Vec<Box<RawValue>>> {
+async fn fetch_list(forwarder: &UnplannedForwarder, member: &ListedWorker) -> Option<Vec<Box<RawValue>>> {
     let request = WorkerRequest {
         method: Method::GET,
         path: "/v1/models".into(),
@@ -152,7 +152,7 @@ mod tests {
         let entries = deduplicate(lists.into_iter());
         assert_eq!(entries.len(), 1030);
         assert_eq!([&*entries[0].0, &*entries[1029].0], ["m0", "m1029"]);
-        let few = List::of(deduplicate([list(0..2)].into_iter()));
+        let few = ModelList::of(deduplicate([list(0..2)].into_iter()));
         assert_eq!(few.text, r#"{"object":"list","data":[{"id":"m0"},{"id":"m1"}]}"#);
     }
 }

@@ -82,13 +82,13 @@ impl OffloadPool {
 
 /// Which request and tenant a piece of work is for, and its size.
 #[derive(Clone, Debug)]
-pub struct OffloadTask {
+pub struct OffloadSpec {
     request: RequestId,
     tenant: TenantId,
     bytes: usize,
 }
 
-impl OffloadTask {
+impl OffloadSpec {
     /// Describes work on this request's body.
     pub fn of(incoming: &ClientRequest) -> Self {
         Self { request: incoming.id, tenant: incoming.tenant.clone(), bytes: incoming.body.len() }
@@ -144,19 +144,19 @@ mod tests {
     use crate::memory_budget::{MemoryBudget, MemoryLimits};
     use crate::telemetry::metrics::Metrics;
 
-    fn offload_task(bytes: usize) -> OffloadTask {
-        OffloadTask { request: RequestId(1), tenant: TenantId::default(), bytes }
+    fn offload_spec(bytes: usize) -> OffloadSpec {
+        OffloadSpec { request: RequestId(1), tenant: TenantId::default(), bytes }
     }
 
     #[tokio::test]
     async fn only_long_bodies_are_offloaded_to_the_pool() {
         let pool = OffloadPool::new(2, 1);
         let here = std::thread::current().id();
-        assert_eq!(offload_task(MIN_OFFLOAD_BYTES - 1).run(&pool, || std::thread::current().id()).await, Ok(here));
-        assert_ne!(offload_task(MIN_OFFLOAD_BYTES).run(&pool, || std::thread::current().id()).await, Ok(here));
-        let broken = offload_task(MIN_OFFLOAD_BYTES).run(&pool, || panic!("a bug")).await;
+        assert_eq!(offload_spec(MIN_OFFLOAD_BYTES - 1).run(&pool, || std::thread::current().id()).await, Ok(here));
+        assert_ne!(offload_spec(MIN_OFFLOAD_BYTES).run(&pool, || std::thread::current().id()).await, Ok(here));
+        let broken = offload_spec(MIN_OFFLOAD_BYTES).run(&pool, || panic!("a bug")).await;
         assert_eq!(broken, Err::<(), _>(ApiError::Internal { request: RequestId(1).to_string() }));
-        assert_eq!(offload_task(MIN_OFFLOAD_BYTES).run(&pool, || 1).await, Ok(1), "its permit was returned");
+        assert_eq!(offload_spec(MIN_OFFLOAD_BYTES).run(&pool, || 1).await, Ok(1), "its permit was returned");
     }
 
     #[tokio::test]
@@ -170,7 +170,7 @@ mod tests {
         let run = |bytes: usize| {
             let (memory, told) = (budget.reservation(&TenantId::default()), told.clone());
             let then = move |ran| told.send(ran).unwrap();
-            offload_task(bytes).run_detached((&pool, Some(memory)), || std::thread::current().id(), then);
+            offload_spec(bytes).run_detached((&pool, Some(memory)), || std::thread::current().id(), then);
         };
         run(MIN_OFFLOAD_BYTES - 1);
         assert_eq!(heard.try_recv(), Ok(Some(here)), "small work runs at once");

@@ -212,14 +212,14 @@ const MOST_TENANTS: usize = 1024;
 
 /// Failure statistics of all workers that got requests.
 #[derive(Debug)]
-pub struct Outliers {
+pub struct OutlierDetector {
     config: OutlierConfig,
     records: BTreeMap<WorkerId, WorkerMonitor>,
     /// When an unconfirmed failure was last counted, by tenant.
     unconfirmed: HashMap<TenantId, Instant>,
 }
 
-impl Outliers {
+impl OutlierDetector {
     /// Returns an instance without statistics.
     pub fn new(config: OutlierConfig) -> Self {
         Self { config, records: BTreeMap::new(), unconfirmed: HashMap::new() }

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use vocabulary::Tokens;
-use workers_shim::engine_api::{EventBudget, SseScanner, TokenUsage, usage_at_end};
+use workers_shim::engine_api::{EventBufferBudget, SseFilter, TokenUsage, usage_at_end};
 
 use crate::quotas::BYTES_PER_TOKEN;
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
@@ -21,7 +21,7 @@ pub trait ResponseObserver: Send + 'static {
     fn on_chunk(&mut self, data: &Bytes);
 
     /// Called once, at the end of the answer, complete or not.
-    fn on_end(&mut self, facts: PassthroughFacts);
+    fn on_end(&mut self, facts: PassthroughOutcome);
 
     /// Called when the worker broke off; returns the error event with which a stream of events ends.
     fn on_broken(&mut self) -> Bytes;
@@ -29,7 +29,7 @@ pub trait ResponseObserver: Send + 'static {
 
 /// What a relayed answer has shown by its end.
 #[derive(Clone, Copy, Debug)]
-pub struct PassthroughFacts {
+pub struct PassthroughOutcome {
     /// The usage that the worker reported.
     pub usage: Option<TokenUsage>,
     /// Tokens delivered, counted by events.
@@ -43,14 +43,15 @@ pub struct PassthroughFacts {
 /// Trailers are not relayed: no engine API uses any, and clients would attribute them to this proxy.
 pub fn relay(
     answer: http::Response<WorkerBody>,
-    budget: EventBudget,
+    budget: EventBufferBudget,
     observer: impl ResponseObserver + Unpin,
 ) -> Response {
     let (head, body) = answer.into_parts();
     let events = is_event_stream(&head.headers);
-    let scanner = events.then(|| SseScanner::new().with_budget(budget));
+    let scanner = events.then(|| SseFilter::new().with_budget(budget));
     let (ready, tail) = (VecDeque::new(), BytesMut::new());
-    let mut response = Response::new(Body::new(PassthroughBody { body, observer, scanner, tail, ready, ended: false }));
+    let mut response =
+        Response::new(Body::new(PassthroughResponseBody { body, observer, scanner, tail, ready, ended: false }));
     *response.status_mut() = head.status;
     *response.headers_mut() = response_headers(&head.headers);
     if events {
@@ -66,11 +67,11 @@ pub fn is_event_stream(headers: &http::HeaderMap) -> bool {
     value.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
 }
 
-struct PassthroughBody<O: ResponseObserver> {
+struct PassthroughResponseBody<O: ResponseObserver> {
     body: WorkerBody,
     observer: O,
     /// Scanner for a stream of events: after half an event a client could not parse the error event.
-    scanner: Option<SseScanner>,
+    scanner: Option<SseFilter>,
     /// End of an answer that is not a stream; it contains the usage.
     tail: BytesMut,
     ready: VecDeque<Bytes>,
@@ -80,7 +81,7 @@ struct PassthroughBody<O: ResponseObserver> {
 /// Bytes at the end of an answer in which its usage is searched.
 const TAIL_BYTES: usize = 16 << 10;
 
-impl<O: ResponseObserver> Drop for PassthroughBody<O> {
+impl<O: ResponseObserver> Drop for PassthroughResponseBody<O> {
     fn drop(&mut self) {
         let (usage, delivered) = match &self.scanner {
             Some(scanner) => {
@@ -92,11 +93,11 @@ impl<O: ResponseObserver> Drop for PassthroughBody<O> {
             }
             None => (usage_at_end(&self.tail), Tokens::ZERO),
         };
-        self.observer.on_end(PassthroughFacts { usage, delivered, is_over: self.ended });
+        self.observer.on_end(PassthroughOutcome { usage, delivered, is_over: self.ended });
     }
 }
 
-impl<O: ResponseObserver> PassthroughBody<O> {
+impl<O: ResponseObserver> PassthroughResponseBody<O> {
     fn keep_tail(&mut self, data: &Bytes) {
         let tail = &data[data.len().saturating_sub(TAIL_BYTES)..];
         let surplus = (self.tail.len() + tail.len()).saturating_sub(TAIL_BYTES);
@@ -120,7 +121,7 @@ impl<O: ResponseObserver> PassthroughBody<O> {
     }
 }
 
-impl<O: ResponseObserver + Unpin> HttpBody for PassthroughBody<O> {
+impl<O: ResponseObserver + Unpin> HttpBody for PassthroughResponseBody<O> {
     type Data = Bytes;
     type Error = WorkerBodyError;
 
@@ -152,7 +153,7 @@ impl<O: ResponseObserver + Unpin> HttpBody for PassthroughBody<O> {
                 }
                 None => {
                     self.ended = true;
-                    let cut = self.scanner.as_mut().and_then(SseScanner::finish);
+                    let cut = self.scanner.as_mut().and_then(SseFilter::finish);
                     self.ready.extend(cut);
                 }
             }

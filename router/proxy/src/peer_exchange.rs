@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use ownership::{Directory, PeerError, PeerRpc, PeerService, Topic};
+use ownership::{OwnershipDirectory, PeerClient, PeerError, PeerService, PeerTopic};
 use vocabulary::{KvIndexState, NodeId, WorkerHealth};
 use workers_shim::fleet::{Fleet, MergeOutcome};
 
@@ -47,8 +47,8 @@ impl PeerExchange {
     }
 
     /// Answers the other nodes of this directory from now on, as long as it runs.
-    pub fn serve(self: &Arc<Self>, directory: &Directory) {
-        for topic in [Topic::Exchange, Topic::Residency] {
+    pub fn serve(self: &Arc<Self>, directory: &OwnershipDirectory) {
+        for topic in [PeerTopic::Exchange, PeerTopic::Residency] {
             directory.serve_peers(topic, Arc::new(TopicService { exchange: Arc::downgrade(self), topic }));
         }
     }
@@ -56,17 +56,17 @@ impl PeerExchange {
     /// Answers a question of a peer.
     pub fn answer(
         self: &Arc<Self>,
-        topic: Topic,
+        topic: PeerTopic,
         from: NodeId,
         question: Bytes,
     ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let exchange = self.clone();
         async move {
             match topic {
-                Topic::Exchange => exchange.receive_table(from, &question),
+                PeerTopic::Exchange => exchange.receive_table(from, &question),
                 // `PromptService` answers these itself.
-                Topic::Prompts => Err(PeerError::NoService(topic)),
-                Topic::Residency => exchange.snapshots.answer(&exchange.fleet, &exchange.metrics, &question).await,
+                PeerTopic::Prompts => Err(PeerError::NoService(topic)),
+                PeerTopic::Residency => exchange.snapshots.answer(&exchange.fleet, &exchange.metrics, &question).await,
             }
         }
         .boxed()
@@ -120,24 +120,24 @@ pub trait RouterPeers: Send + Sync + 'static {
     /// Returns all of them, reachable or not.
     fn peers(&self) -> Vec<NodeId>;
     /// Sends a question to one of them. The implementation bounds the time.
-    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
+    fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
-impl RouterPeers for PeerRpc {
+impl RouterPeers for PeerClient {
     fn peers(&self) -> Vec<NodeId> {
-        PeerRpc::others(self)
+        PeerClient::others(self)
     }
 
-    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+    fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let peers = self.clone();
-        async move { PeerRpc::call(&peers, node, topic, question).await }.boxed()
+        async move { PeerClient::call(&peers, node, topic, question).await }.boxed()
     }
 }
 
 /// Answers the other nodes on one topic, as long as the exchange exists.
 struct TopicService {
     exchange: Weak<PeerExchange>,
-    topic: Topic,
+    topic: PeerTopic,
 }
 
 impl PeerService for TopicService {

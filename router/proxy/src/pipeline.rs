@@ -52,7 +52,7 @@ use crate::offload_pool::OffloadPool;
 use crate::prefix_mover::PrefixMover;
 use crate::request_states::ClassifiedStep;
 use crate::routing::LiveRouting;
-use crate::telemetry::metrics::{Metrics, PlanMetrics};
+use crate::telemetry::metrics::{Metrics, PipelineMetrics};
 use crate::tenant_isolation::TenantIsolation;
 use crate::transfer_checker::TransferChecker;
 use crate::worker_client::WorkerClient;
@@ -62,11 +62,11 @@ use execute::ExecuteStage;
 use identify::IdentifyStage;
 use locate::LocateStage;
 use parse::ParseStage;
-use plan::{ClassifyStage, PlanStage, RoutingPolicies};
+use plan::{ClassifyStage, PlanStage, PlannerState};
 use planning::{PlanVerdict, Planning};
 use request_end::{
-    CommitSink, GuardrailSink, MetricsSink, ObservationSink, OccupancySink, PromptSink, QuotaSink, ReceiptSink,
-    RequestEnd, UsageFilter,
+    CommitSink, GuardrailSink, ImplausibleUsageFilter, MetricsSink, ObservationSink, OccupancySink, PromptSink,
+    QuotaSink, ReceiptSink, RequestEnd,
 };
 pub use resume_config::ResumeConfig;
 use reverse_pull::ReversePullStore;
@@ -132,7 +132,7 @@ pub struct Pipeline {
     execute: Arc<ExecuteStage>,
     stream: Arc<StreamStage>,
     ends: Arc<dyn RequestEndRecorder>,
-    plans: PlanMetrics,
+    plans: PipelineMetrics,
 }
 
 /// The handles that a request needs.
@@ -144,7 +144,7 @@ pub struct PipelineParts<'a> {
     /// What keeps tenants apart.
     pub isolation: TenantIsolation,
     /// The planner's policy, occupancy, outliers, retries and prefix replication.
-    pub policies: &'a RoutingPolicies,
+    pub policies: &'a PlannerState,
     /// The rule for steps that the planner does not route.
     pub bypass: SelectionRule,
     /// Which broken streams resume at another worker.
@@ -255,7 +255,7 @@ impl Pipeline {
 /// 8. `receipt` comes last: it consumes the end, and with it the guards of load and trials.
 #[derive(Debug)]
 pub struct RequestEndSinks {
-    usage: UsageFilter,
+    usage: ImplausibleUsageFilter,
     commit: CommitSink,
     occupancy: OccupancySink,
     quota: QuotaSink,
@@ -272,7 +272,7 @@ impl RequestEndSinks {
         let PipelineParts { ledger, workers, isolation, policies, caches, decisions, metrics, .. } = parts;
         let (fleet, plans) = (workers.fleet(), &metrics.plans);
         Self {
-            usage: UsageFilter { implausible: metrics.requests.implausible_usage.clone() },
+            usage: ImplausibleUsageFilter { implausible: metrics.requests.implausible_usage.clone() },
             commit: CommitSink {
                 ledger: ledger.clone(),
                 fleet: fleet.clone(),
@@ -319,13 +319,13 @@ impl RequestEndRecorder for RequestEndSinks {
 
 /// Records the duration of each pipeline stage, and gives it a span with the request's id.
 struct StageTimer<'a> {
-    plans: &'a PlanMetrics,
+    plans: &'a PipelineMetrics,
     request: RequestId,
     start: Instant,
 }
 
 impl<'a> StageTimer<'a> {
-    fn begin(plans: &'a PlanMetrics, request: RequestId) -> Self {
+    fn begin(plans: &'a PipelineMetrics, request: RequestId) -> Self {
         Self { plans, request, start: Instant::now() }
     }
 

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use planner::{Action, DisabledLink, Leg, LegRole, WorkerRank};
+use planner::{Action, DirectedLink, Leg, LegRole, WorkerRank};
 use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, WorkerId};
 use workers_shim::engine_api::{
-    EngineResponse, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
+    AnswerSummary, HandoffParams, KvTransfer, LegOrder, REPLICATE_PATH, ReplicationRequest, source_leg, target_leg,
 };
 
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
-use crate::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
+use crate::prompts::{PromptStore, RetainedPrompt, TokenIdsUnavailable};
 use crate::receipt::AttemptEvent;
 use crate::single_flight::SingleFlight;
 use crate::transfer_checker::{CompletedTransfer, TransferChecker};
@@ -74,7 +74,7 @@ impl PrefixMover {
 
     /// Moves the first blocks of a stored prompt, and checks the transfer if a check is due. A failure is returned as
     /// an event.
-    pub async fn relocate(&self, prompt: &Arc<StoredPrompt>, relocation: PrefixRelocation) -> Option<AttemptEvent> {
+    pub async fn relocate(&self, prompt: &Arc<RetainedPrompt>, relocation: PrefixRelocation) -> Option<AttemptEvent> {
         let PrefixRelocation { blocks, bytes, source, target, action } = relocation;
         let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(AttemptEvent::ReplicateFailed) };
         let (prompts, again) = (self.prompts.clone(), prompt.clone());
@@ -90,7 +90,7 @@ impl PrefixMover {
         };
         let event = self.run(prefix, moving).await;
         if matches!(event, None | Some(AttemptEvent::SourceRecomputed)) {
-            let link = DisabledLink { from: source.worker, to: target.worker };
+            let link = DirectedLink { from: source.worker, to: target.worker };
             let transfer = CompletedTransfer { link, rank: target.rank, blocks: Some(blocks), action };
             self.checker.check_if_due(transfer, prompt);
         }
@@ -178,7 +178,7 @@ impl TransferLegs<'_> {
         &self,
         replica: &ReplicationRequest<'_>,
         transfer: &KvTransfer,
-    ) -> Result<EngineResponse, ReplicationFailure> {
+    ) -> Result<AnswerSummary, ReplicationFailure> {
         let _counted = self.legs.dispatch(self.source);
         tokio::select! {
             answer = self.legs.send_silent(self.source, REPLICATE_PATH, source_leg(replica, transfer)) => answer.map_err(ReplicationFailure::Failed),
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::lab::sim_command::tests::{sim, url};
     use crate::testing::{StubWorker, start_router, start_router_at, wait_until};
-    use crate::token_ids::PromptTokenIds;
+    use crate::token_ids::LazyTokenIds;
     use crate::transfer_check::TransferCheckOutcome;
 
     #[tokio::test]
@@ -225,9 +225,9 @@ mod tests {
         let router = start_router(&[&worker], &[]).await;
         let ids: Vec<u32> = (0..64).collect();
         let chain = PrefixChain::over_tokens(PrefixId(9), HashSeed(3), Tokens(16), &ids);
-        let tokens = PromptTokenIds::Known(ids);
+        let tokens = LazyTokenIds::Known(ids);
         let kept =
-            Arc::new(StoredPrompt { tenant: TenantId::default(), model: "tiny".into(), chain, tokens, salt: None });
+            Arc::new(RetainedPrompt { tenant: TenantId::default(), model: "tiny".into(), chain, tokens, salt: None });
         let owner = |id| Owner { worker: WorkerId(id), incarnation: Incarnation(1), rank: DpRank(0) };
         let wanted = PrefixRelocation {
             blocks: Blocks(2),
@@ -277,9 +277,9 @@ mod tests {
         };
         let ids: Vec<u32> = (0..64).map(|id| id % 50 + 3).collect();
         let chain = PrefixChain::over_tokens(PrefixId(9), HashSeed(3), Tokens(16), &ids);
-        let tokens = PromptTokenIds::Known(ids);
+        let tokens = LazyTokenIds::Known(ids);
         let kept =
-            Arc::new(StoredPrompt { tenant: TenantId::default(), model: "tiny".into(), chain, tokens, salt: None });
+            Arc::new(RetainedPrompt { tenant: TenantId::default(), model: "tiny".into(), chain, tokens, salt: None });
         let wanted = PrefixRelocation {
             blocks: Blocks(4),
             bytes: Bytes(1),

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use ownership::ledger::LocateQuery;
 use parking_lot::Mutex;
 use planner::{
-    Action, DisabledFeatures, KvFootprint, OccupancyView, PlanningInputs, Policy, PrefixReplication, ReplicationLimits,
-    ReplicationSkipReason, SessionView, plan_prefix_replication,
+    Action, ChosenReplication, DisabledFeatures, OccupancyView, PlanningInputs, Policy, ReplicationLimits,
+    ReplicationSkipReason, SessionView, StepFootprint, plan_prefix_replication,
 };
 use vocabulary::{Blocks, ByteCount, Owner, SessionId, Tokens, WorkerId, WorkerView, transfer_time};
 use workers_shim::engine_api::TokenUsage;
@@ -28,12 +28,12 @@ use crate::kv_reservation::OccupancyTracker;
 use crate::ledger_access::LedgerAccess;
 use crate::outliers::OutlierTracker;
 use crate::prefix_mover::{PrefixMover, PrefixRelocation};
-use crate::prompts::StoredPrompt;
+use crate::prompts::RetainedPrompt;
 use crate::receipt::AttemptEvent;
 use crate::request_states::ClassifiedStep;
 use crate::routing::LiveRouting;
 use crate::telemetry::metrics::KvMovementMetrics;
-use crate::transfer_check::TransferChecks;
+use crate::transfer_check::TransferCheckState;
 use crate::worker_pool::WorkerPool;
 use serde::Deserialize;
 use smart_default::SmartDefault;
@@ -52,11 +52,11 @@ pub struct PrefixReplicator(Option<Mutex<idle_sessions::IdleSessions>>);
 struct ReplicationJob {
     session: SessionId,
     predicted: Arc<PredictedStep>,
-    replication: PrefixReplication,
+    replication: ChosenReplication,
     source: Owner,
     target: Owner,
     /// What the target already holds of it, and the target's capacity.
-    footprint: KvFootprint,
+    footprint: StepFootprint,
 }
 
 impl PrefixReplicator {
@@ -69,7 +69,7 @@ impl PrefixReplicator {
     pub(crate) fn record_step_end(
         &self,
         metrics: &KvMovementMetrics,
-        (step, kept): (&ClassifiedStep, &Arc<StoredPrompt>),
+        (step, kept): (&ClassifiedStep, &Arc<RetainedPrompt>),
         (worker, usage): (WorkerId, Option<TokenUsage>),
     ) {
         let Some(gaps) = self.0.as_ref().filter(|_| step.mode == RoutingMode::Active) else { return };
@@ -84,7 +84,7 @@ impl PrefixReplicator {
 
 /// The handles that choosing and running copies use.
 #[derive(Debug)]
-pub struct ReplicationTask {
+pub struct ReplicationParts {
     /// Sessions that wait for their next step.
     pub replicator: Arc<PrefixReplicator>,
     /// Most bytes of KV that are copied per second, on average.
@@ -108,7 +108,7 @@ pub struct ReplicationTask {
     /// Which worker holds which blocks.
     pub index: SharedIndex,
     /// Links that are disabled.
-    pub transfer_checks: Arc<TransferChecks>,
+    pub transfer_checks: Arc<TransferCheckState>,
     /// Moves the prefixes.
     pub mover: PrefixMover,
     /// Counts copies.
@@ -116,7 +116,7 @@ pub struct ReplicationTask {
 }
 
 /// Runs worthwhile copies, as long as the router runs.
-pub async fn run(task: Arc<ReplicationTask>) {
+pub async fn run(task: Arc<ReplicationParts>) {
     let Some(gaps) = &task.replicator.0 else { return };
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -144,7 +144,7 @@ pub async fn run(task: Arc<ReplicationTask>) {
 
 /// Chooses the copy for a session's next step.
 fn choose_replication(
-    task: &ReplicationTask,
+    task: &ReplicationParts,
     id: SessionId,
     expected: Arc<PredictedStep>,
 ) -> Result<ReplicationJob, ReplicationSkipReason> {
@@ -196,13 +196,13 @@ fn choose_replication(
     let has = overlaps.iter().filter(|one| (one.worker, one.rank) == (moving.to, moving.to_rank)).map(|one| one.blocks);
     let found = has.max().unwrap_or_default().tokens(ask.block_size);
     let footprint =
-        KvFootprint { tokens: moving.blocks.tokens(ask.block_size), cached: found, capacity: to.capacity.kv };
+        StepFootprint { tokens: moving.blocks.tokens(ask.block_size), cached: found, capacity: to.capacity.kv };
     let (source, target) = (owner(from, moving.from_rank), owner(to, moving.to_rank));
     Ok(ReplicationJob { session: id, predicted: expected, replication: moving, source, target, footprint })
 }
 
 /// Copies the prefix, and returns the outcome.
-async fn execute(task: &ReplicationTask, chosen: &ReplicationJob) -> ReplicationProgress {
+async fn execute(task: &ReplicationParts, chosen: &ReplicationJob) -> ReplicationProgress {
     let ReplicationJob { session, predicted: expected, replication: moving, source, target, footprint } = chosen;
     let relocation = PrefixRelocation {
         blocks: moving.blocks,

@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use vocabulary::{Blocks, ModelId, PrefixChain, SessionId, TenantId};
 
 use crate::request_states::ClassifiedStep;
-use crate::token_ids::PromptTokenIds;
+use crate::token_ids::LazyTokenIds;
 
 /// Limit for the bytes of stored token ids and block hashes.
 const MAX_BYTES: usize = 128 << 20;
@@ -23,7 +23,7 @@ const MAX_QUEUED_ENCODINGS: usize = 64;
 
 /// A prompt with its token ids.
 #[derive(Debug)]
-pub struct StoredPrompt {
+pub struct RetainedPrompt {
     /// The tenant that sent it.
     pub tenant: TenantId,
     /// The model name that it was sent to.
@@ -31,17 +31,17 @@ pub struct StoredPrompt {
     /// Its block hashes.
     pub chain: PrefixChain,
     /// The token ids that the engines see.
-    pub tokens: PromptTokenIds,
+    pub tokens: LazyTokenIds,
     /// Its cache salt.
     pub salt: Option<String>,
 }
 
-impl StoredPrompt {
+impl RetainedPrompt {
     /// Takes the prompt out of a finished step; `None` when its token ids are not known.
     pub fn of(step: &mut ClassifiedStep) -> Option<Self> {
         let identified = &mut step.located.identified;
         let salt = identified.request.cache_salt().map(str::to_owned);
-        let tokens = PromptTokenIds::take(identified)?;
+        let tokens = LazyTokenIds::take(identified)?;
         let ids = std::mem::take(&mut identified.prompt.chain.ids);
         Some(Self {
             tenant: identified.request.incoming.tenant.clone(),
@@ -76,7 +76,7 @@ pub enum TokenIdsUnavailable {
 /// The stored prompts, of which the oldest are evicted first, and the limited capacity for encoding prompts again.
 #[derive(Debug)]
 pub struct PromptStore {
-    by_session: Mutex<FairLru<TenantId, SessionId, Arc<StoredPrompt>>>,
+    by_session: Mutex<FairLru<TenantId, SessionId, Arc<RetainedPrompt>>>,
     slots: Arc<Semaphore>,
     queue: Arc<Semaphore>,
 }
@@ -114,7 +114,7 @@ impl PromptStore {
     }
 
     /// Stores a session's newest prompt in place of its previous one.
-    pub fn insert(&self, session: SessionId, prompt: impl Into<Arc<StoredPrompt>>) {
+    pub fn insert(&self, session: SessionId, prompt: impl Into<Arc<RetainedPrompt>>) {
         let prompt = prompt.into();
         let (tenant, size) = (prompt.tenant.clone(), prompt.size());
         let gone = self.by_session.lock().insert(tenant, session, (prompt, size));
@@ -123,7 +123,7 @@ impl PromptStore {
     }
 
     /// Returns the tenant's newest prompt whose chain contains `point`.
-    pub fn find_containing(&self, tenant: &TenantId, point: PrefixPoint) -> Option<Arc<StoredPrompt>> {
+    pub fn find_containing(&self, tenant: &TenantId, point: PrefixPoint) -> Option<Arc<RetainedPrompt>> {
         let by_session = self.by_session.lock();
         let mut newest_first = by_session.iter_owner(tenant).map(|(_, kept)| kept);
         newest_first.find(|kept| point.is_on_chain(&kept.chain)).cloned()
@@ -136,21 +136,21 @@ mod tests {
 
     use super::*;
 
-    fn stored_prompt(tenant: &str, tokens: u32, first: u32) -> StoredPrompt {
+    fn retained_prompt(tenant: &str, tokens: u32, first: u32) -> RetainedPrompt {
         let tokens: Vec<u32> = (first..first + tokens).collect();
         let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(0), Tokens(16), &tokens);
-        let tokens = PromptTokenIds::Known(tokens);
-        StoredPrompt { tenant: TenantId(tenant.into()), model: ModelId::from("m"), chain, tokens, salt: None }
+        let tokens = LazyTokenIds::Known(tokens);
+        RetainedPrompt { tenant: TenantId(tenant.into()), model: ModelId::from("m"), chain, tokens, salt: None }
     }
 
     #[test]
     fn a_stored_prompt_is_found_by_any_prefix_and_only_by_its_tenant() {
         let prompts = PromptStore::default();
-        prompts.insert(SessionId(1), stored_prompt("a", 64, 0));
-        let point = PrefixPoint::on_chain(&stored_prompt("a", 64, 0).chain, Blocks(2)).unwrap();
+        prompts.insert(SessionId(1), retained_prompt("a", 64, 0));
+        let point = PrefixPoint::on_chain(&retained_prompt("a", 64, 0).chain, Blocks(2)).unwrap();
         assert_eq!(prompts.find_containing(&TenantId("a".into()), point).unwrap().tokens.size(), 256);
         assert!(prompts.find_containing(&TenantId("b".into()), point).is_none());
-        prompts.insert(SessionId(1), stored_prompt("a", 64, 500));
+        prompts.insert(SessionId(1), retained_prompt("a", 64, 500));
         assert!(
             prompts.find_containing(&TenantId("a".into()), point).is_none(),
             "a session's newest prompt takes its place"
@@ -191,10 +191,10 @@ mod tests {
     #[test]
     fn the_oldest_prompts_are_evicted_beyond_the_byte_limit() {
         let prompts = PromptStore::default();
-        let size = stored_prompt("a", 1 << 20, 0).size();
+        let size = retained_prompt("a", 1 << 20, 0).size();
         let fit = MAX_BYTES / size;
         for n in 0..=fit {
-            prompts.insert(SessionId(n as u128), stored_prompt("a", 1 << 20, n as u32));
+            prompts.insert(SessionId(n as u128), retained_prompt("a", 1 << 20, n as u32));
         }
         let by_session = prompts.by_session.lock();
         assert_eq!((by_session.len(), by_session.bytes()), (fit, fit * size));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use planner::{Action, AdmissionReason, Decision, Leg, LegRole, TransferObstacle};
+use planner::{Action, Decision, Leg, LegRole, RequestTransferBlocker, StepStartReason};
 use prometheus::HistogramVec;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
@@ -92,7 +92,7 @@ pub struct PromptLookupSummary {
     /// The session.
     pub session_id: SessionId,
     /// Where the session's name came from; `None` when the prompt's chain decided.
-    pub session_key_source: Option<KeySource>,
+    pub session_key_source: Option<SessionKeySource>,
     /// Why the prompt is identified by its bytes only; `None` when by token ids. `stored_response` where most of it is
     /// stored at the worker that served the previous response: then its tokens are the engine's count, where it reports
     /// one.
@@ -124,7 +124,7 @@ pub struct PromptLookupSummary {
 /// Where a session's name came from, the most trusted source first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum KeySource {
+pub enum SessionKeySource {
     /// `x-session-id`.
     SessionHeader,
     /// `x-claude-code-session-id`, with the agent's id where one is given.
@@ -170,7 +170,7 @@ pub struct LookupEvidence {
     pub peer_routers: usize,
     /// What in the request keeps engines from using their prefix caches, so that overlaps count as zero.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache_not_readable: Option<TransferObstacle>,
+    pub cache_not_readable: Option<RequestTransferBlocker>,
 }
 
 /// How long a step waited for admission and why the wait ended; zero time where the queue was full.
@@ -208,12 +208,12 @@ pub enum WaitOutcome {
     Abandoned,
 }
 
-impl From<AdmissionReason> for WaitOutcome {
-    fn from(reason: AdmissionReason) -> Self {
+impl From<StepStartReason> for WaitOutcome {
+    fn from(reason: StepStartReason) -> Self {
         match reason {
-            AdmissionReason::Tolerated => Self::Admitted,
-            AdmissionReason::Longest => Self::MaxWaitReached,
-            AdmissionReason::NoPlace => Self::QueueFull,
+            StepStartReason::Tolerated => Self::Admitted,
+            StepStartReason::Longest => Self::MaxWaitReached,
+            StepStartReason::NoPlace => Self::QueueFull,
         }
     }
 }
@@ -536,7 +536,7 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use planner::{Plan, PlanRationale, PlanSequence, WorkerRank};
+    use planner::{Plan, PlanParts, PlanRationale, WorkerRank};
 
     use super::testing::receipt;
     use super::*;
@@ -557,7 +557,7 @@ mod tests {
         let receipts = ReceiptBuffer::new(4);
         let long = |n| {
             let worker_rank = WorkerRank { worker: WorkerId(1), rank: Default::default() };
-            let sequence = PlanSequence::serve(Leg::new(LegRole::Serve, worker_rank));
+            let sequence = PlanParts::serve(Leg::new(LegRole::Serve, worker_rank));
             let candidate = planner::PlanCandidate {
                 action: Action::ColocatedPrefill,
                 sequence,

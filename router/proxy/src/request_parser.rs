@@ -4,10 +4,10 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use planner::TransferObstacle;
+use planner::RequestTransferBlocker;
 use serde::Deserialize;
 use vocabulary::{ModelId, Tokens};
-use workers_shim::engine_api::{JsonFields, RequestBody};
+use workers_shim::engine_api::{ClientRequestBody, ScannedJson};
 
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
@@ -20,8 +20,8 @@ pub fn parse(
     endpoint: GenerationEndpoint,
     salt: Option<Arc<str>>,
 ) -> Result<ParsedRequest, ApiError> {
-    let body = RequestBody::read(incoming.body.clone()).map_err(ApiError::invalid_body)?;
-    let fields = body.json_fields();
+    let body = ClientRequestBody::read(incoming.body.clone()).map_err(ApiError::invalid_body)?;
+    let fields = body.scanned_json();
     match endpoint {
         GenerationEndpoint::ChatCompletions | GenerationEndpoint::Messages => {
             require(fields, "messages", "an array of messages", b"[")?
@@ -31,8 +31,8 @@ pub fn parse(
             require(fields, "prompt", "a text, or an array of texts or of token ids", b"\"[")?
         }
     }
-    let model = match read::<JsonText<'_>>(fields, "model", "a text")? {
-        Some(JsonText(name)) if !name.is_empty() => ModelId::from(&*name),
+    let model = match read::<JsonString<'_>>(fields, "model", "a text")? {
+        Some(JsonString(name)) if !name.is_empty() => ModelId::from(&*name),
         _ => {
             return Err(ApiError::invalid_field(
                 "model",
@@ -64,16 +64,16 @@ pub fn parse(
 
 /// A JSON string, borrowed unless it has escapes.
 #[derive(Deserialize)]
-struct JsonText<'a>(#[serde(borrow)] Cow<'a, str>);
+struct JsonString<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Returns the field's value; `None` where it is missing or null.
-fn read<'a, T: Deserialize<'a>>(fields: &'a JsonFields, name: &str, accepted: &str) -> Result<Option<T>, ApiError> {
+fn read<'a, T: Deserialize<'a>>(fields: &'a ScannedJson, name: &str, accepted: &str) -> Result<Option<T>, ApiError> {
     let wrong = |_| ApiError::invalid_field(name, format!("{accepted} is accepted"));
     fields.get(name).map_or(Ok(None), |raw| serde_json::from_slice::<Option<T>>(raw).map_err(wrong))
 }
 
 /// Refuses a field that is missing, or whose first byte is none of `starts`.
-fn require(fields: &JsonFields, name: &str, accepted: &str, starts: &[u8]) -> Result<(), ApiError> {
+fn require(fields: &ScannedJson, name: &str, accepted: &str, starts: &[u8]) -> Result<(), ApiError> {
     match fields.get(name).and_then(|raw| raw.first()) {
         Some(first) if starts.contains(first) => Ok(()),
         Some(_) => Err(ApiError::invalid_field(name, format!("{accepted} is accepted"))),
@@ -81,7 +81,7 @@ fn require(fields: &JsonFields, name: &str, accepted: &str, starts: &[u8]) -> Re
     }
 }
 
-fn wants_usage(endpoint: GenerationEndpoint, fields: &JsonFields) -> Result<bool, ApiError> {
+fn wants_usage(endpoint: GenerationEndpoint, fields: &ScannedJson) -> Result<bool, ApiError> {
     if matches!(endpoint, GenerationEndpoint::Messages | GenerationEndpoint::Responses) {
         // Streams of these endpoints always end with the usage.
         return Ok(true);
@@ -94,7 +94,7 @@ fn wants_usage(endpoint: GenerationEndpoint, fields: &JsonFields) -> Result<bool
     Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
 }
 
-fn answer_tokens(endpoint: GenerationEndpoint, fields: &JsonFields) -> Result<Option<Tokens>, ApiError> {
+fn answer_tokens(endpoint: GenerationEndpoint, fields: &ScannedJson) -> Result<Option<Tokens>, ApiError> {
     let bound = |name| read::<u64>(fields, name, "a positive integer");
     let tokens = match endpoint {
         GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions => {
@@ -106,16 +106,16 @@ fn answer_tokens(endpoint: GenerationEndpoint, fields: &JsonFields) -> Result<Op
     Ok(tokens.map(Tokens))
 }
 
-fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferObstacle>, ApiError> {
+fn transfer_bar(fields: &ScannedJson) -> Result<Option<RequestTransferBlocker>, ApiError> {
     let choices = read::<u64>(fields, "n", "a positive integer")?.unwrap_or(1);
     let tried = fields.read::<u64>("best_of").unwrap_or(1);
     let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
     let echo = read::<bool>(fields, "echo", "true or false")?.unwrap_or(false);
     let batch = fields.get("prompt").is_some_and(is_batch);
     Ok(if choices > 1 || tried > 1 || beams || batch {
-        Some(TransferObstacle::SeveralChoices)
+        Some(RequestTransferBlocker::SeveralChoices)
     } else if echo || fields.has("prompt_logprobs") {
-        Some(TransferObstacle::PromptLogprobs)
+        Some(RequestTransferBlocker::PromptLogprobs)
     } else {
         None
     })
@@ -129,7 +129,7 @@ fn is_batch(prompt: &[u8]) -> bool {
 
 /// Returns the session's name in the body, the most trusted field first: cache key, session parameters, metadata.
 /// Fields of unexpected types are ignored.
-fn session_key_in_body(fields: &JsonFields) -> Option<String> {
+fn session_key_in_body(fields: &ScannedJson) -> Option<String> {
     #[derive(Deserialize)]
     struct SessionIdField {
         session_id: Option<String>,

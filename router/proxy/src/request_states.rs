@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use planner::{
-    ActionSet, AdmissionDecision, AdmissionRequest, ClassificationInputs, Decision, DisabledLink, HeadRelation, Plan,
+    ActionSet, AdmissionDecision, AdmissionRequest, ClassificationInputs, Decision, DirectedLink, HeadRelation, Plan,
     RankKvMemory, RequestProfile, SessionView, StepKind, WorkerRank, lcm,
 };
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerId, WorkerView};
@@ -101,7 +101,7 @@ pub struct ClassifiedStep {
     /// Why a broken answer cannot resume by token ids; `None` where it can. It may still be generated again.
     pub resume_blocker: Option<ResumeBlocker>,
     /// Links over which no KV may move.
-    pub disabled_links: Vec<DisabledLink>,
+    pub disabled_links: Vec<DirectedLink>,
 }
 
 /// Why an answer cannot resume at another worker by token ids.

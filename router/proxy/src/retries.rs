@@ -21,7 +21,7 @@ const PARTS_PER_TOKEN: u64 = 100;
 /// Section `[retries]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
-pub struct RetryConfig {
+pub struct RetryBudgetConfig {
     /// Retries as a percentage of all requests.
     #[default(Percent::try_from(20).expect("20 is one"))]
     pub budget_percent: Percent,
@@ -34,7 +34,7 @@ pub struct RetryConfig {
 /// The retry budget of a router.
 #[derive(Debug)]
 pub struct RetryBudget {
-    config: RetryConfig,
+    config: RetryBudgetConfig,
     /// Share of the budget that one tenant may take.
     share: TenantShare,
     buckets: Mutex<RetryBuckets>,
@@ -86,7 +86,7 @@ impl RetryBucket {
 
 impl RetryBudget {
     /// Returns a full budget.
-    pub fn new(config: RetryConfig, share: TenantShare) -> Self {
+    pub fn new(config: RetryBudgetConfig, share: TenantShare) -> Self {
         let all = RetryBucket::full(u64::from(config.burst) * PARTS_PER_TOKEN, Instant::now());
         Self { config, share, buckets: Mutex::new(RetryBuckets { all, tenants: HashMap::new() }) }
     }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn budget(percent: u8, burst: u32) -> (RetryBudget, Instant) {
-        let config = RetryConfig { budget_percent: Percent::try_from(i64::from(percent)).unwrap(), burst };
+        let config = RetryBudgetConfig { budget_percent: Percent::try_from(i64::from(percent)).unwrap(), burst };
         let budget = RetryBudget::new(config, TenantShare::All);
         let begun = budget.buckets.lock().all.filled;
         (budget, begun)
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn one_tenants_failures_leave_half_of_the_budget_to_others() {
-        let config = RetryConfig { budget_percent: Percent::try_from(0).unwrap(), burst: 8 };
+        let config = RetryBudgetConfig { budget_percent: Percent::try_from(0).unwrap(), burst: 8 };
         let budget = RetryBudget::new(config, TenantShare::Half);
         let begun = budget.buckets.lock().all.filled;
         let spent = |name: &str, now| (0..100).take_while(|_| budget.spend(&TenantId(name.into()), now)).count();

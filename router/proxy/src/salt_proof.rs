@@ -19,7 +19,7 @@ use crate::client_request::GenerationEndpoint;
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
 use crate::request_id::new_request_id;
-use crate::tenant_isolation::{SaltVerdict, TenantIsolation};
+use crate::tenant_isolation::{SaltSupport, TenantIsolation};
 use crate::worker_client::WorkerClient;
 
 /// Time between two searches for workers without a verdict.
@@ -47,7 +47,7 @@ pub struct SaltProver {
 pub async fn follow(prover: SaltProver) {
     let mut failed: HashMap<WorkerId, u32> = HashMap::new();
     // Concurrent, so that a hanging worker does not delay the verdicts on others.
-    let mut proofs: FuturesUnordered<BoxFuture<'static, (WorkerView, Option<SaltVerdict>)>> = FuturesUnordered::new();
+    let mut proofs: FuturesUnordered<BoxFuture<'static, (WorkerView, Option<SaltSupport>)>> = FuturesUnordered::new();
     let mut under_way = HashSet::new();
     let mut tick = tokio::time::interval(CHECK_INTERVAL);
     loop {
@@ -66,7 +66,7 @@ pub async fn follow(prover: SaltProver) {
             continue;
         }
         let workers = prover.workers.fleet().snapshot();
-        prover.isolation.salt_proofs().retain(&workers);
+        prover.isolation.salt_support().retain(&workers);
         failed.retain(|_, rounds| {
             *rounds -= 1;
             *rounds > 0
@@ -75,7 +75,7 @@ pub async fn follow(prover: SaltProver) {
             view.health == WorkerHealth::Ready
                 && view.role.decodes()
                 && view.link.as_ref().is_none_or(|link| link.carries.computes_prompts())
-                && !prover.isolation.salt_proofs().has_verdict(view)
+                && !prover.isolation.salt_support().has_verdict(view)
                 && !failed.contains_key(&view.id)
                 && !under_way.contains(&view.id)
         };
@@ -92,18 +92,18 @@ pub async fn follow(prover: SaltProver) {
     }
 }
 
-fn record_verdict(prover: &SaltProver, view: &WorkerView, verdict: SaltVerdict) {
+fn record_verdict(prover: &SaltProver, view: &WorkerView, verdict: SaltSupport) {
     prover.proofs.with_label_values(&[verdict.as_ref()]).inc();
-    prover.isolation.salt_proofs().record(view, verdict);
+    prover.isolation.salt_support().record(view, verdict);
     let worker = &view.endpoint;
     match verdict {
-        SaltVerdict::Isolated => tracing::debug!(%worker, "prompts of different salts are kept apart"),
-        SaltVerdict::NotIsolated => tracing::warn!(
+        SaltSupport::Isolated => tracing::debug!(%worker, "prompts of different salts are kept apart"),
+        SaltSupport::NotIsolated => tracing::warn!(
             %worker,
             "the engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests; update \
              the engine, or set auth.verify_cache_salt = false where tenants may share caches"
         ),
-        SaltVerdict::Unknown => tracing::warn!(
+        SaltSupport::Unknown => tracing::warn!(
             %worker,
             "whether the engine honours cache_salt cannot be proven, so that tenants may find out what others have sent, because it does not tell cached tokens: start vLLM with \
              --enable-prompt-tokens-details"
@@ -112,20 +112,20 @@ fn record_verdict(prover: &SaltProver, view: &WorkerView, verdict: SaltVerdict) 
 }
 
 /// Returns the worst verdict over the endpoints that the worker serves; `None` where it failed, or lists no model.
-async fn prove(prover: &SaltProver, view: &WorkerView) -> Option<SaltVerdict> {
+async fn prove(prover: &SaltProver, view: &WorkerView) -> Option<SaltSupport> {
     let mut verdicts = Vec::new();
     for endpoint in [GenerationEndpoint::Completions, GenerationEndpoint::ChatCompletions, GenerationEndpoint::Messages]
     {
         verdicts.extend(prove_at(prover, view, endpoint).await?);
     }
-    [SaltVerdict::NotIsolated, SaltVerdict::Unknown, SaltVerdict::Isolated]
+    [SaltSupport::NotIsolated, SaltSupport::Unknown, SaltSupport::Isolated]
         .into_iter()
         .find(|verdict| verdicts.contains(verdict))
 }
 
 /// A worker's answer to a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ProbeAnswer {
+enum CacheProbeAnswer {
     /// How much of it was in its cache, where it reports that.
     Found(Option<Tokens>),
     /// It does not serve this endpoint.
@@ -133,14 +133,14 @@ enum ProbeAnswer {
 }
 
 /// One prompt that no cache has seen.
-struct Proof<'a> {
+struct SaltProbe<'a> {
     prover: &'a SaltProver,
     view: &'a WorkerView,
     model: String,
     ids: Vec<u64>,
 }
 
-impl Proof<'_> {
+impl SaltProbe<'_> {
     fn body(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Value {
         let mut body = json!({"model": self.model, "max_tokens": 1, "temperature": 0, "stream": false});
         match endpoint {
@@ -157,7 +157,7 @@ impl Proof<'_> {
     }
 
     /// Sends the prompt to an endpoint; `None` where the worker failed.
-    async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<ProbeAnswer> {
+    async fn ask(&self, endpoint: GenerationEndpoint, salt: Option<&str>) -> Option<CacheProbeAnswer> {
         let legs = Legs::without_client(&self.prover.workers);
         let computed_tokens = Tokens(self.ids.len() as u64);
         let at = WorkerRank { worker: self.view.id, rank: DpRank(0) };
@@ -167,9 +167,9 @@ impl Proof<'_> {
         let answer = legs.send_whole(&leg, endpoint.path(), body.into()).await;
         drop(counted);
         match answer {
-            Ok((_, answer)) => Some(ProbeAnswer::Found(answer.usage.and_then(|usage| usage.cached))),
+            Ok((_, answer)) => Some(CacheProbeAnswer::Found(answer.usage.and_then(|usage| usage.cached))),
             Err(LegError::Failed(status)) if status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED => {
-                Some(ProbeAnswer::Nothing)
+                Some(CacheProbeAnswer::Nothing)
             }
             Err(_) => None,
         }
@@ -177,36 +177,36 @@ impl Proof<'_> {
 }
 
 /// Tests one endpoint. `None` where the worker failed; no verdict where it does not serve this endpoint.
-async fn prove_at(prover: &SaltProver, view: &WorkerView, endpoint: GenerationEndpoint) -> Option<Option<SaltVerdict>> {
+async fn prove_at(prover: &SaltProver, view: &WorkerView, endpoint: GenerationEndpoint) -> Option<Option<SaltSupport>> {
     let model = view.models.first()?.to_string();
     let tokens = (PROMPT_BLOCKS * view.capacity.block.0).clamp(MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS);
     let seed = new_request_id().0;
     // Ids that every vocabulary has, in an order that no cache has seen.
     let ids = (0..tokens).map(|at| 100 + (seed.rotate_left(at as u32 * 7) as u64 ^ at) % 150).collect();
-    let proof = Proof { prover, view, model, ids };
+    let proof = SaltProbe { prover, view, model, ids };
     let [one, other] = ["one", "other"].map(|name| format!("proof-{name}-{}", new_request_id()));
-    if proof.ask(endpoint, Some(&one)).await? == ProbeAnswer::Nothing {
+    if proof.ask(endpoint, Some(&one)).await? == CacheProbeAnswer::Nothing {
         return Some(None);
     }
     let verdict = match proof.ask(endpoint, Some(&other)).await? {
-        ProbeAnswer::Nothing => return Some(None),
-        ProbeAnswer::Found(Some(Tokens::ZERO)) => SaltVerdict::Isolated,
-        ProbeAnswer::Found(Some(_)) => SaltVerdict::NotIsolated,
-        ProbeAnswer::Found(None) if endpoint == GenerationEndpoint::Messages => through_chat(&proof, &one).await?,
-        ProbeAnswer::Found(None) => SaltVerdict::Unknown,
+        CacheProbeAnswer::Nothing => return Some(None),
+        CacheProbeAnswer::Found(Some(Tokens::ZERO)) => SaltSupport::Isolated,
+        CacheProbeAnswer::Found(Some(_)) => SaltSupport::NotIsolated,
+        CacheProbeAnswer::Found(None) if endpoint == GenerationEndpoint::Messages => through_chat(&proof, &one).await?,
+        CacheProbeAnswer::Found(None) => SaltSupport::Unknown,
     };
     Some(Some(verdict))
 }
 
 /// Tests the messages endpoint by a chat: vLLM reports no cached tokens for messages, but a chat with the same text
 /// shows under which salt they were cached.
-async fn through_chat(proof: &Proof<'_>, salt: &str) -> Option<SaltVerdict> {
-    let found = |said| matches!(said, ProbeAnswer::Found(Some(cached)) if cached > Tokens::ZERO);
+async fn through_chat(proof: &SaltProbe<'_>, salt: &str) -> Option<SaltSupport> {
+    let found = |said| matches!(said, CacheProbeAnswer::Found(Some(cached)) if cached > Tokens::ZERO);
     if found(proof.ask(GenerationEndpoint::ChatCompletions, None).await?) {
-        return Some(SaltVerdict::NotIsolated);
+        return Some(SaltSupport::NotIsolated);
     }
     let is_kept_apart = found(proof.ask(GenerationEndpoint::ChatCompletions, Some(salt)).await?);
-    Some(if is_kept_apart { SaltVerdict::Isolated } else { SaltVerdict::Unknown })
+    Some(if is_kept_apart { SaltSupport::Isolated } else { SaltSupport::Unknown })
 }
 
 #[cfg(test)]
@@ -217,12 +217,12 @@ mod tests {
     use serde_json::json;
     use workers_shim::sim::{SimOptions, SimWorker};
 
-    use crate::lab::sim_command::ModelCodec;
+    use crate::lab::sim_command::ModelTextCodec;
     use crate::testing::{StubWorker, get, send, start_router_at, wait_until};
 
     async fn engine(ignores_salts: bool) -> SimWorker {
         let options = SimOptions { ignores_salts, speed_up: 50.0, ..SimOptions::default() };
-        SimWorker::start(options, Arc::new(ModelCodec::load(None).unwrap())).await.unwrap()
+        SimWorker::start(options, Arc::new(ModelTextCodec::load(None).unwrap())).await.unwrap()
     }
 
     #[tokio::test]
@@ -233,7 +233,7 @@ mod tests {
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
         let router = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
-        let proofs = |verdict| router.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
+        let proofs = |verdict| router.gateway.metrics.requests.salt_support.with_label_values(&[verdict]).get();
         wait_until("both are proven", || proofs("isolated") == 1 && proofs("not_isolated") == 1).await;
         for number in 0..12 {
             for (path, field) in [("/v1/completions", "prompt"), ("/tokenize", "prompt")] {
@@ -270,7 +270,7 @@ mod tests {
         let keys = folder.path().join("keys.toml");
         std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
         let router = start_router_at(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
-        let proofs = |verdict| router.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
+        let proofs = |verdict| router.gateway.metrics.requests.salt_support.with_label_values(&[verdict]).get();
         wait_until("the others are judged", || proofs("isolated") == 1 && proofs("unknown") == 1).await;
         assert_eq!(hanging.active.count(), 1, "it still hangs");
         let ready = get(router.operator_address(), "/readyz").await.json();
@@ -320,6 +320,6 @@ mod tests {
         let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 1}).to_string();
         let response = send(router.proxy_address(), Request::post("/v1/completions"), body).await;
         assert_eq!(response.status, 200);
-        assert!(router.gateway.isolation.salt_proofs().barred().is_empty());
+        assert!(router.gateway.isolation.salt_support().barred().is_empty());
     }
 }

@@ -33,7 +33,7 @@ use tokio_rustls::TlsAcceptor;
 use vocabulary::{ByteCount, TimeSpan};
 
 pub use body::{BodyLimits, drain_rejected, read_body};
-use connection::{ClientConnection, Protocol};
+use connection::{ClientConnection, ConnectionSetup};
 pub use tls::{ListenerTls, ListenerTlsConfig, TlsError};
 use unauthenticated::UnauthenticatedConnections;
 pub use unauthenticated::UnauthenticatedLimits;
@@ -174,14 +174,14 @@ impl BoundSocket {
 
 /// Metrics of a listener's connections.
 #[derive(Clone, Debug)]
-pub struct ConnectionCounts {
+pub struct ConnectionMetrics {
     /// Number of open connections.
     pub open: IntGauge,
     /// Connections that were closed before they had authenticated.
     pub closed: ClosedConnections,
 }
 
-impl From<IntGauge> for ConnectionCounts {
+impl From<IntGauge> for ConnectionMetrics {
     fn from(open: IntGauge) -> Self {
         Self { open, closed: ClosedConnections::unseen() }
     }
@@ -203,7 +203,7 @@ impl HttpServer {
         bound: BoundSocket,
         routes: Router,
         limits: ServerLimits,
-        counts: impl Into<ConnectionCounts>,
+        counts: impl Into<ConnectionMetrics>,
     ) -> std::io::Result<Self> {
         Self::start_supervised(bound, routes, limits, counts, (&Arc::default(), "listener"))
     }
@@ -213,10 +213,10 @@ impl HttpServer {
         bound: BoundSocket,
         routes: Router,
         limits: ServerLimits,
-        counts: impl Into<ConnectionCounts>,
+        counts: impl Into<ConnectionMetrics>,
         (tasks, name): (&Arc<Supervision>, &'static str),
     ) -> std::io::Result<Self> {
-        let ConnectionCounts { open, closed } = counts.into();
+        let ConnectionMetrics { open, closed } = counts.into();
         let listener = bound.socket.listen(ACCEPT_BACKLOG)?;
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
@@ -227,7 +227,7 @@ impl HttpServer {
         let accepting = ConnectionAcceptor {
             permits: connection_permits.clone(),
             stopping,
-            protocol: Protocol { http, routes, encode: bound.encode, write_timeout: limits.write_timeout },
+            protocol: ConnectionSetup { http, routes, encode: bound.encode, write_timeout: limits.write_timeout },
             first_header_timeout: limits.header_timeout,
             unauthenticated: limits.unauthenticated.map(|limits| UnauthenticatedConnections::new(limits, closed)),
             open,
@@ -263,7 +263,7 @@ impl HttpServer {
 struct ConnectionAcceptor {
     permits: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
-    protocol: Protocol,
+    protocol: ConnectionSetup,
     /// Timeout for the first request's headers, where connections need not authenticate.
     first_header_timeout: Duration,
     unauthenticated: Option<Arc<UnauthenticatedConnections>>,
@@ -339,7 +339,7 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
 async fn serve_tls(
     stream: TcpStream,
     tls: TlsAcceptor,
-    (mut client, protocol, stopping): (ClientConnection, Protocol, watch::Receiver<bool>),
+    (mut client, protocol, stopping): (ClientConnection, ConnectionSetup, watch::Receiver<bool>),
 ) {
     let handshake = timeout_at(client.authenticates_until, tls.accept(stream));
     tokio::pin!(handshake);

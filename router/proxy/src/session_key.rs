@@ -4,7 +4,7 @@
 
 use http::HeaderMap;
 
-use crate::receipt::KeySource;
+use crate::receipt::SessionKeySource;
 
 /// Longest name that is used; bytes beyond it do not distinguish sessions.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -17,18 +17,18 @@ pub struct SessionKey {
     /// Name of the session that spawned this one.
     pub parent: Option<String>,
     /// Where the name was found.
-    pub source: KeySource,
+    pub source: SessionKeySource,
 }
 
 /// Header names, the most trusted first, each with its source.
-const HEADERS: [(&str, KeySource); 7] = [
-    ("x-session-id", KeySource::SessionHeader),
-    ("x-claude-code-session-id", KeySource::ClaudeCode),
-    ("session-id", KeySource::Codex),
-    ("session_id", KeySource::Codex),
-    ("x-session-affinity", KeySource::Affinity),
-    ("x-dynamo-session-id", KeySource::Dynamo),
-    ("x-litellm-session-id", KeySource::LiteLlm),
+const HEADERS: [(&str, SessionKeySource); 7] = [
+    ("x-session-id", SessionKeySource::SessionHeader),
+    ("x-claude-code-session-id", SessionKeySource::ClaudeCode),
+    ("session-id", SessionKeySource::Codex),
+    ("session_id", SessionKeySource::Codex),
+    ("x-session-affinity", SessionKeySource::Affinity),
+    ("x-dynamo-session-id", SessionKeySource::Dynamo),
+    ("x-litellm-session-id", SessionKeySource::LiteLlm),
 ];
 
 impl SessionKey {
@@ -37,14 +37,14 @@ impl SessionKey {
         HEADERS
             .iter()
             .find_map(|(header, source)| Some(Self::new(text(headers, header)?, headers, *source)))
-            .or_else(|| Some(Self::new(in_body.filter(|name| !name.is_empty())?, headers, KeySource::Body)))
+            .or_else(|| Some(Self::new(in_body.filter(|name| !name.is_empty())?, headers, SessionKeySource::Body)))
     }
 
-    fn new(name: &str, headers: &HeaderMap, source: KeySource) -> Self {
+    fn new(name: &str, headers: &HeaderMap, source: SessionKeySource) -> Self {
         let mut key = Self { name: truncate(name).to_owned(), parent: None, source };
         match source {
             // Sub-agents share their session's header, but each is a conversation of its own.
-            KeySource::ClaudeCode => {
+            SessionKeySource::ClaudeCode => {
                 if let Some(agent) = text(headers, "x-claude-code-agent-id") {
                     key.name = format!("{}/{}", key.name, truncate(agent));
                     key.parent = Some(match text(headers, "x-claude-code-parent-agent-id") {
@@ -72,7 +72,7 @@ fn truncate(name: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn key(headers: &[(&'static str, &str)], body: Option<&str>) -> Option<(String, Option<String>, KeySource)> {
+    fn key(headers: &[(&'static str, &str)], body: Option<&str>) -> Option<(String, Option<String>, SessionKeySource)> {
         let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
         SessionKey::find(&headers, body).map(|key| (key.name, key.parent, key.source))
     }
@@ -80,13 +80,13 @@ mod tests {
     #[test]
     fn the_most_trusted_header_names_the_session() {
         let both = [("x-litellm-session-id", "b"), ("x-session-id", "a")];
-        assert_eq!(key(&both, Some("c")), Some(("a".into(), None, KeySource::SessionHeader)));
-        assert_eq!(key(&both[..1], Some("c")), Some(("b".into(), None, KeySource::LiteLlm)));
+        assert_eq!(key(&both, Some("c")), Some(("a".into(), None, SessionKeySource::SessionHeader)));
+        assert_eq!(key(&both[..1], Some("c")), Some(("b".into(), None, SessionKeySource::LiteLlm)));
     }
 
     #[test]
     fn a_body_field_names_the_session_when_no_header_does() {
-        assert_eq!(key(&[("x-session-id", " ")], Some("c")), Some(("c".into(), None, KeySource::Body)));
+        assert_eq!(key(&[("x-session-id", " ")], Some("c")), Some(("c".into(), None, SessionKeySource::Body)));
         assert_eq!(key(&[], Some("")), None);
         assert_eq!(key(&[], None), None);
     }
@@ -94,11 +94,11 @@ mod tests {
     #[test]
     fn a_sub_agent_is_a_separate_session_with_a_parent() {
         let agent = [("x-claude-code-session-id", "s"), ("x-claude-code-agent-id", "x")];
-        assert_eq!(key(&agent, None), Some(("s/x".into(), Some("s".into()), KeySource::ClaudeCode)));
+        assert_eq!(key(&agent, None), Some(("s/x".into(), Some("s".into()), SessionKeySource::ClaudeCode)));
         let nested = [agent[0], agent[1], ("x-claude-code-parent-agent-id", "y")];
-        assert_eq!(key(&nested, None), Some(("s/x".into(), Some("s/y".into()), KeySource::ClaudeCode)));
+        assert_eq!(key(&nested, None), Some(("s/x".into(), Some("s/y".into()), SessionKeySource::ClaudeCode)));
         let opencode = [("x-session-affinity", "child"), ("x-parent-session-id", "p")];
-        assert_eq!(key(&opencode, None), Some(("child".into(), Some("p".into()), KeySource::Affinity)));
+        assert_eq!(key(&opencode, None), Some(("child".into(), Some("p".into()), SessionKeySource::Affinity)));
     }
 
     #[test]

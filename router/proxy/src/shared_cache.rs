@@ -41,12 +41,12 @@ const TOMBSTONE_OUTCOME: &str = "deleted";
 /// The cache of this router, local or shared with other routers.
 #[derive(Debug)]
 pub struct SharedCache {
-    inner: Arc<SharedCacheState>,
+    inner: Arc<SharedCacheInner>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct SharedCacheState {
+struct SharedCacheInner {
     local: Mutex<LocalCache>,
     redis: Option<RedisBackend>,
     ttl: Duration,
@@ -73,12 +73,12 @@ struct RedisBackend {
 /// The address of Redis cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("shared_cache.redis_url: {address} cannot be used: {reason}")]
-pub struct SharedCacheError {
+pub struct RedisUrlError {
     address: String,
     reason: String,
 }
 
-impl SharedCacheError {
+impl RedisUrlError {
     fn of(url: &RedisUrl, error: &redis::RedisError) -> Self {
         Self { address: url.address().to_owned(), reason: error.to_string() }
     }
@@ -86,9 +86,9 @@ impl SharedCacheError {
 
 impl SharedCache {
     /// Checks whether the address of Redis can be used, before the ledger is opened. Does not connect.
-    pub fn check(config: &SharedCacheConfig) -> Result<(), SharedCacheError> {
+    pub fn check(config: &SharedCacheConfig) -> Result<(), RedisUrlError> {
         let Some(url) = &config.redis_url else { return Ok(()) };
-        redis_client::check(url).map_err(|error| SharedCacheError::of(url, &error))
+        redis_client::check(url).map_err(|error| RedisUrlError::of(url, &error))
     }
 
     /// Starts the cache: local memory works at once, Redis as soon as it answers. `cluster` is the namespace of the
@@ -97,14 +97,14 @@ impl SharedCache {
         config: &SharedCacheConfig,
         (cluster, supervision): (&str, &Arc<Supervision>),
         metrics: SharedCacheMetrics,
-    ) -> Result<Self, SharedCacheError> {
+    ) -> Result<Self, RedisUrlError> {
         metrics.set_health(None);
         let (writes, waiting) = RedisWriteQueue::new();
         let shared = match &config.redis_url {
             None => None,
             Some(url) => {
-                let link = RedisClient::new(url, config, metrics.clone())
-                    .map_err(|error| SharedCacheError::of(url, &error))?;
+                let link =
+                    RedisClient::new(url, config, metrics.clone()).map_err(|error| RedisUrlError::of(url, &error))?;
                 let namespace = config.key_prefix.clone().unwrap_or_else(|| cluster.to_owned());
                 if url.is_exposed() {
                     let redis = url.address();
@@ -130,7 +130,7 @@ impl SharedCache {
                 })
             }
         };
-        let inner = Arc::new(SharedCacheState {
+        let inner = Arc::new(SharedCacheInner {
             local: Mutex::new(LocalCache::new(config.memory_limit.0)),
             redis: shared,
             ttl: config.ttl.0,
@@ -274,7 +274,7 @@ impl Drop for SharedCache {
     }
 }
 
-impl SharedCacheState {
+impl SharedCacheInner {
     fn write(&self, write: RedisWrite) {
         let Some(shared) = &self.redis else { return };
         let kind = write.key.kind;

@@ -1,8 +1,8 @@
 //! Stored responses: which worker created which response, so that later calls for it reach the same worker through any
 //! router. Learned from answers as they pass; an unknown id is answered with 404.
 
+pub(crate) mod answer_recorder;
 pub(crate) mod listener;
-pub(crate) mod receipt_recorder;
 mod sequence_numbers;
 pub(crate) mod serve;
 pub(crate) mod transcript;
@@ -16,7 +16,7 @@ use vocabulary::{TenantId, WorkerId};
 use crate::client_request::ClientRequest;
 use crate::error::ApiError;
 use crate::memory_budget::MemoryReservation;
-use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::shared_cache::{CacheEntryKind, CacheKey, SharedCache};
 use transcript::{ConversationHistory, PreviousStep};
 
@@ -102,7 +102,7 @@ impl StoredResponses {
         request: &ClientRequest,
         id: &str,
     ) -> Result<Option<Bytes>, ApiError> {
-        let (load, mut memory) = (OffloadTask::of(request), request.memory.as_deref().map(MemoryReservation::sibling));
+        let (load, mut memory) = (OffloadSpec::of(request), request.memory.as_deref().map(MemoryReservation::sibling));
         let mut reserve = |bytes: usize| memory.as_mut().map_or(Ok(()), |memory| memory.grow(bytes));
         let gather = async {
             let mut history = ConversationHistory::new(MAX_HISTORY_BYTES);

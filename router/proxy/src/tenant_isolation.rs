@@ -17,7 +17,7 @@ use crate::worker_client::WorkerClient;
 pub struct TenantIsolation {
     keys: Arc<ApiKeys>,
     salts: Arc<CacheSalts>,
-    salt_proofs: Arc<SaltProofs>,
+    salt_support: Arc<WorkerSaltSupport>,
 }
 
 /// Why no worker may serve client requests.
@@ -32,7 +32,7 @@ pub enum NotServingReason {
 impl TenantIsolation {
     /// Returns the isolation of the tenants of `keys`, without verdicts on engines.
     pub fn new(keys: Arc<ApiKeys>, salts: CacheSalts) -> Self {
-        Self { keys, salts: Arc::new(salts), salt_proofs: Arc::default() }
+        Self { keys, salts: Arc::new(salts), salt_support: Arc::default() }
     }
 
     /// Returns the API keys and tenants.
@@ -46,13 +46,13 @@ impl TenantIsolation {
     }
 
     /// Returns the verdicts on whether engines honour the salts.
-    pub fn salt_proofs(&self) -> &SaltProofs {
-        &self.salt_proofs
+    pub fn salt_support(&self) -> &WorkerSaltSupport {
+        &self.salt_support
     }
 
     /// Returns workers that must not get client requests, because tenants would not be isolated there.
     pub fn barred_workers(&self) -> Vec<WorkerId> {
-        if self.keys.has_several_tenants() { self.salt_proofs.barred() } else { Vec::new() }
+        if self.keys.has_several_tenants() { self.salt_support.barred() } else { Vec::new() }
     }
 
     /// Whether some worker answers and may get client requests.
@@ -69,7 +69,7 @@ impl TenantIsolation {
 /// Result of two requests with different salts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub(crate) enum SaltVerdict {
+pub(crate) enum SaltSupport {
     /// The second found nothing of the first.
     Isolated,
     /// It found what was sent under another salt.
@@ -80,21 +80,21 @@ pub(crate) enum SaltVerdict {
 
 /// Verdicts on all workers.
 #[derive(Debug, Default)]
-pub struct SaltProofs {
-    verdicts: Mutex<HashMap<WorkerId, (Incarnation, SaltVerdict)>>,
+pub struct WorkerSaltSupport {
+    verdicts: Mutex<HashMap<WorkerId, (Incarnation, SaltSupport)>>,
 }
 
-impl SaltProofs {
+impl WorkerSaltSupport {
     /// Returns workers that serve no requests while tenants must be isolated.
     pub(crate) fn barred(&self) -> Vec<WorkerId> {
         let verdicts = self.verdicts.lock();
-        let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == SaltVerdict::NotIsolated);
+        let ignoring = verdicts.iter().filter(|(_, (_, verdict))| *verdict == SaltSupport::NotIsolated);
         ignoring.map(|(worker, _)| *worker).collect()
     }
 
     /// Returns the problem of a worker that ignores salts, for a person.
     pub fn problem(&self, worker: WorkerId) -> Option<&'static str> {
-        let is_ignoring = self.verdict(worker) == Some(SaltVerdict::NotIsolated);
+        let is_ignoring = self.verdict(worker) == Some(SaltSupport::NotIsolated);
         is_ignoring.then_some(
             "Its engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests. \
              Update the engine, or set auth.verify_cache_salt = false where tenants may share caches.",
@@ -103,13 +103,13 @@ impl SaltProofs {
 
     /// Returns the warning for a worker without proof, which serves all the same.
     pub fn untold(&self, worker: WorkerId) -> Option<&'static str> {
-        (self.verdict(worker) == Some(SaltVerdict::Unknown)).then_some(
+        (self.verdict(worker) == Some(SaltSupport::Unknown)).then_some(
             "Whether its engine honours cache_salt is not proven, because it does not tell cached tokens: tenants may find out \
              what others have sent. Start vLLM with --enable-prompt-tokens-details.",
         )
     }
 
-    fn verdict(&self, worker: WorkerId) -> Option<SaltVerdict> {
+    fn verdict(&self, worker: WorkerId) -> Option<SaltSupport> {
         self.verdicts.lock().get(&worker).map(|(_, verdict)| *verdict)
     }
 
@@ -119,7 +119,7 @@ impl SaltProofs {
     }
 
     /// Records the verdict on this incarnation of a worker.
-    pub(crate) fn record(&self, view: &WorkerView, verdict: SaltVerdict) {
+    pub(crate) fn record(&self, view: &WorkerView, verdict: SaltSupport) {
         self.verdicts.lock().insert(view.id, (view.incarnation, verdict));
     }
 

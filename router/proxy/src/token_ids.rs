@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prefix::{
-    ChatEndpoint, ChatLayout, ConversationQuery, ConvertedRequest, PromptContent, PromptInputs, ResolvedPrompt,
-    WallTime,
+    ChatBodyLayout, ChatEndpoint, ConversationQuery, ConvertedRequest, ExtraPromptInputs, PromptContent,
+    ResolvedPrompt, WallTime,
 };
 use vocabulary::PrefixChain;
 
@@ -47,8 +47,8 @@ impl EncodableRequest {
         self.body.len()
     }
 
-    fn prompt_options(&self) -> PromptInputs<'_> {
-        PromptInputs { keys: self.model.root_keys(self.salt.as_deref()), now: self.wall_time }
+    fn prompt_options(&self) -> ExtraPromptInputs<'_> {
+        ExtraPromptInputs { keys: self.model.root_keys(self.salt.as_deref()), now: self.wall_time }
     }
 
     /// Computes its whole prompt: milliseconds for a long one.
@@ -61,7 +61,7 @@ impl EncodableRequest {
         let identifier = &self.model.identifier;
         let converted = identifier.convert(self.form, &self.body);
         let layout = match &converted {
-            None => ChatLayout::read(&self.body),
+            None => ChatBodyLayout::read(&self.body),
             Some(converted) => converted.as_ref().ok().map(ConvertedRequest::layout),
         };
         if let Some(layout) = layout {
@@ -72,14 +72,14 @@ impl EncodableRequest {
 
 /// A prompt's token ids.
 #[derive(Clone, Debug)]
-pub enum PromptTokenIds {
+pub enum LazyTokenIds {
     /// All token ids.
     Known(Vec<u32>),
     /// The request, from which they can be encoded again.
     Encodable(EncodableRequest),
 }
 
-impl PromptTokenIds {
+impl LazyTokenIds {
     /// Takes the token ids out of a step, where they are available.
     pub fn take(identified: &mut IdentifiedRequest) -> Option<Self> {
         match &mut identified.prompt.content {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use planner::{Action, DisabledLink};
+use planner::{Action, DirectedLink};
 use serde::Deserialize;
 use serde_json::Value;
 use smart_default::SmartDefault;
@@ -94,7 +94,7 @@ fn top_margin(top: &Value) -> Option<f64> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DisabledLinkRecord {
     /// The link.
-    pub link: DisabledLink,
+    pub link: DirectedLink,
     /// The action that the transfer belonged to.
     pub action: Action,
     /// When it was barred, in milliseconds since 1970.
@@ -116,7 +116,7 @@ pub enum CheckDecision {
 #[derive(Debug)]
 pub struct CheckPermit {
     _permit: OwnedSemaphorePermit,
-    class: CheckClass,
+    class: CheckBudgetClass,
     /// Tokens that the check is expected to compute.
     expected_tokens: Tokens,
 }
@@ -130,7 +130,7 @@ const MAX_LINKS: usize = 1 << 16;
 /// Class of checks with a compute budget of its own: a link's first check does not wait for other links' repeated
 /// checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum CheckClass {
+enum CheckBudgetClass {
     /// A link's first check.
     First,
     Repeat,
@@ -144,10 +144,10 @@ struct CheckDebt {
 }
 
 impl CheckDebt {
-    fn of(&mut self, share: CheckClass) -> &mut Tokens {
+    fn of(&mut self, share: CheckBudgetClass) -> &mut Tokens {
         match share {
-            CheckClass::First => &mut self.first,
-            CheckClass::Repeat => &mut self.repeat,
+            CheckBudgetClass::First => &mut self.first,
+            CheckBudgetClass::Repeat => &mut self.repeat,
         }
     }
 
@@ -166,29 +166,29 @@ impl CheckDebt {
 struct LinkSampler {
     /// Transfers since the last check.
     unchecked: u32,
-    class: CheckClass,
+    class: CheckBudgetClass,
 }
 
 /// Decides which transfers are checked.
 #[derive(Debug, Default)]
 struct CheckSchedule {
-    links: BTreeMap<DisabledLink, LinkSampler>,
+    links: BTreeMap<DirectedLink, LinkSampler>,
     debt: CheckDebt,
 }
 
 /// Results of this router's checks since it started.
 #[derive(Debug, SmartDefault)]
-pub struct TransferChecks {
+pub struct TransferCheckState {
     schedule: Mutex<CheckSchedule>,
     disabled_links: Mutex<Vec<DisabledLinkRecord>>,
     #[default(Arc::new(Semaphore::new(1)))]
     slot: Arc<Semaphore>,
 }
 
-impl TransferChecks {
+impl TransferCheckState {
     /// Counts a transfer of this many tokens of a prompt. If a check is due but none can run, the next transfer is due;
     /// the same while checks have computed more than `COMPUTE_RATIO` / `one_in` of all moved tokens.
-    pub fn decide(&self, link: DisabledLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> CheckDecision {
+    pub fn decide(&self, link: DirectedLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> CheckDecision {
         if one_in == 0 {
             return CheckDecision::NotDue;
         }
@@ -198,14 +198,15 @@ impl TransferChecks {
         if links.len() >= MAX_LINKS && !links.contains_key(&link) {
             links.clear();
         }
-        let carried = links.entry(link).or_insert(LinkSampler { unchecked: one_in - 1, class: CheckClass::First });
+        let carried =
+            links.entry(link).or_insert(LinkSampler { unchecked: one_in - 1, class: CheckBudgetClass::First });
         carried.unchecked = carried.unchecked.saturating_add(1);
         let of = carried.class;
         if carried.unchecked < one_in || *owed.of(of) > Tokens::ZERO {
             return CheckDecision::NotDue;
         }
         let Ok(one) = self.slot.clone().try_acquire_owned() else { return CheckDecision::Busy };
-        *carried = LinkSampler { unchecked: 0, class: CheckClass::Repeat };
+        *carried = LinkSampler { unchecked: 0, class: CheckBudgetClass::Repeat };
         *owed.of(of) += prompt;
         CheckDecision::Check(CheckPermit { _permit: one, class: of, expected_tokens: prompt })
     }
@@ -228,7 +229,7 @@ impl TransferChecks {
     }
 
     /// Clears a link, so that it carries transfers again; the next one is checked. Returns whether it was barred.
-    pub fn clear(&self, link: DisabledLink) -> bool {
+    pub fn clear(&self, link: DirectedLink) -> bool {
         let mut all = self.disabled_links.lock();
         let before = all.len();
         all.retain(|barred| barred.link != link);
@@ -242,7 +243,7 @@ impl TransferChecks {
     }
 
     /// Returns the barred links.
-    pub fn disabled_links(&self) -> Vec<DisabledLink> {
+    pub fn disabled_links(&self) -> Vec<DirectedLink> {
         self.disabled_links.lock().iter().map(|barred| barred.link).collect()
     }
 }
@@ -256,7 +257,7 @@ mod tests {
 
     /// A prompt without cost.
     const FREE: (Tokens, Tokens) = (Tokens::ZERO, Tokens::ZERO);
-    const LINK: DisabledLink = DisabledLink { from: WorkerId(1), to: WorkerId(2) };
+    const LINK: DirectedLink = DirectedLink { from: WorkerId(1), to: WorkerId(2) };
 
     fn sample(tokens: &[(&str, f64)]) -> GreedySample {
         let top: Vec<_> = tokens.iter().map(|(token, lead)| json!({*token: -0.5, "other": -0.5 - lead})).collect();
@@ -293,32 +294,32 @@ mod tests {
 
     #[test]
     fn a_link_is_checked_at_its_first_transfer_and_then_every_nth() {
-        let all = TransferChecks::default();
+        let all = TransferCheckState::default();
         let turns = |link, count| -> Vec<bool> {
             (0..count).map(|_| matches!(all.decide(link, 3, FREE), CheckDecision::Check(_))).collect()
         };
         assert_eq!(turns(LINK, 7), [true, false, false, true, false, false, true]);
-        assert_eq!(turns(DisabledLink { from: WorkerId(3), ..LINK }, 2), [true, false]);
+        assert_eq!(turns(DirectedLink { from: WorkerId(3), ..LINK }, 2), [true, false]);
         assert!(matches!(all.decide(LINK, 0, FREE), CheckDecision::NotDue));
     }
 
     #[test]
     fn check_compute_is_a_bounded_share_of_transferred_tokens() {
-        let all = TransferChecks::default();
-        let links = (0..200).map(|to| DisabledLink { to: WorkerId(to), ..LINK });
+        let all = TransferCheckState::default();
+        let links = (0..200).map(|to| DirectedLink { to: WorkerId(to), ..LINK });
         let whole = (Tokens(1000), Tokens(1000));
         let checked =
             links.clone().filter(|link| matches!(all.decide(*link, 16, whole), CheckDecision::Check(_))).count();
         assert_eq!(checked, 25, "one of eight, though each is its link's first transfer");
-        let all = TransferChecks::default();
+        let all = TransferCheckState::default();
         let piece = (Tokens(100), Tokens(10_000));
         let checked = links.filter(|link| matches!(all.decide(*link, 16, piece), CheckDecision::Check(_))).count();
         assert_eq!(checked, 1, "a small piece of a long prompt is dear to check");
         assert!(
-            matches!(all.decide(DisabledLink { from: WorkerId(3), ..LINK }, 1, whole), CheckDecision::NotDue),
+            matches!(all.decide(DirectedLink { from: WorkerId(3), ..LINK }, 1, whole), CheckDecision::NotDue),
             "what is owed is paid first"
         );
-        let all = TransferChecks::default();
+        let all = TransferCheckState::default();
         assert!(
             (0..5).all(|n| matches!(all.decide(LINK, 1, (Tokens(900 + n), Tokens(1000 + n))), CheckDecision::Check(_)))
         );
@@ -326,18 +327,18 @@ mod tests {
 
     #[test]
     fn unchecked_links_do_not_wait_for_the_debt_of_checked_ones() {
-        let all = TransferChecks::default();
+        let all = TransferCheckState::default();
         let is_checked = |link, moved| matches!(all.decide(link, 1, moved), CheckDecision::Check(_));
-        let other = DisabledLink { from: WorkerId(3), ..LINK };
+        let other = DirectedLink { from: WorkerId(3), ..LINK };
         let piece = (Tokens(100), Tokens(10_000));
         assert!(is_checked(LINK, FREE) && is_checked(LINK, piece) && !is_checked(LINK, piece), "9,900 are owed");
         assert!(is_checked(other, piece));
-        assert!(!is_checked(DisabledLink { from: WorkerId(4), ..LINK }, piece), "now for these as well");
+        assert!(!is_checked(DirectedLink { from: WorkerId(4), ..LINK }, piece), "now for these as well");
     }
 
     #[test]
     fn a_check_is_charged_for_the_tokens_it_recomputed() {
-        let all = TransferChecks::default();
+        let all = TransferCheckState::default();
         let whole = (Tokens(100), Tokens(10_000));
         let CheckDecision::Check(permit) = all.decide(LINK, 1, whole) else { panic!("it is the first") };
         all.settle(permit, Tokens::ZERO);
@@ -348,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_transfer_that_is_due_during_a_running_check_defers_to_the_next() {
-        let all = TransferChecks::default();
+        let all = TransferCheckState::default();
         let CheckDecision::Check(permit) = all.decide(LINK, 2, FREE) else { panic!("the first is checked") };
         assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::NotDue));
         assert!(matches!(all.decide(LINK, 2, FREE), CheckDecision::Busy));
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_link_stays_disabled_until_cleared() {
-        let all = TransferChecks::default();
+        let all = TransferCheckState::default();
         let barred = DisabledLinkRecord { link: LINK, action: Action::RemotePrefill, since_unix_ms: 1 };
         assert!(all.bar(barred) && !all.bar(DisabledLinkRecord { since_unix_ms: 2, ..barred }));
         assert_eq!((all.disabled_link_records(), all.disabled_links()), (vec![barred], vec![LINK]));

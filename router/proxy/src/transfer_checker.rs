@@ -6,18 +6,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use planner::{Action, DisabledLink, Leg, LegRole, Plan, WorkerRank};
+use planner::{Action, DirectedLink, Leg, LegRole, Plan, WorkerRank};
 use prometheus::IntCounterVec;
 use serde_json::json;
 use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
-use crate::prompts::{PromptStore, StoredPrompt};
+use crate::prompts::{PromptStore, RetainedPrompt};
 use crate::receipt::unix_ms;
 use crate::request_id::new_request_id;
 use crate::transfer_check::{
-    CheckDecision, DisabledLinkRecord, GreedySample, TransferCheckOutcome, TransferCheckSettings, TransferChecks,
+    CheckDecision, DisabledLinkRecord, GreedySample, TransferCheckOutcome, TransferCheckSettings, TransferCheckState,
 };
 use crate::upstream::UpstreamError;
 use crate::worker_client::WorkerClient;
@@ -29,7 +29,7 @@ const COMPLETIONS_PATH: &str = "/v1/completions";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompletedTransfer {
     /// Source and target.
-    pub(crate) link: DisabledLink,
+    pub(crate) link: DirectedLink,
     pub(crate) rank: DpRank,
     /// Number of leading blocks that were moved; `None` when the whole prompt was.
     pub(crate) blocks: Option<Blocks>,
@@ -40,7 +40,7 @@ impl CompletedTransfer {
     /// Returns the transfer in a plan's handoff, if it has one.
     pub(crate) fn of(plan: &Plan) -> Option<Self> {
         let handoff = plan.handoffs().next()?;
-        let link = DisabledLink { from: handoff.source.worker, to: handoff.target.worker };
+        let link = DirectedLink { from: handoff.source.worker, to: handoff.target.worker };
         Some(Self { link, rank: handoff.target.rank, blocks: handoff.blocks, action: plan.action })
     }
 }
@@ -48,7 +48,7 @@ impl CompletedTransfer {
 /// Checks transfers. Clones share the results.
 #[derive(Clone, Debug)]
 pub struct TransferChecker {
-    checks: Arc<TransferChecks>,
+    checks: Arc<TransferCheckState>,
     client: WorkerClient,
     prompts: Arc<PromptStore>,
     config: TransferCheckSettings,
@@ -58,7 +58,7 @@ pub struct TransferChecker {
 impl TransferChecker {
     /// Returns a checker that keeps its results in `checks`, and counts their outcomes.
     pub fn new(
-        (checks, outcomes): (Arc<TransferChecks>, IntCounterVec),
+        (checks, outcomes): (Arc<TransferCheckState>, IntCounterVec),
         client: WorkerClient,
         prompts: Arc<PromptStore>,
         config: TransferCheckSettings,
@@ -67,7 +67,7 @@ impl TransferChecker {
     }
 
     /// Checks a complete transfer, if a check is due.
-    pub(crate) fn check_if_due(&self, transfer: CompletedTransfer, kept: &Arc<StoredPrompt>) {
+    pub(crate) fn check_if_due(&self, transfer: CompletedTransfer, kept: &Arc<RetainedPrompt>) {
         let CompletedTransfer { link, action, .. } = transfer;
         let prompt = kept.chain.tokens;
         let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
@@ -95,7 +95,7 @@ impl TransferChecker {
 
     fn bar(&self, barred: DisabledLinkRecord) {
         if self.checks.bar(barred) {
-            let DisabledLink { from, to } = barred.link;
+            let DirectedLink { from, to } = barred.link;
             let [source, target] = [from, to].map(|id| self.client.endpoint_name(id));
             tracing::warn!(%source, %target, action = %barred.action,
                 "a transfer check failed: KV that moved over this link gives another answer than a recomputed prompt. The link is \
@@ -107,7 +107,7 @@ impl TransferChecker {
 struct TransferCheck<'a> {
     checker: &'a TransferChecker,
     transfer: CompletedTransfer,
-    prompt: &'a Arc<StoredPrompt>,
+    prompt: &'a Arc<RetainedPrompt>,
     /// Tokens that engines have computed for the check.
     computed: AtomicU64,
 }
@@ -123,7 +123,7 @@ impl TransferCheck<'_> {
         let stored = self.prompt.clone();
         let read = move || Some(stored.tokens.read(&stored.chain)?.into_owned());
         let ids = self.checker.prompts.read(read).await.map_err(|_| TransferCheckOutcome::Failed)?;
-        let CompletedTransfer { link: DisabledLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
+        let CompletedTransfer { link: DirectedLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
         let leg = |worker, rank| Leg::new(LegRole::Serve, WorkerRank { worker, rank });
         if !Legs::without_client(&self.checker.client).serves_alone(target) {
             return Err(TransferCheckOutcome::NotComparable);

@@ -21,7 +21,7 @@ use smart_default::SmartDefault;
 use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
 use vocabulary::{ByteCount, TimeSpan};
-use workers_shim::engine_api::EventBudget;
+use workers_shim::engine_api::EventBufferBudget;
 
 use crate::error::ApiError;
 use connections::{ConnectionBody, ConnectionPool};
@@ -114,7 +114,7 @@ impl UpstreamError {
 pub struct Upstream {
     connections: ConnectionPool,
     config: UpstreamConfig,
-    events: EventBudget,
+    events: EventBufferBudget,
 }
 
 impl std::fmt::Debug for Upstream {
@@ -149,12 +149,12 @@ impl Upstream {
             HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
         let (idle_timeout, max_idle) = (config.connection_idle_timeout.0, config.max_idle_connections_per_worker);
         let connections = ConnectionPool::new(connector, idle_timeout, max_idle);
-        let events = EventBudget::of(config.stream_buffer_limit.0);
+        let events = EventBufferBudget::of(config.stream_buffer_limit.0);
         Self { connections, config, events }
     }
 
     /// Returns the memory budget for unfinished events of all workers' streams.
-    pub fn events(&self) -> EventBudget {
+    pub fn events(&self) -> EventBufferBudget {
         self.events.clone()
     }
 

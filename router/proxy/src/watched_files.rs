@@ -30,14 +30,14 @@ impl StaleFiles {
 
 /// Name of some files' content, and where a failed reload is reported.
 #[derive(Clone, Debug)]
-pub struct WatchedFiles {
+pub struct ReloadReporter {
     /// What the files are, for logs and alarms.
     pub name: &'static str,
     /// Where a failed reload is reported.
     pub stale: Arc<StaleFiles>,
 }
 
-impl WatchedFiles {
+impl ReloadReporter {
     fn mark_applied(&self) {
         self.stale.0.lock().remove(self.name);
     }
@@ -53,7 +53,7 @@ impl WatchedFiles {
 /// readable without another change.
 pub async fn follow<S: PartialEq + Copy, E: Display>(
     (mut seen, stamps): (S, impl Fn() -> S),
-    (every, followed): (Duration, &WatchedFiles),
+    (every, followed): (Duration, &ReloadReporter),
     mut take: impl FnMut() -> Result<(), E>,
 ) {
     let mut refused = None;
@@ -100,7 +100,7 @@ mod tests {
             looks.set(looks.get() + 1);
             stamp.get()
         };
-        let followed = WatchedFiles { name: "tokens", stale: Arc::default() };
+        let followed = ReloadReporter { name: "tokens", stale: Arc::default() };
         let follow = follow((1, look), (Duration::from_millis(1), &followed), take);
         let watch = async {
             let until = async |count: u32| {

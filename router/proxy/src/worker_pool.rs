@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use arc_swap::ArcSwap;
 use planner::ParallelShape;
 use vocabulary::{DpRank, ModelId, Tokens, WorkerHealth, WorkerId, WorkerRole, WorkerView};
-use workers_shim::fleet::{Fleet, InFlightRequest};
+use workers_shim::fleet::{Fleet, InFlightGuard};
 
 use crate::discovery::WorkerConfig;
 use crate::discovery::WorkerSource;
@@ -23,14 +23,14 @@ pub struct WorkerPool {
 
 #[derive(Debug, Default)]
 struct PoolSnapshot {
-    members: HashMap<WorkerId, Arc<WorkerEntry>>,
+    members: HashMap<WorkerId, Arc<ListedWorker>>,
     /// Parallel shapes of the workers where they are known, ordered by worker.
     shapes: Arc<[(WorkerId, ParallelShape)]>,
 }
 
 /// A listed worker.
 #[derive(Debug)]
-pub struct WorkerEntry {
+pub struct ListedWorker {
     /// Its id.
     pub id: WorkerId,
     /// The source that lists it.
@@ -43,8 +43,8 @@ pub struct WorkerEntry {
 #[derive(Debug)]
 pub struct DispatchGuard {
     /// The worker.
-    pub member: Arc<WorkerEntry>,
-    _in_flight: InFlightRequest,
+    pub member: Arc<ListedWorker>,
+    _in_flight: InFlightGuard,
 }
 
 impl WorkerPool {
@@ -53,7 +53,7 @@ impl WorkerPool {
         let mut members = self.table.load().members.clone();
         for (source, config) in workers {
             let id = WorkerId::of_endpoint(config.endpoint());
-            members.insert(id, Arc::new(WorkerEntry { id, source, config }));
+            members.insert(id, Arc::new(ListedWorker { id, source, config }));
         }
         self.table.store(Arc::new(PoolSnapshot::of(members)));
     }
@@ -66,7 +66,7 @@ impl WorkerPool {
     }
 
     /// Returns the worker of this id.
-    pub fn member(&self, id: WorkerId) -> Option<Arc<WorkerEntry>> {
+    pub fn member(&self, id: WorkerId) -> Option<Arc<ListedWorker>> {
         self.table.load().members.get(&id).cloned()
     }
 
@@ -76,16 +76,16 @@ impl WorkerPool {
     }
 
     /// Returns the workers that take new sessions.
-    pub fn ready(&self, fleet: &Fleet) -> Vec<Arc<WorkerEntry>> {
+    pub fn ready(&self, fleet: &Fleet) -> Vec<Arc<ListedWorker>> {
         self.members_with_health(fleet, |health| health == WorkerHealth::Ready)
     }
 
     /// Returns the workers that answer: a draining worker keeps its sessions, and serves what no other worker can.
-    pub fn answering(&self, fleet: &Fleet) -> Vec<Arc<WorkerEntry>> {
+    pub fn answering(&self, fleet: &Fleet) -> Vec<Arc<ListedWorker>> {
         self.members_with_health(fleet, |health| health != WorkerHealth::Unreachable)
     }
 
-    fn members_with_health(&self, fleet: &Fleet, wanted: impl Fn(WorkerHealth) -> bool) -> Vec<Arc<WorkerEntry>> {
+    fn members_with_health(&self, fleet: &Fleet, wanted: impl Fn(WorkerHealth) -> bool) -> Vec<Arc<ListedWorker>> {
         let workers = fleet.snapshot();
         let those = workers.iter().filter(|worker| wanted(worker.health));
         those.filter_map(|worker| self.member(worker.id)).collect()
@@ -132,8 +132,8 @@ impl WorkerPool {
 }
 
 impl PoolSnapshot {
-    fn of(members: HashMap<WorkerId, Arc<WorkerEntry>>) -> Self {
-        let shape = |member: &Arc<WorkerEntry>| Some((member.id, member.config.parallelism?));
+    fn of(members: HashMap<WorkerId, Arc<ListedWorker>>) -> Self {
+        let shape = |member: &Arc<ListedWorker>| Some((member.id, member.config.parallelism?));
         let mut shapes: Vec<_> = members.values().filter_map(shape).collect();
         shapes.sort_unstable_by_key(|(worker, _)| *worker);
         Self { members, shapes: shapes.into() }

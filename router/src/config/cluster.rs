@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ownership::{ElectionTimers, PeerOptions, TlsFiles};
+use ownership::{ClusterOptions, ElectionTimers, TlsFiles};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use smart_default::SmartDefault;
@@ -19,7 +19,7 @@ pub struct ClusterConfig {
     /// Members to ask for admission when the data directory is new. Also `--join`.
     pub join: AddressList,
     /// How long a new node asks before it gives up.
-    #[default(TimeSpan(PeerOptions::default().join_timeout))]
+    #[default(TimeSpan(ClusterOptions::default().join_timeout))]
     pub join_timeout: TimeSpan,
     /// Certificates; without them connections between nodes are plain, and `listen` has to be on the loopback.
     pub tls: Option<PeerTlsConfig>,
@@ -52,9 +52,9 @@ pub struct PeerTlsConfig {
 
 impl ClusterConfig {
     /// As the ledger's room takes it.
-    pub fn peering(&self) -> PeerOptions {
+    pub fn peering(&self) -> ClusterOptions {
         let text = |address: &Option<Address>| address.as_ref().map(|address| address.0.clone());
-        PeerOptions {
+        ClusterOptions {
             listen: text(&self.listen),
             advertise: text(&self.advertise),
             join: self.join.0.iter().map(|address| address.0.clone()).collect(),
@@ -178,7 +178,7 @@ mod tests {
     fn default_is_a_single_node_with_consistent_timers() {
         let config = check("").unwrap();
         assert_eq!(config, ClusterConfig::default());
-        assert_eq!(config.peering(), PeerOptions::default());
+        assert_eq!(config.peering(), ClusterOptions::default());
     }
 
     #[test]

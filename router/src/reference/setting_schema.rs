@@ -227,7 +227,7 @@ mod tests {
 
     #[derive(Deserialize)]
     #[serde(rename_all = "kebab-case")]
-    enum SampleWord {
+    enum SampleEnum {
         One,
         NumberTwo,
     }
@@ -235,7 +235,7 @@ mod tests {
     #[derive(Deserialize)]
     #[expect(dead_code, reason = "only its schema is read")]
     struct SampleItem {
-        word: SampleWord,
+        word: SampleEnum,
         share: Option<f64>,
     }
 

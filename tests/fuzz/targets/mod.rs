@@ -9,20 +9,20 @@ pub mod text;
 
 use bytes::Bytes;
 use residency::{
-    ApplyStatus, DecodeLimits, KvCacheEvent, ResidencyFeed, ResidencyIndex, ResidencySnapshotReader, SourceRules,
-    decode,
+    ApplyProgress, BlockMappingRules, DecodeLimits, KvCacheEvent, ResidencyFeed, ResidencyIndex,
+    ResidencySnapshotReader, decode,
 };
-use vocabulary::{ChainNamespace, DpRank, HashSeed, Incarnation, Tokens, WorkerId};
+use vocabulary::{DpRank, HashSeed, Incarnation, ModelNamespace, Tokens, WorkerId};
 use workers_shim::engine_api::{
-    Api, EngineResponse, KvConnector, KvTransfer, LegOptions, RequestBody, SseScanner, StrippedFields, TextDelivery,
-    TokenIdVisibility, TokenIdsMode, TokenTranscript, UsageEventMode,
+    AnswerSummary, Api, ClientRequestBody, KvConnector, KvTransfer, LegOptions, SseFilter, StrippedFieldCounts,
+    TextTiming, TokenIdForwarding, TokenIdsMode, TokenTranscript, UsageEventMode,
 };
 
 const WORKER: WorkerId = WorkerId(1);
 
-fn rules() -> SourceRules {
-    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
-    SourceRules { max_blocks: 4096, max_orphans: 64, ..SourceRules::new(Tokens(4), HashSeed(1), namespace) }
+fn rules() -> BlockMappingRules {
+    let namespace = ModelNamespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
+    BlockMappingRules { max_blocks: 4096, max_orphans: 64, ..BlockMappingRules::new(Tokens(4), HashSeed(1), namespace) }
 }
 
 /// A message of an engine's: decoded, applied, looked up, written down, taken over, forgotten.
@@ -69,7 +69,7 @@ pub fn events(bytes: &[u8]) {
 }
 
 fn settle(feed: &mut ResidencyFeed, index: &mut ResidencyIndex) {
-    while feed.settle(index, 7).is_ok_and(|settled| settled == ApplyStatus::More) {}
+    while feed.settle(index, 7).is_ok_and(|settled| settled == ApplyProgress::More) {}
 }
 
 fn nixl() -> KvTransfer {
@@ -78,21 +78,21 @@ fn nixl() -> KvTransfer {
 
 /// A client's body: every leg that is made of it is JSON again, and says nothing that only routers may say.
 pub fn bodies(bytes: &[u8]) {
-    let Ok(body) = RequestBody::read(Bytes::copy_from_slice(bytes)) else { return };
+    let Ok(body) = ClientRequestBody::read(Bytes::copy_from_slice(bytes)) else { return };
     let apis = [Api::Chat, Api::Completions, Api::Responses, Api::Messages];
     for (api, salt) in apis.into_iter().flat_map(|api| [(api, None), (api, Some("s".into()))]) {
         let options = LegOptions { api, salt, usage: UsageEventMode::Always, ids: TokenIdsMode::Always };
         let plain = body.plain(&options);
         assert!(plain.len() <= bytes.len() + 200, "little is added");
-        let again = RequestBody::read(plain.clone()).expect("what was read can be read again");
+        let again = ClientRequestBody::read(plain.clone()).expect("what was read can be read again");
         let left = again.stripped(&options);
         assert_eq!(
             left,
-            StrippedFields { salt: u32::from(options.salt.is_some()), ..StrippedFields::default() },
+            StrippedFieldCounts { salt: u32::from(options.salt.is_some()), ..StrippedFieldCounts::default() },
             "nothing is left to remove"
         );
         assert_eq!(again.plain(&options), plain, "what is clean stays as it is");
-        let prefill = RequestBody::read(body.prefill(&options, (&nixl(), None))).expect("a leg is JSON");
+        let prefill = ClientRequestBody::read(body.prefill(&options, (&nixl(), None))).expect("a leg is JSON");
         assert!(!prefill.streams());
     }
 }
@@ -101,13 +101,13 @@ pub fn bodies(bytes: &[u8]) {
 pub fn answers(bytes: &[u8]) {
     let Some((size, bytes)) = bytes.split_first() else { return };
     let whole = Bytes::copy_from_slice(bytes);
-    if let Ok(answer) = EngineResponse::read(&whole)
+    if let Ok(answer) = AnswerSummary::read(&whole)
         && let Some(handoff) = answer.handoff
-        && let Ok(body) = RequestBody::read(Bytes::from_static(br#"{"prompt":"a"}"#))
+        && let Ok(body) = ClientRequestBody::read(Bytes::from_static(br#"{"prompt":"a"}"#))
     {
-        RequestBody::read(body.decode(&LegOptions::default(), (&nixl(), Some(handoff)))).expect("a leg is JSON");
+        ClientRequestBody::read(body.decode(&LegOptions::default(), (&nixl(), Some(handoff)))).expect("a leg is JSON");
     }
-    let scan = |size: usize, mut scanner: SseScanner| {
+    let scan = |size: usize, mut scanner: SseFilter| {
         let mut out = Vec::new();
         for chunk in whole.chunks(size) {
             scanner.push(whole.slice_ref(chunk), &mut out);
@@ -115,18 +115,14 @@ pub fn answers(bytes: &[u8]) {
         out.extend(scanner.finish());
         (scanner.facts().clone(), out.concat())
     };
-    let at_once = scan(whole.len().max(1), SseScanner::new());
-    assert_eq!(scan(usize::from(*size).max(1), SseScanner::new()), at_once);
+    let at_once = scan(whole.len().max(1), SseFilter::new());
+    assert_eq!(scan(usize::from(*size).max(1), SseFilter::new()), at_once);
     check_redaction(&whole, &at_once.1);
-    let hiding = scan(whole.len().max(1), SseScanner::hiding_usage());
-    assert_eq!(scan(usize::from(*size).max(1), SseScanner::hiding_usage()), hiding);
+    let hiding = scan(whole.len().max(1), SseFilter::hiding_usage());
+    assert_eq!(scan(usize::from(*size).max(1), SseFilter::hiding_usage()), hiding);
     assert_eq!(hiding.0, at_once.0);
     let keeping = || {
-        SseScanner::new().with_transcript(TokenTranscript::new(
-            Api::Chat,
-            TokenIdVisibility::None,
-            TextDelivery::WithIds,
-        ))
+        SseFilter::new().with_transcript(TokenTranscript::new(Api::Chat, TokenIdForwarding::None, TextTiming::WithIds))
     };
     assert_eq!(scan(usize::from(*size).max(1), keeping()), scan(whole.len().max(1), keeping()));
 }
@@ -145,7 +141,7 @@ fn check_redaction(stream: &Bytes, shown: &[u8]) {
         assert!(before.starts_with(b"data:") && after.starts_with(b"data:"), "only data is read");
         assert_ne!(before.trim_ascii(), after.trim_ascii(), "spaces and line ends stay as they are");
     }
-    let (mut scanner, mut again) = (SseScanner::new(), Vec::new());
+    let (mut scanner, mut again) = (SseFilter::new(), Vec::new());
     scanner.push(Bytes::copy_from_slice(shown), &mut again);
     again.extend(scanner.finish());
     assert_eq!(again.concat(), shown, "nothing is left to hide");

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use prefix::TokenCheckpoint;
 use workers_shim::engine_api::{
-    AnswerContinuation, AnswerDeterminism, Api, EngineResponse, EventBudget, JsonFields, LegOptions, ReplayVerifier,
-    RequestBody, SseScanner, TextDelivery, TokenIdVisibility, TokenIdsMode, TokenTranscript, UsageEventMode,
-    redact_answer,
+    AnswerContinuation, AnswerDeterminism, AnswerSummary, Api, ClientRequestBody, EventBufferBudget, LegOptions,
+    ReplayVerifier, ScannedJson, SseFilter, TextTiming, TokenIdForwarding, TokenIdsMode, TokenTranscript,
+    UsageEventMode, redact_answer,
 };
 use workers_shim::frames_of;
 
@@ -32,7 +32,7 @@ pub fn values(bytes: &[u8]) {
         assert_eq!(checkpoint.to_bytes().as_deref(), Some(bytes), "read and written, it is the same");
         assert!(checkpoint.token_count().0 as usize <= bytes.len());
     }
-    if let Ok(fields) = JsonFields::scan(Bytes::copy_from_slice(bytes), &["previous", "items"]) {
+    if let Ok(fields) = ScannedJson::scan(Bytes::copy_from_slice(bytes), &["previous", "items"]) {
         let items = fields.get("items").unwrap_or_default();
         assert!(items.len() <= bytes.len() && std::str::from_utf8(items).is_ok());
     }
@@ -46,17 +46,17 @@ pub fn exchanges(bytes: &[u8]) {
     let request = Bytes::copy_from_slice(parts.next().unwrap_or_default());
     let first = Bytes::copy_from_slice(parts.next().unwrap_or_default());
     let second = Bytes::copy_from_slice(parts.next().unwrap_or_default());
-    let Ok(body) = RequestBody::read(request) else { return };
+    let Ok(body) = ClientRequestBody::read(request) else { return };
     let api = [Api::Chat, Api::Completions, Api::Responses, Api::Messages][usize::from(choice & 3)];
     let options = LegOptions { api, salt: Some("s".into()), usage: UsageEventMode::Always, ids: TokenIdsMode::Always };
-    RequestBody::read(body.plain(&options)).expect("a leg is JSON");
-    if let Ok(answer) = EngineResponse::read(&first) {
+    ClientRequestBody::read(body.plain(&options)).expect("a leg is JSON");
+    if let Ok(answer) = AnswerSummary::read(&first) {
         drop(answer);
-        for ids in [TokenIdVisibility::All, TokenIdVisibility::None] {
+        for ids in [TokenIdForwarding::All, TokenIdForwarding::None] {
             drop(redact_answer(&first, ids));
         }
     }
-    let budget = EventBudget::of(1 << 20);
+    let budget = EventBufferBudget::of(1 << 20);
     let told = |size: usize| {
         let mut scanner = scanner(&body, (api, *choice)).with_budget(budget.clone());
         let mut out = Vec::new();
@@ -70,7 +70,7 @@ pub fn exchanges(bytes: &[u8]) {
         };
         if let Some(going) = going {
             let leg = going.plain(&LegOptions { api: Api::Completions, ..options.clone() });
-            RequestBody::read(leg).expect("the rest is asked for in JSON");
+            ClientRequestBody::read(leg).expect("the rest is asked for in JSON");
             scanner.switch_engine();
             push(&mut scanner, &second, size, &mut out);
         }
@@ -84,16 +84,16 @@ pub fn exchanges(bytes: &[u8]) {
     assert_eq!(budget.held(), 0);
 }
 
-fn scanner(body: &RequestBody, (api, choice): (Api, u8)) -> SseScanner {
-    let scanner = if body.streams() { SseScanner::hiding_usage() } else { SseScanner::new() };
-    let shown = if body.json_fields().read("return_token_ids") == Some(true) {
-        TokenIdVisibility::All
+fn scanner(body: &ClientRequestBody, (api, choice): (Api, u8)) -> SseFilter {
+    let scanner = if body.streams() { SseFilter::hiding_usage() } else { SseFilter::new() };
+    let shown = if body.scanned_json().read("return_token_ids") == Some(true) {
+        TokenIdForwarding::All
     } else {
-        TokenIdVisibility::None
+        TokenIdForwarding::None
     };
     let scanner = match choice & 4 {
         0 => scanner,
-        _ => scanner.with_transcript(TokenTranscript::new(api, shown, TextDelivery::WithIds)),
+        _ => scanner.with_transcript(TokenTranscript::new(api, shown, TextTiming::WithIds)),
     };
     match choice & 24 {
         0 => scanner,
@@ -102,7 +102,7 @@ fn scanner(body: &RequestBody, (api, choice): (Api, u8)) -> SseScanner {
     }
 }
 
-fn push(scanner: &mut SseScanner, answer: &Bytes, size: usize, out: &mut Vec<Bytes>) {
+fn push(scanner: &mut SseFilter, answer: &Bytes, size: usize, out: &mut Vec<Bytes>) {
     for piece in answer.chunks(size.min(answer.len().max(1))) {
         scanner.push(answer.slice_ref(piece), out);
     }

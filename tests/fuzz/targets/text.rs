@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use prefix::{
-    ChatBody, ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, ModelFiles, ModelText, ModelTextSource,
-    PromptInputs, PromptResolver, PromptResolverOptions, PromptWorkLimits, WallTime,
+    ChatBody, ChatBodyLayout, ChatEndpoint, ConversationCache, ConversationQuery, ExtraPromptInputs, ModelFiles,
+    ModelTokenizer, ModelTokenizerSource, PromptResolver, PromptResolverOptions, PromptWorkLimits, WallTime,
 };
-use vocabulary::{Bytes, ChainNamespace, HashSeed, Tokens};
+use vocabulary::{Bytes, HashSeed, ModelNamespace, Tokens};
 
 /// Far less than in production, so that what is not bounded shows.
 const SMALL_LIMITS: PromptWorkLimits = PromptWorkLimits {
@@ -36,8 +36,9 @@ fn files(name: &str) -> ModelFiles<'static> {
 }
 
 fn identifier(files: ModelFiles<'_>) -> PromptResolver {
-    let text = ModelText::load_with_limits(ModelTextSource::Files(files), SMALL_LIMITS).expect("a model that loads");
-    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let text =
+        ModelTokenizer::load_with_limits(ModelTokenizerSource::Files(files), SMALL_LIMITS).expect("a model that loads");
+    let namespace = ModelNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
     let text = Some(Arc::new(text));
     PromptResolver::new(PromptResolverOptions {
         namespace,
@@ -54,16 +55,17 @@ pub fn prompts(bytes: &[u8]) {
         Some(at) => (&bytes[..at], &bytes[at + 1..]),
         None => (bytes, bytes),
     };
-    let inputs = PromptInputs { now: WallTime::default(), ..PromptInputs::default() };
+    let inputs = ExtraPromptInputs { now: WallTime::default(), ..ExtraPromptInputs::default() };
     for identifier in IDENTIFIERS.iter() {
         let conversations = ConversationCache::new(Bytes(1 << 20));
         let memory = ConversationQuery { cache: &conversations, tenant: "t", session: Some(1) };
-        let begun = ChatLayout::read(first).map(|layout| identifier.resolve_and_cache(layout, inputs, None, memory));
+        let begun =
+            ChatBodyLayout::read(first).map(|layout| identifier.resolve_and_cache(layout, inputs, None, memory));
         let whole = identifier.resolve_chat(second, inputs);
         let checkpoint = begun.and_then(|begun| begun.next_checkpoint);
         let resumed = identifier.resolve_conversation(ChatEndpoint::Chat, second, (inputs, checkpoint.as_ref()));
         assert_eq!(resumed.prompt.chain, whole.chain, "from a checkpoint");
-        if let Some(grown) = ChatLayout::read(second).and_then(|layout| identifier.extend(layout, inputs, memory)) {
+        if let Some(grown) = ChatBodyLayout::read(second).and_then(|layout| identifier.extend(layout, inputs, memory)) {
             assert_eq!(grown.prompt.chain, whole.chain, "along a trail");
         }
         identifier.resolve_completion(second, inputs);
@@ -79,10 +81,10 @@ fn check_converted(resolver: &PromptResolver, endpoint: ChatEndpoint, (first, se
     let memory = ConversationQuery { cache: &conversations, tenant: "t", session: Some(1) };
     let chat = |body| resolver.convert(endpoint, body).and_then(Result::ok);
     if let Some(first) = chat(first) {
-        resolver.resolve_and_cache(first.layout(), PromptInputs::default(), None, memory);
+        resolver.resolve_and_cache(first.layout(), ExtraPromptInputs::default(), None, memory);
     }
-    let whole = resolver.resolve_conversation(endpoint, second, (PromptInputs::default(), None)).prompt;
-    let grown = chat(second).and_then(|second| resolver.extend(second.layout(), PromptInputs::default(), memory));
+    let whole = resolver.resolve_conversation(endpoint, second, (ExtraPromptInputs::default(), None)).prompt;
+    let grown = chat(second).and_then(|second| resolver.extend(second.layout(), ExtraPromptInputs::default(), memory));
     assert!(grown.is_none_or(|grown| grown.prompt.chain == whole.chain), "along a trail of {endpoint:?}");
 }
 
@@ -101,7 +103,9 @@ pub fn templates(bytes: &[u8]) {
         return;
     }
     let files = ModelFiles { chat_template: Some(bytes.into()), ..TINY.clone() };
-    let Ok(text) = ModelText::load_with_limits(ModelTextSource::Files(files), TEMPLATE_CHECK_LIMITS) else { return };
+    let Ok(text) = ModelTokenizer::load_with_limits(ModelTokenizerSource::Files(files), TEMPLATE_CHECK_LIMITS) else {
+        return;
+    };
     if let Ok(rendered) = text.render(&CHAT, WallTime::default()) {
         assert!(rendered.len() as u64 <= SMALL_LIMITS.rendered_bytes.0, "{} bytes", rendered.len());
     }

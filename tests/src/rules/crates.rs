@@ -52,7 +52,7 @@ struct CargoPackage {
     dependencies: Vec<Dependency>,
     targets: Vec<CargoTarget>,
     #[serde(flatten)]
-    published: PublishedCrate,
+    published: PackageRelease,
 }
 
 #[derive(Deserialize)]
@@ -62,7 +62,7 @@ struct CargoTarget {
 }
 
 #[derive(Deserialize)]
-struct PublishedCrate {
+struct PackageRelease {
     version: String,
     license: Option<String>,
     source: Option<String>,
@@ -106,7 +106,7 @@ impl CargoPackage {
 
 impl From<CargoPackage> for ExternalCrate {
     fn from(package: CargoPackage) -> Self {
-        let PublishedCrate { version, license, source } = package.published;
+        let PackageRelease { version, license, source } = package.published;
         ExternalCrate { name: package.name, version, license, source }
     }
 }

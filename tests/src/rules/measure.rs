@@ -219,15 +219,15 @@ impl<'ast> Visit<'ast> for MeasureVisitor {
 pub fn type_names(source: &SourceFile) -> Result<Vec<String>, RepositoryError> {
     let file = syn::parse_file(&source.text)
         .map_err(|error| RepositoryError::Rust { path: source.path.clone(), source: error })?;
-    let mut names = TypeNames::default();
+    let mut names = TypeNameVisitor::default();
     names.visit_file(&file);
     Ok(names.0)
 }
 
 #[derive(Default)]
-struct TypeNames(Vec<String>);
+struct TypeNameVisitor(Vec<String>);
 
-impl<'ast> Visit<'ast> for TypeNames {
+impl<'ast> Visit<'ast> for TypeNameVisitor {
     fn visit_item(&mut self, item: &'ast syn::Item) {
         let name = match item {
             syn::Item::Struct(item) => Some(&item.ident),

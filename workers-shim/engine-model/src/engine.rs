@@ -11,8 +11,8 @@ use crate::pool::BlockPool;
 use crate::sequence::Sequence;
 use crate::transfer::{HeldBlocks, PullState};
 use crate::{
-    EngineOutput, EngineOutputKind, EngineProfile, EngineRequest, EngineStats, FinishReason, ModelError,
-    PrefixCacheChange, RequestRejection, SequenceId, TokenGenerator, TransferRole,
+    EngineBuildError, EngineOutput, EngineOutputKind, EngineProfile, EngineRequest, EngineRequestId, EngineStats,
+    FinishReason, PrefixCacheChange, RequestRejection, TokenGenerator, TransferRole,
 };
 
 /// A simulated engine.
@@ -20,7 +20,7 @@ pub struct Engine {
     pub(crate) profile: Arc<EngineProfile>,
     pub(crate) voice: TokenGenerator,
     pub(crate) pool: BlockPool,
-    pub(crate) sequences: HashMap<SequenceId, Sequence>,
+    pub(crate) sequences: HashMap<EngineRequestId, Sequence>,
     pub(crate) batch: SchedulerState,
     pub(crate) links: PendingTransfers,
     pub(crate) outputs: Vec<EngineOutput>,
@@ -43,8 +43,8 @@ struct EngineIncarnation {
 /// Running and waiting requests, and the current step.
 #[derive(Default)]
 pub(crate) struct SchedulerState {
-    pub(crate) running: Vec<SequenceId>,
-    pub(crate) waiting: VecDeque<SequenceId>,
+    pub(crate) running: Vec<EngineRequestId>,
+    pub(crate) waiting: VecDeque<EngineRequestId>,
     pub(crate) step: Option<EngineStep>,
 }
 
@@ -52,14 +52,14 @@ pub(crate) struct SchedulerState {
 #[derive(Default)]
 pub(crate) struct PendingTransfers {
     pub(crate) holds: BTreeMap<Arc<str>, HeldBlocks>,
-    pub(crate) pulling: BTreeMap<SequenceId, PullState>,
+    pub(crate) pulling: BTreeMap<EngineRequestId, PullState>,
     /// When the link is free again.
     pub(crate) busy_until: Micros,
 }
 
 impl Engine {
     /// Creates an engine at time zero. `root` seeds its block hashes.
-    pub fn new(profile: Arc<EngineProfile>, generator: TokenGenerator, root: u64) -> Result<Self, ModelError> {
+    pub fn new(profile: Arc<EngineProfile>, generator: TokenGenerator, root: u64) -> Result<Self, EngineBuildError> {
         profile.check()?;
         Ok(Self {
             pool: BlockPool::new(profile.num_gpu_blocks),
@@ -81,7 +81,7 @@ impl Engine {
     }
 
     /// Submits a request at `now`. An idle engine starts it at once and reports that with the next call of `advance`.
-    pub fn submit(&mut self, now: Micros, request: EngineRequest) -> Result<SequenceId, RequestRejection> {
+    pub fn submit(&mut self, now: Micros, request: EngineRequest) -> Result<EngineRequestId, RequestRejection> {
         let (prompt, context) = (request.prompt.len() as u32, self.profile.max_model_len);
         let waiting = (self.batch.waiting.len() + self.links.pulling.len()) as u32;
         match () {
@@ -93,7 +93,7 @@ impl Engine {
         }
         self.incarnation.clock = self.incarnation.clock.max(now);
         self.incarnation.requests += 1;
-        let id = SequenceId(self.incarnation.requests);
+        let id = EngineRequestId(self.incarnation.requests);
         if request.transfer == TransferRole::Hang {
             self.links.pulling.insert(id, PullState::Hung);
         } else {
@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Cancels a request whose client has disconnected. Its computed blocks stay in the prefix cache.
-    pub fn cancel(&mut self, now: Micros, id: SequenceId) {
+    pub fn cancel(&mut self, now: Micros, id: EngineRequestId) {
         let hung = matches!(self.links.pulling.get(&id), Some(PullState::Hung));
         self.finish_request(now, id, FinishReason::Abort);
         if hung {
@@ -154,7 +154,7 @@ impl Engine {
     /// Fails all requests and accepts no more, like an engine core that crashed.
     pub fn crash(&mut self, now: Micros) {
         self.incarnation.dead = true;
-        let mut ids: Vec<SequenceId> = self.sequences.keys().copied().collect();
+        let mut ids: Vec<EngineRequestId> = self.sequences.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
             self.finish_request(now, id, FinishReason::Error);
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Removes a request in any state and reports how it ended.
-    pub(crate) fn finish_request(&mut self, at: Micros, id: SequenceId, reason: FinishReason) {
+    pub(crate) fn finish_request(&mut self, at: Micros, id: EngineRequestId, reason: FinishReason) {
         let Some(mut sequence) = self.sequences.remove(&id) else { return };
         self.batch.running.retain(|other| *other != id);
         self.batch.waiting.retain(|other| *other != id);

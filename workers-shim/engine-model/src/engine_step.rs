@@ -3,7 +3,7 @@
 use vocabulary::Micros;
 
 use crate::engine::Engine;
-use crate::{EngineOutputKind, EosPolicy, SequenceId};
+use crate::{EngineOutputKind, EngineRequestId, EosPolicy};
 
 /// A running step.
 pub(crate) struct EngineStep {
@@ -13,7 +13,7 @@ pub(crate) struct EngineStep {
 
 /// One request's share of it.
 pub(crate) struct ScheduledTokens {
-    pub(crate) request: SequenceId,
+    pub(crate) request: EngineRequestId,
     pub(crate) tokens: usize,
 }
 
@@ -45,7 +45,7 @@ impl Engine {
         }
     }
 
-    fn sample_token(&mut self, at: Micros, request: SequenceId) {
+    fn sample_token(&mut self, at: Micros, request: EngineRequestId) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let state = sequence.state(&self.pool);
         let sampling = &sequence.sampling;
@@ -68,7 +68,7 @@ impl Engine {
         }
     }
 
-    fn count_prompt_sources(&mut self, counts: crate::sequence::SequenceCounts) {
+    fn count_prompt_sources(&mut self, counts: crate::sequence::SequenceStats) {
         let cached = counts.cached.unwrap_or(0);
         self.stats.prompt.cached += cached as u64;
         self.stats.prompt.external += counts.external as u64;

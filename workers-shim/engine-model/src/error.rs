@@ -2,7 +2,7 @@
 
 /// Why an engine cannot be created.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum ModelError {
+pub enum EngineBuildError {
     /// A profile field is out of range.
     #[error("profile: {field} must be {must}")]
     Profile {

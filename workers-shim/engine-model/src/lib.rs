@@ -22,12 +22,12 @@ mod transfer;
 
 pub use engine::Engine;
 pub use engine_stats::{EngineStats, FinishCounts, PromptTokensBySource, TransferStats};
-pub use error::{ModelError, RequestRejection};
+pub use error::{EngineBuildError, RequestRejection};
 pub use output::{EngineOutput, EngineOutputKind, FinishReason, FinishedRequest, PrefixCacheChange, StoredBlocks};
 pub use profile::EngineProfile;
 pub use request::{
-    CacheKeys, CacheReadPolicy, EngineRequest, EosPolicy, KvReportMode, RemoteBlocks, SamplingParams, SequenceId,
+    CacheKeys, CacheReadPolicy, EngineRequest, EngineRequestId, EosPolicy, KvEventMode, RemoteBlocks, SamplingParams,
     TransferRole,
 };
 pub use token_generator::{KvFingerprint, TokenGenerator};
-pub use transfer::{BlockImage, HandoffOffer, HandoffTarget};
+pub use transfer::{BlockImage, HandoffOffer, HandoffPurpose};

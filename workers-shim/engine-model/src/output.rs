@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vocabulary::Micros;
 
-use crate::{HandoffOffer, RemoteBlocks, SequenceId};
+use crate::{EngineRequestId, HandoffOffer, RemoteBlocks};
 
 /// One output.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,28 +21,28 @@ pub enum EngineOutputKind {
     /// A token was generated; the end-of-sequence token counts as one.
     Token {
         /// The request.
-        request: SequenceId,
+        request: EngineRequestId,
         /// The token.
         token: u32,
     },
     /// A request ended.
     Finished {
         /// The request.
-        request: SequenceId,
+        request: EngineRequestId,
         /// How it ended.
         finish: FinishedRequest,
     },
     /// The driver must fetch these blocks, and then call `pull_arrived` or `pull_failed`.
     Pull {
         /// The request.
-        request: SequenceId,
+        request: EngineRequestId,
         /// The source, with only the blocks that are missing here.
         source: RemoteBlocks,
     },
     /// A transfer has finished; the driver must tell the producer, which frees the blocks.
     Pulled {
         /// The request.
-        request: SequenceId,
+        request: EngineRequestId,
         /// The source.
         source: RemoteBlocks,
     },

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{Bytes, Micros};
 
-use crate::ModelError;
+use crate::EngineBuildError;
 
 /// Speeds and capacities of one engine; the default is small and fast. Times are engine time, before any speed-up.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
@@ -74,7 +74,7 @@ pub struct EngineProfile {
 
 impl EngineProfile {
     /// Checks that all values are in range.
-    pub fn check(&self) -> Result<(), ModelError> {
+    pub fn check(&self) -> Result<(), EngineBuildError> {
         let rules = [
             ("prefill_tokens_per_second", self.prefill_tokens_per_second > 0.0, "positive"),
             ("link_bandwidth", self.link_bandwidth > 0.0, "positive"),
@@ -89,7 +89,7 @@ impl EngineProfile {
             ("default_max_tokens", self.default_max_tokens > 0, "positive"),
         ];
         match rules.into_iter().find(|(_, holds, _)| !holds) {
-            Some((field, _, must)) => Err(ModelError::Profile { field, must }),
+            Some((field, _, must)) => Err(EngineBuildError::Profile { field, must }),
             None => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use vocabulary::Tokens;
 
 /// Id of a request, unique within one engine process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct SequenceId(pub u64);
+pub struct EngineRequestId(pub u64);
 
 /// A prompt, and how to continue it.
 #[derive(Clone, PartialEq, Debug)]
@@ -26,7 +26,7 @@ pub struct EngineRequest {
     /// Which part of the prompt may come from the prefix cache.
     pub cache_reads: CacheReadPolicy,
     /// Which blocks its KV events report.
-    pub kv_report: KvReportMode,
+    pub kv_report: KvEventMode,
 }
 
 /// Which part of a request's prompt may come from the prefix cache.
@@ -42,7 +42,7 @@ pub enum CacheReadPolicy {
 
 /// Which blocks a request's KV events report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum KvReportMode {
+pub enum KvEventMode {
     /// Blocks that it adds to the prefix cache.
     #[default]
     New,

@@ -19,10 +19,10 @@ mod timing;
 
 use vocabulary::Tokens;
 
-pub use ideal_shared_cache::{EngineEnvironment, IdealSharedCache};
+pub use ideal_shared_cache::{IdealSharedCache, SharedEngineState};
 pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, TierDepths};
 pub use offload_tiers::RestoreTime;
-pub use run_engine::{EngineBusyTime, OutstandingLoad, PrefillStart, RunEngine, RunEngineEvent, TransferPin};
+pub use run_engine::{EngineBusyTime, OutgoingTransfer, OutstandingRequests, PrefillStart, RunEngine, RunRequestEvent};
 pub use run_request::{DecodeLocation, PrefilledRequest, RunRequest, RunRequestId};
 pub use run_tree::{KvSize, RunId, RunTree};
 pub use seconds::Seconds;
@@ -30,7 +30,7 @@ pub use timing::EngineTiming;
 
 /// A prefix in slower tiers, and the cost of loading it.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StoredPrefix {
+pub struct OffloadedPrefix {
     /// Leading tokens that are available, windows included.
     pub cached_until: Tokens,
     /// Leading tokens that are available or stored.
@@ -55,7 +55,7 @@ pub struct RestoreChoice {
 /// Chooses how a model restores prefixes.
 pub trait RestoreRule: std::fmt::Debug + Send + Sync {
     /// Returns how to restore this prefix.
-    fn choose(&self, stored: &StoredPrefix) -> RestoreChoice;
+    fn choose(&self, stored: &OffloadedPrefix) -> RestoreChoice;
 }
 
 /// Loads everything that is stored, for models in which every token has its own KV.
@@ -63,7 +63,7 @@ pub trait RestoreRule: std::fmt::Debug + Send + Sync {
 struct FullRestore;
 
 impl RestoreRule for FullRestore {
-    fn choose(&self, stored: &StoredPrefix) -> RestoreChoice {
+    fn choose(&self, stored: &OffloadedPrefix) -> RestoreChoice {
         RestoreChoice { loaded_until: stored.stored_until, windows: Tokens::ZERO, compute_from: stored.stored_until }
     }
 }

@@ -4,7 +4,7 @@ use vocabulary::Micros;
 
 use crate::engine::Engine;
 use crate::engine_step::{EngineStep, ScheduledTokens};
-use crate::{EngineOutputKind, SequenceId, TransferRole};
+use crate::{EngineOutputKind, EngineRequestId, TransferRole};
 
 impl Engine {
     /// Starts a step at `at`, if none is running and there is something to compute.
@@ -42,7 +42,7 @@ impl Engine {
 
     /// Allocates blocks for `tokens` more tokens, if needed by preempting the latest requests. Returns false if that
     /// was `id` itself.
-    fn make_room(&mut self, id: SequenceId, tokens: usize, draft: &mut StepDraft) -> bool {
+    fn make_room(&mut self, id: EngineRequestId, tokens: usize, draft: &mut StepDraft) -> bool {
         while self.sequences[&id].missing_blocks(tokens) > self.pool.free() {
             draft.preempted = true;
             let Some(last) = self.batch.running.pop() else { return false };
@@ -83,7 +83,7 @@ impl Engine {
     }
 
     /// Takes cached blocks and allocates all others. Returns false, with nothing taken, if they do not fit now.
-    fn admit(&mut self, id: SequenceId) -> bool {
+    fn admit(&mut self, id: EngineRequestId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         if sequence.memory.blocks.is_empty() {
             self.kv_events.extend(sequence.adopt_prefix(&mut self.pool));
@@ -97,7 +97,7 @@ impl Engine {
         true
     }
 
-    fn allocate_blocks(&mut self, id: SequenceId, tokens: usize) {
+    fn allocate_blocks(&mut self, id: EngineRequestId, tokens: usize) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         for _ in 0..sequence.missing_blocks(tokens) {
             sequence.memory.blocks.extend(self.pool.allocate());
@@ -105,7 +105,7 @@ impl Engine {
         self.kv_events.extend(self.pool.drain_evicted().into_iter().map(crate::PrefixCacheChange::Removed));
     }
 
-    fn add_to_step(&mut self, id: SequenceId, tokens: usize, draft: &mut StepDraft) {
+    fn add_to_step(&mut self, id: EngineRequestId, tokens: usize, draft: &mut StepDraft) {
         if self.sequences[&id].is_decoding() {
             draft.decodes += 1;
         } else {
@@ -115,7 +115,7 @@ impl Engine {
         draft.work.push(ScheduledTokens { request: id, tokens });
     }
 
-    fn begin_pull(&mut self, at: Micros, id: SequenceId) {
+    fn begin_pull(&mut self, at: Micros, id: EngineRequestId) {
         let request = id;
         let Some(source) = self.missing_source_blocks(id) else { return };
         self.links.pulling.insert(id, crate::transfer::PullState::Requested);

@@ -9,7 +9,7 @@ use vocabulary::Micros;
 use crate::pool::{BlockContent, BlockId, BlockPool};
 use crate::token_generator::{KvFingerprint, TokenGenerator};
 use crate::{
-    BlockImage, CacheKeys, CacheReadPolicy, EngineRequest, FinishReason, FinishedRequest, KvReportMode,
+    BlockImage, CacheKeys, CacheReadPolicy, EngineRequest, FinishReason, FinishedRequest, KvEventMode,
     PrefixCacheChange, SamplingParams, StoredBlocks, TransferRole,
 };
 
@@ -19,10 +19,10 @@ pub(crate) struct Sequence {
     pub(crate) sampling: SamplingParams,
     pub(crate) transfer: TransferRole,
     cache_reads: CacheReadPolicy,
-    kv_report: KvReportMode,
+    kv_report: KvEventMode,
     pub(crate) tokens: Vec<u32>,
     pub(crate) memory: SequenceBlocks,
-    pub(crate) counts: SequenceCounts,
+    pub(crate) counts: SequenceStats,
 }
 
 pub(crate) struct SequenceBlocks {
@@ -41,7 +41,7 @@ pub(crate) struct SequenceBlocks {
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct SequenceCounts {
+pub(crate) struct SequenceStats {
     pub(crate) prompt: usize,
     /// None until the cache was looked up.
     pub(crate) cached: Option<usize>,
@@ -53,7 +53,7 @@ pub(crate) struct SequenceCounts {
 
 impl Sequence {
     pub(crate) fn new(request: EngineRequest, root: u64, block_tokens: u32, arrived: Micros) -> Self {
-        let counts = SequenceCounts { prompt: request.prompt.len(), arrived, ..SequenceCounts::default() };
+        let counts = SequenceStats { prompt: request.prompt.len(), arrived, ..SequenceStats::default() };
         let memory = SequenceBlocks {
             context: KvFingerprint::root(request.keys.adapter.as_deref()),
             keys: request.keys,
@@ -103,7 +103,7 @@ impl Sequence {
         let first = self.counts.cached.is_none();
         self.counts.cached.get_or_insert(found);
         let all = 0..self.memory.sealed;
-        let reports_all = first && self.kv_report == KvReportMode::Full && !all.is_empty();
+        let reports_all = first && self.kv_report == KvEventMode::Full && !all.is_empty();
         reports_all.then(|| PrefixCacheChange::Stored(self.memory.describe_stored(all, &self.tokens)))
     }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use vocabulary::Micros;
 
 use crate::{
-    CacheKeys, CacheReadPolicy, Engine, EngineOutputKind, EngineProfile, EngineRequest, EosPolicy, FinishReason,
-    FinishedRequest, KvReportMode, PrefixCacheChange, RemoteBlocks, SamplingParams, SequenceId, TokenGenerator,
+    CacheKeys, CacheReadPolicy, Engine, EngineOutputKind, EngineProfile, EngineRequest, EngineRequestId, EosPolicy,
+    FinishReason, FinishedRequest, KvEventMode, PrefixCacheChange, RemoteBlocks, SamplingParams, TokenGenerator,
     TransferRole,
 };
 
@@ -57,7 +57,7 @@ pub(super) fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
         keys: CacheKeys::default(),
         transfer: TransferRole::None,
         cache_reads: CacheReadPolicy::Cached,
-        kv_report: KvReportMode::New,
+        kv_report: KvEventMode::New,
     }
 }
 
@@ -65,11 +65,11 @@ pub(super) fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
 pub(super) struct EngineHarness {
     pub(super) engine: Engine,
     pub(super) now: Micros,
-    pub(super) texts: HashMap<SequenceId, Vec<u32>>,
-    pub(super) times: HashMap<SequenceId, Vec<Micros>>,
-    pub(super) finishes: HashMap<SequenceId, FinishedRequest>,
+    pub(super) texts: HashMap<EngineRequestId, Vec<u32>>,
+    pub(super) times: HashMap<EngineRequestId, Vec<Micros>>,
+    pub(super) finishes: HashMap<EngineRequestId, FinishedRequest>,
     pub(super) events: Vec<Vec<PrefixCacheChange>>,
-    pub(super) pulls: Vec<(SequenceId, RemoteBlocks)>,
+    pub(super) pulls: Vec<(EngineRequestId, RemoteBlocks)>,
     pub(super) pulled: Vec<RemoteBlocks>,
 }
 
@@ -87,7 +87,7 @@ impl EngineHarness {
         }
     }
 
-    pub(super) fn submit(&mut self, request: EngineRequest) -> SequenceId {
+    pub(super) fn submit(&mut self, request: EngineRequest) -> EngineRequestId {
         self.engine.submit(self.now, request).unwrap()
     }
 
@@ -111,7 +111,7 @@ impl EngineHarness {
     }
 
     /// Runs until `id` has ended or nothing happens any more.
-    pub(super) fn finish(&mut self, id: SequenceId) -> FinishedRequest {
+    pub(super) fn finish(&mut self, id: EngineRequestId) -> FinishedRequest {
         self.advance(self.now);
         while !self.finishes.contains_key(&id) {
             let next = self.engine.next_event().expect("the request ends some day");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ModelError;
+use crate::EngineBuildError;
 
 /// Minimum length of an answer, counted from the last special token before it.
 const MIN_TURN_TOKENS: u32 = 16;
@@ -52,14 +52,14 @@ pub struct TokenGenerator {
 impl TokenGenerator {
     /// Creates a generator. Any sequence of `words` should encode back to the same tokens, or generated blocks cannot
     /// be reused.
-    pub fn new(words: &[u32], eos: u32, specials: &[u32]) -> Result<Self, ModelError> {
+    pub fn new(words: &[u32], eos: u32, specials: &[u32]) -> Result<Self, EngineBuildError> {
         let mut specials = specials.to_vec();
         specials.push(eos);
         specials.sort_unstable();
         specials.dedup();
         let words: Vec<u32> = words.iter().copied().filter(|w| specials.binary_search(w).is_err()).collect();
         if words.len() < 2 {
-            return Err(ModelError::NoWords);
+            return Err(EngineBuildError::NoWords);
         }
         Ok(Self { words: words.into(), eos, special_tokens: specials.into() })
     }

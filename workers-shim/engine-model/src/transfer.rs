@@ -11,7 +11,7 @@ use vocabulary::Micros;
 use crate::engine::Engine;
 use crate::pool::BlockId;
 use crate::sequence::Sequence;
-use crate::{EngineOutputKind, FinishReason, KvFingerprint, RemoteBlocks, SequenceId, TransferRole};
+use crate::{EngineOutputKind, EngineRequestId, FinishReason, KvFingerprint, RemoteBlocks, TransferRole};
 
 /// The contents of a block during a transfer.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
@@ -42,12 +42,12 @@ pub struct HandoffOffer {
     /// Tokens of these that were found in the producer's cache.
     pub cached: u32,
     /// For whom they are held.
-    pub target: HandoffTarget,
+    pub target: HandoffPurpose,
 }
 
 /// For whom blocks are held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HandoffTarget {
+pub enum HandoffPurpose {
     /// The consumer that generates the answer.
     Consumer,
     /// The producer of the next turn, until this time.
@@ -105,7 +105,7 @@ impl Engine {
     }
 
     /// Starts the transfer on the link, after the blocks of a `Pull` were read.
-    pub fn pull_arrived(&mut self, now: Micros, id: SequenceId, images: Vec<BlockImage>) {
+    pub fn pull_arrived(&mut self, now: Micros, id: EngineRequestId, images: Vec<BlockImage>) {
         let Some(pulling) = self.links.pulling.get_mut(&id).filter(|p| matches!(p, PullState::Requested)) else {
             return;
         };
@@ -115,7 +115,7 @@ impl Engine {
     }
 
     /// Records that the producer of a `Pull` is unreachable. The request fails after a timeout.
-    pub fn pull_failed(&mut self, now: Micros, id: SequenceId) {
+    pub fn pull_failed(&mut self, now: Micros, id: EngineRequestId) {
         if let Some(pulling) = self.links.pulling.get_mut(&id) {
             *pulling = PullState::Failing { due: now + self.profile.peer_timeout };
         }
@@ -126,24 +126,24 @@ impl Engine {
         &self,
         at: Micros,
         (transfer, reason): (&TransferRole, FinishReason),
-    ) -> Option<HandoffTarget> {
+    ) -> Option<HandoffPurpose> {
         match (transfer, reason) {
             (TransferRole::Produce | TransferRole::ReversePull(..), FinishReason::Length) => {
-                Some(HandoffTarget::Consumer)
+                Some(HandoffPurpose::Consumer)
             }
             (TransferRole::Exchange(_), FinishReason::Length | FinishReason::Stop) => {
-                Some(HandoffTarget::NextTurn(at + self.profile.reverse_pull_lease_duration))
+                Some(HandoffPurpose::NextTurn(at + self.profile.reverse_pull_lease_duration))
             }
             _ => None,
         }
     }
 
     /// Holds a sequence's blocks for `taker`.
-    pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HandoffTarget) -> HandoffOffer {
+    pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HandoffPurpose) -> HandoffOffer {
         let cached = sequence.counts.cached.unwrap_or(0);
         let (tokens, expires) = match taker {
-            HandoffTarget::Consumer => (sequence.counts.prompt, at + self.profile.kv_lease_duration),
-            HandoffTarget::NextTurn(until) => (sequence.memory.computed, until),
+            HandoffPurpose::Consumer => (sequence.counts.prompt, at + self.profile.kv_lease_duration),
+            HandoffPurpose::NextTurn(until) => (sequence.memory.computed, until),
         };
         let mut blocks = sequence.memory.take_blocks();
         let whole = tokens.div_ceil(self.profile.block_size as usize).min(blocks.len());
@@ -162,7 +162,7 @@ impl Engine {
     }
 
     /// Returns how many tokens of a prompt are to be pulled; None if none are, or if they were pulled already.
-    pub(crate) fn tokens_to_pull(&self, id: SequenceId) -> Option<usize> {
+    pub(crate) fn tokens_to_pull(&self, id: EngineRequestId) -> Option<usize> {
         let sequence = self.sequences.get(&id).filter(|sequence| sequence.counts.external == 0)?;
         match &sequence.transfer {
             TransferRole::Consume(_) | TransferRole::Exchange(_) => Some(sequence.pending_tokens()),
@@ -177,7 +177,7 @@ impl Engine {
 
     /// Returns a consumer's source without the blocks that were found here; the missing ones are always the last ones
     /// of the producer's.
-    pub(crate) fn missing_source_blocks(&self, id: SequenceId) -> Option<RemoteBlocks> {
+    pub(crate) fn missing_source_blocks(&self, id: EngineRequestId) -> Option<RemoteBlocks> {
         let sequence = self.sequences.get(&id)?;
         let source = sequence.transfer.source()?;
         let block = self.profile.block_size as usize;
@@ -193,7 +193,7 @@ impl Engine {
     /// Ends the transfers that complete or fail at `at`.
     pub(crate) fn finish_due_pulls(&mut self, at: Micros) {
         let due = |p: &PullState| p.due().is_some_and(|due| due <= at);
-        let over: Vec<SequenceId> = self.links.pulling.iter().filter(|(_, p)| due(p)).map(|(id, _)| *id).collect();
+        let over: Vec<EngineRequestId> = self.links.pulling.iter().filter(|(_, p)| due(p)).map(|(id, _)| *id).collect();
         for id in over {
             match self.links.pulling.remove(&id) {
                 Some(PullState::InTransit { due, began, images }) => self.finish_pull(due, began, (id, images)),
@@ -205,7 +205,7 @@ impl Engine {
         }
     }
 
-    fn finish_pull(&mut self, at: Micros, began: Micros, (id, images): (SequenceId, Vec<BlockImage>)) {
+    fn finish_pull(&mut self, at: Micros, began: Micros, (id, images): (EngineRequestId, Vec<BlockImage>)) {
         let Some(source) = self.missing_source_blocks(id) else { return };
         let count = self.tokens_to_pull(id).unwrap_or_default();
         let Some(sequence) = self.sequences.get_mut(&id) else { return };

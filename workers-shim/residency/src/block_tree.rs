@@ -10,14 +10,14 @@ mod snapshot;
 
 use vocabulary::{BlockHash, PrefixId, Tier};
 
-use crate::copies::{BlockCopies, CopyLocation, PackedCopies};
+use crate::copies::{BlockCopies, CopyLocation, PackedCopyCount};
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
 use crate::kv_event::EngineHash;
 use crate::prefix_closure::{ClosureTracker, PrefixClosure};
 use child_count::{ChildCount, LargeChildCounts, ServingChange};
 use engine_hashes::EngineHashTable;
-use inner_hashes::InnerHashes;
+use inner_hashes::SubBlockHashes;
 
 pub(crate) use snapshot::{BlocksByEnd, PlacedBlock};
 
@@ -34,10 +34,10 @@ struct BlockNode {
     parent: u32,
     /// Blocks whose `parent` is this one.
     children: ChildCount,
-    copies: PackedCopies,
+    copies: PackedCopyCount,
 }
 
-pub(crate) struct BlockPlacement<'a> {
+pub(crate) struct NewBlock<'a> {
     pub(crate) engine_hash: EngineHash,
     /// None at the start of a chain.
     pub(crate) parent: Option<BlockHandle>,
@@ -53,9 +53,9 @@ pub(crate) struct BlockTree {
     engine_hashes: EngineHashTable,
     children: LargeChildCounts,
     stumps: FoldHashMap<BlockHash, u32>,
-    /// Copies that do not fit into [`PackedCopies`].
+    /// Copies that do not fit into [`PackedCopyCount`].
     overflow_copies: FoldHashMap<u32, BlockCopies>,
-    inner: InnerHashes,
+    inner: SubBlockHashes,
     closure: ClosureTracker,
 }
 
@@ -91,7 +91,7 @@ impl BlockTree {
     }
 
     /// Allocates the node of a new block, which counts as stored once it has copies.
-    pub(crate) fn insert(&mut self, block: BlockPlacement<'_>) -> BlockHandle {
+    pub(crate) fn insert(&mut self, block: NewBlock<'_>) -> BlockHandle {
         let end = [block.end.0 as u64, (block.end.0 >> 64) as u64];
         let stump = if self.stumps.is_empty() { None } else { self.stumps.remove(&block.end.block_hash()) };
         let at = stump.unwrap_or_else(|| self.allocate_node());
@@ -164,7 +164,7 @@ impl BlockTree {
         if served && !self.serves(at, tier) {
             self.mark_gone(at, tier, out);
         }
-        if self.node(at).copies == PackedCopies::NONE {
+        if self.node(at).copies == PackedCopyCount::NONE {
             self.engine_hashes.remove(hash);
             self.remove_block(at);
             self.compact();
@@ -212,7 +212,7 @@ impl BlockTree {
             end_prefix: [0; 2],
             parent: NO_BLOCK,
             children: ChildCount::NONE,
-            copies: PackedCopies::NONE,
+            copies: PackedCopyCount::NONE,
         });
         // Limited by `max_blocks` and the number of stumps: far below 2^32.
         (self.nodes.len() - 1) as u32
@@ -220,20 +220,20 @@ impl BlockTree {
 
     fn copies(&self, at: u32) -> BlockCopies {
         match self.node(at).copies {
-            PackedCopies::OVERFLOW => self.overflow_copies.get(&at).cloned().unwrap_or_default(),
+            PackedCopyCount::OVERFLOW => self.overflow_copies.get(&at).cloned().unwrap_or_default(),
             brief => brief.unpack(),
         }
     }
 
     fn set_copies(&mut self, at: u32, copies: BlockCopies) {
         let before = self.node(at).copies;
-        if let Some(brief) = PackedCopies::of(&copies) {
+        if let Some(brief) = PackedCopyCount::of(&copies) {
             self.node_mut(at).copies = brief;
-            if before == PackedCopies::OVERFLOW {
+            if before == PackedCopyCount::OVERFLOW {
                 self.overflow_copies.remove(&at);
             }
         } else {
-            self.node_mut(at).copies = PackedCopies::OVERFLOW;
+            self.node_mut(at).copies = PackedCopyCount::OVERFLOW;
             self.overflow_copies.insert(at, copies);
         }
     }
@@ -241,7 +241,7 @@ impl BlockTree {
     #[inline]
     fn serves(&self, at: u32, tier: Tier) -> bool {
         match self.node(at).copies {
-            PackedCopies::OVERFLOW => self.serves_elsewhere(at, tier),
+            PackedCopyCount::OVERFLOW => self.serves_elsewhere(at, tier),
             brief => brief.serves(tier),
         }
     }
@@ -299,7 +299,7 @@ impl BlockTree {
         self.node_mut(at).parent = NO_BLOCK;
         if before != NO_BLOCK {
             self.children.remove(before, &mut self.nodes[before as usize].children);
-            if self.node(before).children == ChildCount::NONE && self.node(before).copies == PackedCopies::NONE {
+            if self.node(before).children == ChildCount::NONE && self.node(before).copies == PackedCopyCount::NONE {
                 self.free_node(before);
             }
         }

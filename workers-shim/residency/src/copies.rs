@@ -20,9 +20,9 @@ pub(crate) struct CopyCount {
 
 /// The copies of nearly all blocks, in two bytes: a small count in one location.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PackedCopies(u16);
+pub(crate) struct PackedCopyCount(u16);
 
-impl PackedCopies {
+impl PackedCopyCount {
     pub(crate) const NONE: Self = Self(0);
     /// The copies do not fit and are stored elsewhere.
     pub(crate) const OVERFLOW: Self = Self(u16::MAX);
@@ -215,20 +215,20 @@ mod tests {
                 let counted = CopyCount { location: CopyLocation { tier, group, kind }, count };
                 let mut copies = BlockCopies::default();
                 copies.insert_location(counted);
-                let brief = PackedCopies::of(&copies).unwrap();
-                assert!(brief != PackedCopies::NONE && brief != PackedCopies::OVERFLOW);
+                let brief = PackedCopyCount::of(&copies).unwrap();
+                assert!(brief != PackedCopyCount::NONE && brief != PackedCopyCount::OVERFLOW);
                 let [back] = brief.unpack().counts().copied().collect::<Vec<_>>()[..] else { panic!("one place") };
                 assert_eq!((back.location, back.count), (counted.location, counted.count));
                 for tier in [Tier::Hbm, Tier::Host, Tier::Disk] {
-                    assert_eq!(PackedCopies::of(&copies).unwrap().serves(tier), copies.serves(tier));
+                    assert_eq!(PackedCopyCount::of(&copies).unwrap().serves(tier), copies.serves(tier));
                 }
             }
         }
-        assert_eq!(PackedCopies::of(&BlockCopies::default()), Some(PackedCopies::NONE));
+        assert_eq!(PackedCopyCount::of(&BlockCopies::default()), Some(PackedCopyCount::NONE));
         let of = |all: &[CopyCount]| {
             let mut copies = BlockCopies::default();
             all.iter().for_each(|counted| assert!(copies.insert_location(*counted)));
-            PackedCopies::of(&copies)
+            PackedCopyCount::of(&copies)
         };
         assert_eq!(of(&[CopyCount { location: HBM, count: 32 }]), None);
         assert_eq!(of(&[CopyCount { location: CopyLocation { group: 32, ..HBM }, count: 1 }]), None);
@@ -237,14 +237,14 @@ mod tests {
 
     #[test]
     fn packed_copies_count_like_block_copies() {
-        let one = PackedCopies::NONE.incremented(HBM).unwrap();
+        let one = PackedCopyCount::NONE.incremented(HBM).unwrap();
         let two = one.incremented(HBM).unwrap();
         assert_eq!((one.count_in(Tier::Hbm, 0), two.count_in(Tier::Hbm, 0)), (Some(1), Some(2)));
         assert_eq!(
             (two.with_count(1), two.with_count(0), two.with_count(32), two.with_count(1 << 16)),
-            (Some(one), Some(PackedCopies::NONE), None, None)
+            (Some(one), Some(PackedCopyCount::NONE), None, None)
         );
-        assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !PackedCopies::NONE.serves(Tier::Hbm));
+        assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !PackedCopyCount::NONE.serves(Tier::Hbm));
         for location in [HOST, WINDOW, CopyLocation { kind: KvCacheSpecKind::Window, ..HBM }] {
             assert_eq!(one.incremented(location), None, "another place");
         }
@@ -252,22 +252,22 @@ mod tests {
         assert_eq!(
             (
                 full.incremented(HBM),
-                PackedCopies::OVERFLOW.incremented(HBM),
-                PackedCopies::NONE.incremented(CopyLocation { group: 32, ..HBM })
+                PackedCopyCount::OVERFLOW.incremented(HBM),
+                PackedCopyCount::NONE.incremented(CopyLocation { group: 32, ..HBM })
             ),
             (None, None, None)
         );
         // Group 32 in device memory must not be confused with group 0 in host memory.
-        let host = PackedCopies::NONE.incremented(HOST).unwrap();
+        let host = PackedCopyCount::NONE.incremented(HOST).unwrap();
         assert_eq!(
             (host.count_in(Tier::Hbm, 32), host.count_in(Tier::Host, 0), host.count_in(Tier::Host, 1)),
             (None, Some(1), None)
         );
         assert_eq!(
-            (PackedCopies::NONE.count_in(Tier::Hbm, 0), PackedCopies::OVERFLOW.count_in(Tier::Hbm, 0)),
+            (PackedCopyCount::NONE.count_in(Tier::Hbm, 0), PackedCopyCount::OVERFLOW.count_in(Tier::Hbm, 0)),
             (None, None)
         );
-        let window = PackedCopies::NONE.incremented(WINDOW).unwrap();
+        let window = PackedCopyCount::NONE.incremented(WINDOW).unwrap();
         assert_eq!((window.count_in(Tier::Hbm, 1), window.serves(Tier::Hbm)), (Some(1), false));
     }
 

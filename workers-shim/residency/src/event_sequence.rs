@@ -219,7 +219,7 @@ impl SequenceTracker {
     }
 
     /// Returns how exactly the blocks are known.
-    pub fn knowledge(&self) -> KvIndexState {
+    pub fn kv_index_state(&self) -> KvIndexState {
         if self.gap().is_none() { KvIndexState::Exact } else { KvIndexState::Degraded }
     }
 }

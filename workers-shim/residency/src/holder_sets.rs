@@ -14,7 +14,7 @@ use crate::bucket_table::spread;
 use crate::fold_hash::FoldHashMap;
 
 /// Bits of 64 slots: one word per tier, fastest first.
-pub(crate) type TierBits = [u64; 3];
+pub(crate) type TierSlotBits = [u64; 3];
 
 /// Maximum number of slots.
 pub(crate) const MAX_SLOTS: usize = (1 << 13) - 1;
@@ -39,7 +39,7 @@ impl HolderSetId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct HolderWord {
     word: usize,
-    planes: TierBits,
+    planes: TierSlotBits,
 }
 
 struct HolderSet {
@@ -69,11 +69,11 @@ impl HolderChange {
         let mut parts = parts.to_vec();
         let at = parts.partition_point(|part| part.word < word);
         if parts.get(at).is_none_or(|part| part.word != word) {
-            parts.insert(at, HolderWord { word, planes: TierBits::default() });
+            parts.insert(at, HolderWord { word, planes: TierSlotBits::default() });
         }
         let bits = &mut parts[at].planes[plane];
         *bits = if self.0 & 1 == 1 { *bits | bit } else { *bits & !bit };
-        if parts[at].planes == TierBits::default() {
+        if parts[at].planes == TierSlotBits::default() {
             parts.remove(at);
         }
         parts
@@ -131,9 +131,9 @@ impl HolderSets {
 
     /// Returns which of the 64 slots at `word` are in the set. A slot counts as holder in its own tier and in all
     /// slower ones.
-    pub(crate) fn reach(&self, set: HolderSetId, word: usize) -> TierBits {
+    pub(crate) fn reach(&self, set: HolderSetId, word: usize) -> TierSlotBits {
         let part = self.sets[set.0 as usize].parts.iter().find(|part| part.word == word);
-        let [hbm, host, disk] = part.map_or(TierBits::default(), |part| part.planes);
+        let [hbm, host, disk] = part.map_or(TierSlotBits::default(), |part| part.planes);
         [hbm, hbm | host, hbm | host | disk]
     }
 

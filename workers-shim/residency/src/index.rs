@@ -7,9 +7,9 @@
 
 use vocabulary::{BlockHash, Blocks, DpRank, KvIndexState, Overlap, PrefixChain, Tier, WorkerId};
 
-use crate::holder_sets::{HolderSets, MAX_SLOTS, TierBits, plane, tier};
+use crate::holder_sets::{HolderSets, MAX_SLOTS, TierSlotBits, plane, tier};
 use crate::prefix_closure::PrefixClosure;
-use crate::shard::{IndexShard, ShardKey};
+use crate::shard::{IndexShard, MixedBlockHash};
 
 /// A change of one chain block at one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +29,7 @@ pub struct SourceSlot(u16);
 #[error("the index has no place for more than {} sources", ResidencyIndex::MAX_SOURCES)]
 pub struct TooManySources;
 
-struct SlotEntry {
+struct IndexedSource {
     worker: WorkerId,
     rank: DpRank,
     /// None for an approximate source beside the worker's own ones, which does not affect how these are known.
@@ -41,7 +41,7 @@ pub struct ResidencyIndex {
     shards: Box<[IndexShard]>,
     sets: HolderSets,
     /// The sources; None if a slot is free or retired.
-    slots: Vec<Option<SlotEntry>>,
+    slots: Vec<Option<IndexedSource>>,
     /// Bit set of the slots in use.
     live: Vec<u64>,
     /// Bit set of the slots used by whole sources.
@@ -55,7 +55,7 @@ impl ResidencyIndex {
 
     /// Creates an empty index.
     pub fn new() -> Self {
-        let shards = std::iter::repeat_with(IndexShard::default).take(ShardKey::SHARDS).collect();
+        let shards = std::iter::repeat_with(IndexShard::default).take(MixedBlockHash::SHARDS).collect();
         Self {
             shards,
             sets: HolderSets::default(),
@@ -73,16 +73,16 @@ impl ResidencyIndex {
         rank: DpRank,
         index_state: KvIndexState,
     ) -> Result<SourceSlot, TooManySources> {
-        self.allocate_slot(SlotEntry { worker, rank, knowledge: Some(index_state) })
+        self.allocate_slot(IndexedSource { worker, rank, knowledge: Some(index_state) })
     }
 
     /// Allocates a slot for blocks that are only assumed, beside the worker's own sources: [`Self::knowledge`] does not
     /// change.
     pub fn add_approximate_source(&mut self, worker: WorkerId, rank: DpRank) -> Result<SourceSlot, TooManySources> {
-        self.allocate_slot(SlotEntry { worker, rank, knowledge: None })
+        self.allocate_slot(IndexedSource { worker, rank, knowledge: None })
     }
 
-    fn allocate_slot(&mut self, seat: SlotEntry) -> Result<SourceSlot, TooManySources> {
+    fn allocate_slot(&mut self, seat: IndexedSource) -> Result<SourceSlot, TooManySources> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < Self::MAX_SOURCES => {
@@ -125,7 +125,7 @@ impl ResidencyIndex {
     pub fn warm_cpu_cache(&self, changes: &[ResidencyChange]) {
         let seen = changes.iter().fold(0, |seen, change| {
             let (ResidencyChange::Added(hash, _) | ResidencyChange::Removed(hash, _)) = *change;
-            let key = ShardKey::of(hash);
+            let key = MixedBlockHash::of(hash);
             seen ^ self.shards[key.shard()].warm_cpu_cache(key)
         });
         std::hint::black_box(seen);
@@ -135,7 +135,7 @@ impl ResidencyIndex {
     pub fn apply(&mut self, slot: SourceSlot, changes: &[ResidencyChange]) {
         for change in changes {
             let (ResidencyChange::Added(hash, tier) | ResidencyChange::Removed(hash, tier)) = *change;
-            let key = ShardKey::of(hash);
+            let key = MixedBlockHash::of(hash);
             let shard = &mut self.shards[key.shard()];
             match change {
                 ResidencyChange::Added(..) => shard.hold(key, slot.0, tier, &mut self.sets),
@@ -144,13 +144,13 @@ impl ResidencyIndex {
         }
     }
 
-    fn holders_of(&self, hash: BlockHash, word: usize) -> TierBits {
-        let key = ShardKey::of(hash);
+    fn holders_of(&self, hash: BlockHash, word: usize) -> TierSlotBits {
+        let key = MixedBlockHash::of(hash);
         self.sets.reach(self.shards[key.shard()].holders(key), word)
     }
 
     /// Sets how exactly a source's blocks are known.
-    pub fn set_knowledge(&mut self, slot: SourceSlot, index_state: KvIndexState) {
+    pub fn set_kv_index_state(&mut self, slot: SourceSlot, index_state: KvIndexState) {
         if let Some(slot) = &mut self.slots[usize::from(slot.0)] {
             slot.knowledge = Some(index_state);
         }
@@ -158,7 +158,7 @@ impl ResidencyIndex {
 
     /// Returns how exactly a worker's blocks are known: the worst state of its ranks, ignoring approximate sources
     /// beside them.
-    pub fn knowledge(&self, worker: WorkerId) -> KvIndexState {
+    pub fn kv_index_state(&self, worker: WorkerId) -> KvIndexState {
         let seats = self.slots.iter().flatten().filter(|seat| seat.worker == worker);
         seats.filter_map(|seat| seat.knowledge).min().unwrap_or_default()
     }
@@ -208,7 +208,7 @@ impl ResidencyIndex {
         // Word by word: most fleets have only one, and in most words no source holds even the first block.
         for (word, whole) in self.whole.iter().enumerate().filter(|(_, whole)| **whole != 0) {
             let first = self.holders_of(chain(0), word)[0];
-            self.bisect(DepthRange { low: 1, high: length, hinted: &near }, &chain, (word, whole & first), &mut found);
+            self.bisect(DepthSearch { low: 1, high: length, hinted: &near }, &chain, (word, whole & first), &mut found);
         }
         if self.live != self.whole {
             let holed = self.live.iter().zip(&self.whole).map(|(live, whole)| live & !whole).collect();
@@ -220,7 +220,7 @@ impl ResidencyIndex {
     /// Finds the depths, within `span`, of whole sources in one word of bits.
     fn bisect(
         &self,
-        mut span: DepthRange<'_>,
+        mut span: DepthSearch<'_>,
         chain: &impl Fn(usize) -> BlockHash,
         (word, mut sources): (usize, u64),
         found: &mut Vec<Overlap>,
@@ -233,7 +233,7 @@ impl ResidencyIndex {
                 span.low = depth;
             } else {
                 // The larger hints were already used.
-                self.bisect(DepthRange { low: depth, high: span.high, hinted: &[] }, chain, (word, deeper), found);
+                self.bisect(DepthSearch { low: depth, high: span.high, hinted: &[] }, chain, (word, deeper), found);
                 sources &= !deeper;
                 span.high = depth - 1;
             }
@@ -246,7 +246,7 @@ impl ResidencyIndex {
         if sources.iter().all(|bits| *bits == 0) {
             return;
         }
-        let mut alive: Vec<TierBits> = sources.into_iter().map(|bits| [bits; 3]).collect();
+        let mut alive: Vec<TierSlotBits> = sources.into_iter().map(|bits| [bits; 3]).collect();
         let mut depth = 0;
         for hash in chain {
             let mut anyone = 0;
@@ -301,14 +301,14 @@ impl ResidencyIndex {
 }
 
 /// The range of depths that are still possible.
-struct DepthRange<'a> {
+struct DepthSearch<'a> {
     low: usize,
     high: usize,
     /// Likely depths in ascending order.
     hinted: &'a [usize],
 }
 
-impl DepthRange<'_> {
+impl DepthSearch<'_> {
     /// Returns the next depth to check: the largest remaining hint, then the middle.
     fn next_probe(&mut self) -> Option<usize> {
         while let [rest @ .., last] = self.hinted {

@@ -37,10 +37,10 @@ pub use event_sequence::{
 pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
 pub use kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch};
 pub use prefix_closure::PrefixClosure;
-pub use residency_feed::{ApplyStatus, ResidencyFeed};
+pub use residency_feed::{ApplyProgress, ResidencyFeed};
 pub use routed_blocks::{RoutedBlockLimits, RoutedBlocks};
 pub use snapshot::{
     MAX_CHUNK_BYTES, ReadProgress, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader,
     ResidencySnapshotReader, ResidencySnapshotWriter,
 };
-pub use source::{RemovalSemantics, SourceAnomalies, SourceBlocks, SourceRules};
+pub use source::{BlockMappingRules, RemovalSemantics, SourceAnomalies, SourceBlocks};

@@ -11,11 +11,11 @@ use crate::index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
 use crate::kv_event::KvCacheEvent;
 use crate::prefix_closure::PrefixClosure;
 use crate::snapshot::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotWriter};
-use crate::source::{SourceAnomalies, SourceBlocks, SourceRules};
+use crate::source::{BlockMappingRules, SourceAnomalies, SourceBlocks};
 
 /// Whether all changes have been applied to the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ApplyStatus {
+pub enum ApplyProgress {
     /// All have.
     Done,
     /// There are more; call again.
@@ -55,7 +55,7 @@ pub struct ResidencyFeed {
 
 impl ResidencyFeed {
     /// Creates a feed, which has no slot in the index before its first `settle`.
-    pub fn new(worker: WorkerId, rank: DpRank, rules: SourceRules) -> Self {
+    pub fn new(worker: WorkerId, rank: DpRank, rules: BlockMappingRules) -> Self {
         let mut feed = Self {
             worker,
             rank,
@@ -145,7 +145,7 @@ impl ResidencyFeed {
     }
 
     /// Sets how exactly the source's blocks are known.
-    pub fn set_knowledge(&mut self, index_state: KvIndexState) {
+    pub fn set_kv_index_state(&mut self, index_state: KvIndexState) {
         self.steps.push_back(IndexUpdate::Knowledge(index_state));
     }
 
@@ -155,7 +155,7 @@ impl ResidencyFeed {
     }
 
     /// Returns how the source's blocks are mapped to chain blocks.
-    pub fn rules(&self) -> &SourceRules {
+    pub fn rules(&self) -> &BlockMappingRules {
         self.source.rules()
     }
 
@@ -177,13 +177,13 @@ impl ResidencyFeed {
     }
 
     /// Applies about `budget` changes to the index at most.
-    pub fn settle(&mut self, index: &mut ResidencyIndex, budget: usize) -> Result<ApplyStatus, TooManySources> {
+    pub fn settle(&mut self, index: &mut ResidencyIndex, budget: usize) -> Result<ApplyProgress, TooManySources> {
         let mut budget_left = budget.max(1);
         while budget_left > 0 {
             let Some(step) = self.steps.pop_front() else { return Ok(self.sweep_retired(index, budget_left)) };
             budget_left -= self.apply(step, index, budget_left)?.min(budget_left);
         }
-        Ok(ApplyStatus::More)
+        Ok(ApplyProgress::More)
     }
 
     /// Applies one update, or as much of it as `budget` allows; returns its cost.
@@ -212,7 +212,7 @@ impl ResidencyFeed {
             IndexUpdate::Knowledge(knowledge) => {
                 self.knowledge = knowledge;
                 if let Some(slot) = self.slot {
-                    index.set_knowledge(slot, knowledge);
+                    index.set_kv_index_state(slot, knowledge);
                 }
             }
             IndexUpdate::Closure(shape) => {
@@ -232,15 +232,15 @@ impl ResidencyFeed {
     }
 
     /// Removes blocks of retired slots.
-    fn sweep_retired(&mut self, index: &mut ResidencyIndex, budget: usize) -> ApplyStatus {
-        let Some((slot, removals)) = self.sweeps.front_mut() else { return ApplyStatus::Done };
+    fn sweep_retired(&mut self, index: &mut ResidencyIndex, budget: usize) -> ApplyProgress {
+        let Some((slot, removals)) = self.sweeps.front_mut() else { return ApplyProgress::Done };
         let portion: Vec<ResidencyChange> = removals.take(budget).collect();
         index.apply(*slot, &portion);
         if portion.len() < budget {
             index.release(*slot);
             self.sweeps.pop_front();
         }
-        if self.sweeps.is_empty() { ApplyStatus::Done } else { ApplyStatus::More }
+        if self.sweeps.is_empty() { ApplyProgress::Done } else { ApplyProgress::More }
     }
 }
 

@@ -11,12 +11,12 @@ use crate::holder_sets::{HolderSetId, HolderSets, plane};
 
 /// A mixed block hash, whose first bits are the number of its partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct ShardKey(u64);
+pub(crate) struct MixedBlockHash(u64);
 
 /// Bits of the partition number.
 const PARTITION_BITS: u32 = 10;
 
-impl ShardKey {
+impl MixedBlockHash {
     pub(crate) const SHARDS: usize = 1 << PARTITION_BITS;
 
     pub(crate) fn of(hash: BlockHash) -> Self {
@@ -31,14 +31,14 @@ impl ShardKey {
 }
 
 /// Number of further engine hashes under which one source holds the same chain block.
-type DuplicateCounts = FoldHashMap<(ShardKey, u16, u8), u32>;
+type HashAliasCounts = FoldHashMap<(MixedBlockHash, u16, u8), u32>;
 
 /// The blocks of one partition.
 #[derive(Default)]
 pub(crate) struct IndexShard {
     /// Maps each block to the set of its holders.
     blocks: BucketTable<PARTITION_BITS>,
-    duplicates: Option<Box<DuplicateCounts>>,
+    duplicates: Option<Box<HashAliasCounts>>,
 }
 
 impl IndexShard {
@@ -47,16 +47,16 @@ impl IndexShard {
     }
 
     /// Prefetches what a lookup of `key` reads; see [`BucketTable::warm_cpu_cache`].
-    pub(crate) fn warm_cpu_cache(&self, key: ShardKey) -> u32 {
+    pub(crate) fn warm_cpu_cache(&self, key: MixedBlockHash) -> u32 {
         self.blocks.warm_cpu_cache(key.0)
     }
 
     /// Returns the set of the block's holders.
-    pub(crate) fn holders(&self, key: ShardKey) -> HolderSetId {
+    pub(crate) fn holders(&self, key: MixedBlockHash) -> HolderSetId {
         self.blocks.get(key.0).map_or(HolderSetId::NONE, HolderSetId)
     }
 
-    pub(crate) fn hold(&mut self, key: ShardKey, slot: u16, tier: Tier, sets: &mut HolderSets) {
+    pub(crate) fn hold(&mut self, key: MixedBlockHash, slot: u16, tier: Tier, sets: &mut HolderSets) {
         let Some(number) = self.blocks.get_mut(key.0) else {
             let mut holders = HolderSetId::NONE;
             sets.add(&mut holders, slot, tier);
@@ -71,7 +71,7 @@ impl IndexShard {
     }
 
     /// Removes a holder. Has no effect if it is none.
-    pub(crate) fn release(&mut self, key: ShardKey, slot: u16, tier: Tier, sets: &mut HolderSets) {
+    pub(crate) fn release(&mut self, key: MixedBlockHash, slot: u16, tier: Tier, sets: &mut HolderSets) {
         if self.has_duplicates(key, slot, tier) {
             return;
         }
@@ -85,7 +85,7 @@ impl IndexShard {
     }
 
     /// Removes one of several engine hashes of the block; returns whether there were several, so that the block stays.
-    fn has_duplicates(&mut self, key: ShardKey, slot: u16, tier: Tier) -> bool {
+    fn has_duplicates(&mut self, key: MixedBlockHash, slot: u16, tier: Tier) -> bool {
         let Some(doubled) = &mut self.duplicates else { return false };
         let name = (key, slot, plane(tier) as u8);
         let Some(count) = doubled.get_mut(&name) else { return false };

@@ -23,10 +23,10 @@ mod writer;
 pub use reader::{ReadProgress, ResidencySnapshotReader};
 pub use writer::ResidencySnapshotWriter;
 
-use vocabulary::{DpRank, HashSeed, Incarnation, PrefixId, RootKeys, WorkerId};
+use vocabulary::{DpRank, HashSeed, Incarnation, PrefixId, RequestNamespace, WorkerId};
 
 use crate::index::ResidencyChange;
-use crate::source::{RemovalSemantics, SourceBlocks, SourceRules};
+use crate::source::{BlockMappingRules, RemovalSemantics, SourceBlocks};
 
 const MAGIC: [u8; 4] = *b"OSIM";
 /// Version of the format. Others are rejected: a router that cannot read a snapshot uses the engine's replay.
@@ -100,8 +100,8 @@ impl ResidencySnapshotError {
 }
 
 /// Returns a digest that is equal for routers that hash blocks alike.
-fn rules_digest(rules: &SourceRules) -> PrefixId {
-    let root = rules.namespace.root(rules.seed, RootKeys::default());
+fn rules_digest(rules: &BlockMappingRules) -> PrefixId {
+    let root = rules.namespace.root(rules.seed, RequestNamespace::default());
     let removal = match rules.removal {
         RemovalSemantics::PerCopy => 0,
         RemovalSemantics::LastCopy => 1,

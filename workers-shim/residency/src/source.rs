@@ -4,9 +4,9 @@
 //! (adapter, salt, images) are hashed in, so that it cannot be mistaken for a block of plain text.
 
 use std::collections::hash_map::Iter;
-use vocabulary::{ChainNamespace, HashSeed, PrefixId, RootKeys, Tokens};
+use vocabulary::{HashSeed, ModelNamespace, PrefixId, RequestNamespace, Tokens};
 
-use crate::block_tree::{BlockHandle, BlockPlacement, BlockTree, BlocksByEnd, PlacedBlock};
+use crate::block_tree::{BlockHandle, BlockTree, BlocksByEnd, NewBlock, PlacedBlock};
 use crate::copies::{BlockCopies, CopyLocation};
 use crate::index::ResidencyChange;
 use crate::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent};
@@ -25,13 +25,13 @@ pub enum RemovalSemantics {
 
 /// How a source's blocks are mapped to chain blocks, and how many are kept.
 #[derive(Clone, Debug)]
-pub struct SourceRules {
+pub struct BlockMappingRules {
     /// Tokens per chain block; must divide the engine's block size.
     pub block: Tokens,
     /// The cluster's hash seed.
     pub seed: HashSeed,
     /// The model's part of the chain roots.
-    pub namespace: ChainNamespace,
+    pub namespace: ModelNamespace,
     /// What a removal event means.
     pub removal: RemovalSemantics,
     /// Maximum number of engine blocks; further ones are counted and left out.
@@ -40,9 +40,9 @@ pub struct SourceRules {
     pub max_orphans: usize,
 }
 
-impl SourceRules {
+impl BlockMappingRules {
     /// Creates rules for vLLM with room for 4 million blocks.
-    pub fn new(block: Tokens, seed: HashSeed, namespace: ChainNamespace) -> Self {
+    pub fn new(block: Tokens, seed: HashSeed, namespace: ModelNamespace) -> Self {
         Self { block, seed, namespace, removal: RemovalSemantics::default(), max_blocks: 4 << 20, max_orphans: 1 << 16 }
     }
 }
@@ -78,7 +78,7 @@ struct ReportedBlock<'a> {
 
 /// The blocks of one rank of one process.
 pub struct SourceBlocks {
-    rules: SourceRules,
+    rules: BlockMappingRules,
     blocks: BlockTree,
     orphans: Orphans,
     counts: SourceAnomalies,
@@ -86,7 +86,7 @@ pub struct SourceBlocks {
 
 impl SourceBlocks {
     /// Creates a source that holds nothing.
-    pub fn new(rules: SourceRules) -> Self {
+    pub fn new(rules: BlockMappingRules) -> Self {
         let blocks = BlockTree::default();
         Self { rules, blocks, orphans: Orphans::default(), counts: SourceAnomalies::default() }
     }
@@ -240,7 +240,7 @@ impl SourceBlocks {
             }
             end = end.extend(seed, tokens);
         }
-        let at = self.blocks.insert(BlockPlacement {
+        let at = self.blocks.insert(NewBlock {
             engine_hash: block.engine_hash,
             parent: before.parent,
             end,
@@ -294,7 +294,7 @@ impl SourceBlocks {
             (None, [ExtraKey::Text(salt)]) if event.parent.is_none() => (Some(&**salt), Box::default()),
             (None, _) => (None, encode(keys.into_iter())),
         };
-        let root = self.rules.namespace.root(self.rules.seed, RootKeys { adapter, salt, content: None });
+        let root = self.rules.namespace.root(self.rules.seed, RequestNamespace { adapter, salt, content: None });
         (root, extra)
     }
 }
@@ -336,7 +336,7 @@ fn encode<'a>(keys: impl Iterator<Item = &'a ExtraKey>) -> Box<[u8]> {
 
 /// Export to a snapshot, and import from one.
 impl SourceBlocks {
-    pub(crate) fn rules(&self) -> &SourceRules {
+    pub(crate) fn rules(&self) -> &BlockMappingRules {
         &self.rules
     }
 

@@ -2,27 +2,29 @@
 
 mod reference;
 
-use vocabulary::{BlockHash, ChainNamespace, HashSeed, PrefixId, RootKeys, Tier, Tokens};
+use vocabulary::{BlockHash, HashSeed, ModelNamespace, PrefixId, RequestNamespace, Tier, Tokens};
 
-use crate::{BlockRemoved, BlockStored, DecodeLimits, EngineHash, KvCacheSpecKind, KvEventBatch, SourceRules, decode};
+use crate::{
+    BlockMappingRules, BlockRemoved, BlockStored, DecodeLimits, EngineHash, KvCacheSpecKind, KvEventBatch, decode,
+};
 
 pub(crate) const SEED: HashSeed = HashSeed(11);
 
-pub(crate) fn namespace() -> ChainNamespace {
-    ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
+pub(crate) fn namespace() -> ModelNamespace {
+    ModelNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
 }
 
-pub(crate) fn root(keys: RootKeys<'_>) -> PrefixId {
+pub(crate) fn root(keys: RequestNamespace<'_>) -> PrefixId {
     namespace().root(SEED, keys)
 }
 
-pub(crate) fn rules(block: u64) -> SourceRules {
-    SourceRules::new(Tokens(block), SEED, namespace())
+pub(crate) fn rules(block: u64) -> BlockMappingRules {
+    BlockMappingRules::new(Tokens(block), SEED, namespace())
 }
 
 /// Returns the chain blocks of a text prompt without salt or adapter.
 pub(crate) fn chain(block: u64, tokens: &[u32]) -> Vec<BlockHash> {
-    chain_from(root(RootKeys::default()), block, tokens)
+    chain_from(root(RequestNamespace::default()), block, tokens)
 }
 
 pub(crate) fn chain_from(root: PrefixId, block: u64, tokens: &[u32]) -> Vec<BlockHash> {

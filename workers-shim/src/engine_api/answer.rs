@@ -12,7 +12,7 @@ use super::reverse_pull::ReversePullParams;
 /// An answer that is not valid JSON of the expected shape.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine's answer cannot be read: {0}")]
-pub struct AnswerError(#[from] serde_json::Error);
+pub struct AnswerParseError(#[from] serde_json::Error);
 
 /// Token counts of one request, as the engine reported them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,7 +70,7 @@ impl HandoffParams {
 
 /// A complete answer of `/v1/chat/completions`, `/v1/completions`, `/v1/responses` or `/v1/messages`.
 #[derive(PartialEq, Eq, Debug, Default)]
-pub struct EngineResponse {
+pub struct AnswerSummary {
     /// The engine's id of the answer.
     pub id: Option<String>,
     /// Token usage, where reported.
@@ -83,9 +83,9 @@ pub struct EngineResponse {
     pub reverse_pull: Option<ReversePullParams>,
 }
 
-impl EngineResponse {
+impl AnswerSummary {
     /// Parses a complete answer.
-    pub fn read(body: &Bytes) -> Result<Self, AnswerError> {
+    pub fn read(body: &Bytes) -> Result<Self, AnswerParseError> {
         let answer: EngineResponseBody<'_> = serde_json::from_slice(body)?;
         Ok(Self {
             id: answer.id.map(Into::into),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use vocabulary::{DpRank, KvLinkMode, WorkerRole};
+use vocabulary::{DpRank, KvLinkCapability, WorkerRole};
 
 use super::answer::HandoffParams;
 use super::reverse_pull::ReversePullParams;
@@ -21,8 +21,8 @@ pub(crate) trait ConnectorProtocol: Sync {
     fn leg_order(&self) -> Option<LegOrder>;
 
     /// Returns which parts of a prompt can be transferred.
-    fn transfer_scope(&self) -> KvLinkMode {
-        KvLinkMode::Prefixes
+    fn transfer_scope(&self) -> KvLinkCapability {
+        KvLinkCapability::Prefixes
     }
 
     /// Returns how long the source leg's answer is.

@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
 
-use super::TokenIdVisibility;
+use super::TokenIdForwarding;
 use super::request::Api;
-use super::token_transcript::{EventRewrite, TranscriptDefect};
+use super::token_transcript::{ContinuationBlocker, EventRewrite};
 use buffer::ReplayBuffer;
 
 /// Whether repeated answers to one request are equal.
@@ -34,7 +34,7 @@ enum ReplayPhase {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum EventRemainder {
+enum EventNovelty {
     New,
     Known,
 }
@@ -43,7 +43,7 @@ enum EventRemainder {
 #[derive(Debug)]
 pub struct ReplayVerifier {
     api: Api,
-    visible_ids: TokenIdVisibility,
+    visible_ids: TokenIdForwarding,
     determinism: AnswerDeterminism,
     phase: ReplayPhase,
     buffer: ReplayBuffer,
@@ -54,12 +54,12 @@ pub struct ReplayVerifier {
     renamed_ids: HashMap<String, String>,
     /// The next event's `sequence_number`, for APIs that have one.
     next_number: u64,
-    failure: Option<TranscriptDefect>,
+    failure: Option<ContinuationBlocker>,
 }
 
 impl ReplayVerifier {
     /// Creates an empty verifier. `visibility`: whether the client sees token ids, or only the router requested them.
-    pub fn new(api: Api, visibility: TokenIdVisibility, determinism: AnswerDeterminism) -> Self {
+    pub fn new(api: Api, visibility: TokenIdForwarding, determinism: AnswerDeterminism) -> Self {
         Self {
             api,
             visible_ids: visibility,
@@ -75,13 +75,13 @@ impl ReplayVerifier {
     }
 
     /// Returns why the answer cannot be replayed at another engine, if it cannot.
-    pub(super) fn check_replayable(&self) -> Result<(), TranscriptDefect> {
+    pub(super) fn check_replayable(&self) -> Result<(), ContinuationBlocker> {
         if let Some(defect) = self.failure {
             Err(defect)
         } else if self.buffer.is_full() {
-            Err(TranscriptDefect::TooLong)
+            Err(ContinuationBlocker::TooLong)
         } else if self.determinism == AnswerDeterminism::UntilFirstOutput && self.buffer.has_output() {
-            Err(TranscriptDefect::Sampled)
+            Err(ContinuationBlocker::Sampled)
         } else {
             Ok(())
         }
@@ -104,16 +104,16 @@ impl ReplayVerifier {
     /// Records that an event could not be read.
     pub(super) fn record_unreadable(&mut self) {
         self.stop_verifying(if self.phase == ReplayPhase::First {
-            TranscriptDefect::TooLong
+            ContinuationBlocker::TooLong
         } else {
-            TranscriptDefect::Diverged
+            ContinuationBlocker::Diverged
         });
     }
 
     /// Ends the stream. Fails unless everything that the client has was repeated.
-    pub(super) fn finish_stream(&mut self) -> Result<(), TranscriptDefect> {
+    pub(super) fn finish_stream(&mut self) -> Result<(), ContinuationBlocker> {
         if self.phase == ReplayPhase::Replay && self.failure.is_some() {
-            return Err(TranscriptDefect::Diverged);
+            return Err(ContinuationBlocker::Diverged);
         }
         self.buffer.check_complete("").inspect_err(|defect| self.stop_verifying(*defect))
     }
@@ -137,26 +137,26 @@ impl ReplayVerifier {
                 self.record_first_attempt(remainder.map(drop));
                 EventRewrite::Unchanged
             }
-            (ReplayPhase::Replay, Ok(EventRemainder::New)) => EventRewrite::Replaced(self.serialize_event(event)),
-            (ReplayPhase::Replay, Ok(EventRemainder::Known)) => EventRewrite::Hidden,
+            (ReplayPhase::Replay, Ok(EventNovelty::New)) => EventRewrite::Replaced(self.serialize_event(event)),
+            (ReplayPhase::Replay, Ok(EventNovelty::Known)) => EventRewrite::Hidden,
             (ReplayPhase::Replay, Err(_)) => {
-                self.stop_verifying(TranscriptDefect::Diverged);
+                self.stop_verifying(ContinuationBlocker::Diverged);
                 EventRewrite::Hidden
             }
         }
     }
 
     /// Records the result of reading an event of the first engine; stops recording where the answer cannot be replayed.
-    fn record_first_attempt(&mut self, understood: Result<(), TranscriptDefect>) {
+    fn record_first_attempt(&mut self, understood: Result<(), ContinuationBlocker>) {
         if understood.is_err() {
-            self.stop_verifying(TranscriptDefect::Unreadable);
+            self.stop_verifying(ContinuationBlocker::Unreadable);
         } else if let Err(defect) = self.check_replayable() {
             self.stop_verifying(defect);
         }
     }
 
     /// Drops the buffer and stops verifying.
-    fn stop_verifying(&mut self, defect: TranscriptDefect) {
+    fn stop_verifying(&mut self, defect: ContinuationBlocker) {
         self.failure = self.failure.or(Some(defect));
         self.buffer = ReplayBuffer::default();
     }

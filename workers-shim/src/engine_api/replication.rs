@@ -67,14 +67,14 @@ fn body(replica: &ReplicationRequest<'_>, fields: LegFields) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine_api::{KvConnector, answer::EngineResponse};
+    use crate::engine_api::{KvConnector, answer::AnswerSummary};
 
     #[test]
     fn both_replication_legs_send_the_same_tokens_and_generate_one() {
         let replica = ReplicationRequest { model: "a\"b", tokens: &[1, 20, 300], salt: Some("5a") };
         let nixl = KvTransfer { connector: KvConnector::Nixl, ..KvTransfer::default() };
         let answer = br#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_request_id":"r","x":[1]}}"#;
-        let handoff = EngineResponse::read(&Bytes::from_static(answer)).unwrap().handoff.unwrap();
+        let handoff = AnswerSummary::read(&Bytes::from_static(answer)).unwrap().handoff.unwrap();
         let read = |body: Bytes| serde_json::from_slice::<serde_json::Value>(&body).unwrap();
         let (mut p, mut d) = (read(source_leg(&replica, &nixl)), read(target_leg(&replica, (&nixl, Some(handoff)))));
         let parameters = |body: &mut serde_json::Value| body.as_object_mut().unwrap().remove("kv_transfer_params");

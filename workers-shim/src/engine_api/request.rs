@@ -11,7 +11,7 @@ use super::answer::HandoffParams;
 use super::json::JsonError;
 use super::kv::{self, KvTransfer, ReturnsKv, SourceAnswerLength};
 use super::reverse_pull::ReversePullParams;
-use super::splice::{JsonFields, JsonSplice};
+use super::splice::{JsonSplice, ScannedJson};
 
 /// Fields that the router reads or that legs change; a body may contain each only once.
 const UNIQUE_FIELDS: [&str; 12] = [
@@ -136,7 +136,7 @@ const CROSS_TENANT_FIELDS: [&str; 3] = ["request_id", "rid", "priority"];
 
 /// Fields that only the router may send and that were removed from a client's body, counted by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StrippedFields {
+pub struct StrippedFieldCounts {
     /// Transfer fields of any connector, at the top level or in `vllm_xargs`.
     pub transfer_parameters: u32,
     /// `kv_cache_report_mode` in `vllm_xargs`.
@@ -151,24 +151,24 @@ pub struct StrippedFields {
 
 /// A client's request body: a JSON object, strictly validated. Its bytes are kept unchanged until a leg is built.
 #[derive(Clone, Debug)]
-pub struct RequestBody {
-    fields: JsonFields,
+pub struct ClientRequestBody {
+    fields: ScannedJson,
     /// `vllm_xargs` without the fields that clients may not send; None if nothing was removed.
     xargs: Option<Bytes>,
-    stripped: StrippedFields,
+    stripped: StrippedFieldCounts,
 }
 
-impl RequestBody {
+impl ClientRequestBody {
     /// Validates a body and locates its fields.
     pub fn read(body: Bytes) -> Result<Self, JsonError> {
         static ONCE: LazyLock<Vec<&str>> =
             LazyLock::new(|| UNIQUE_FIELDS.into_iter().chain(kv::reserved_fields()).collect());
-        let fields = JsonFields::scan(body, &ONCE)?;
-        let mut stripped = StrippedFields::default();
+        let fields = ScannedJson::scan(body, &ONCE)?;
+        let mut stripped = StrippedFieldCounts::default();
         stripped.transfer_parameters += router_only_fields().filter(|name| fields.get(name).is_some()).count() as u32;
         let xargs = match fields.get("vllm_xargs") {
             Some(xargs) if xargs.starts_with(b"{") => {
-                let inner = JsonFields::scan(fields.body().slice_ref(xargs), &[])?;
+                let inner = ScannedJson::scan(fields.body().slice_ref(xargs), &[])?;
                 let mut splice = JsonSplice::new(&inner);
                 let transfer = splice.remove("kv_transfer_params");
                 let report = splice.remove("kv_cache_report_mode");
@@ -191,17 +191,17 @@ impl RequestBody {
     }
 
     /// Returns the located fields.
-    pub fn json_fields(&self) -> &JsonFields {
+    pub fn scanned_json(&self) -> &ScannedJson {
         &self.fields
     }
 
     /// Counts the fields that are removed from every leg.
-    pub fn stripped(&self, options: &LegOptions) -> StrippedFields {
+    pub fn stripped(&self, options: &LegOptions) -> StrippedFieldCounts {
         if options.salt.is_none() {
             return self.stripped;
         }
         let is_set = |name: &str| u32::from(self.fields.get(name).is_some());
-        StrippedFields {
+        StrippedFieldCounts {
             salt: u32::from(self.fields.has("cache_salt")),
             request_ids: is_set("request_id") + is_set("rid"),
             priority: is_set("priority"),
@@ -344,7 +344,7 @@ impl RequestBody {
             return;
         }
         let options = self.fields.get("stream_options").filter(|asked| asked.starts_with(b"{"));
-        let scanned = options.and_then(|options| JsonFields::scan(self.fields.body().slice_ref(options), &[]).ok());
+        let scanned = options.and_then(|options| ScannedJson::scan(self.fields.body().slice_ref(options), &[]).ok());
         let with_usage = match &scanned {
             None => USAGE.to_vec(),
             Some(inner) => {

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
-use super::TokenIdVisibility;
-use super::splice::{JsonFields, JsonSplice};
+use super::TokenIdForwarding;
+use super::splice::{JsonSplice, ScannedJson};
 
 /// Parameters that one decode leg returned, for exactly one prefill leg of the session's next step, whose prompt must
 /// begin with the same tokens.
@@ -91,8 +91,8 @@ pub fn answer_token_ids(answer: &[u8]) -> Option<Vec<u32>> {
 }
 
 /// Removes from a complete answer what its client may not see.
-pub fn redact_answer(answer: &Bytes, ids: TokenIdVisibility) -> Bytes {
-    let Ok(fields) = JsonFields::scan(answer.clone(), &[]) else { return answer.clone() };
+pub fn redact_answer(answer: &Bytes, ids: TokenIdForwarding) -> Bytes {
+    let Ok(fields) = ScannedJson::scan(answer.clone(), &[]) else { return answer.clone() };
     let mut splice = JsonSplice::new(&fields);
     let hide = |splice: &mut JsonSplice<'_>, name| {
         if fields.has_any(name) {
@@ -100,7 +100,7 @@ pub fn redact_answer(answer: &Bytes, ids: TokenIdVisibility) -> Bytes {
         }
     };
     hide(&mut splice, "kv_transfer_params");
-    if ids == TokenIdVisibility::None {
+    if ids == TokenIdForwarding::None {
         hide(&mut splice, "prompt_token_ids");
         if let Some(choices) = without_token_ids(&fields) {
             splice.set("choices", choices);
@@ -139,24 +139,24 @@ fn redact_line(line: &[u8]) -> Option<Vec<u8>> {
     let data = line.strip_prefix(b"data:")?;
     let payload = data.trim_ascii();
     let start = line.len() - data.trim_ascii_start().len();
-    let fields = JsonFields::scan(Bytes::copy_from_slice(payload), &[]).ok()?;
+    let fields = ScannedJson::scan(Bytes::copy_from_slice(payload), &[]).ok()?;
     let inner = fields.get("response").filter(|inner| inner.starts_with(b"{"));
-    let inner = inner.map(|inner| redact_answer(&fields.body().slice_ref(inner), TokenIdVisibility::All));
+    let inner = inner.map(|inner| redact_answer(&fields.body().slice_ref(inner), TokenIdForwarding::All));
     let mut splice = JsonSplice::new(&fields);
     if let Some(inner) = &inner {
         splice.set("response", &**inner);
     }
-    let redacted = redact_answer(&splice.finish(), TokenIdVisibility::All);
+    let redacted = redact_answer(&splice.finish(), TokenIdForwarding::All);
     (redacted != payload).then(|| [&line[..start], &redacted, &line[start + payload.len()..]].concat())
 }
 
 /// Returns the choices without token ids; None if they have none.
-fn without_token_ids(answer: &JsonFields) -> Option<Vec<u8>> {
+fn without_token_ids(answer: &ScannedJson) -> Option<Vec<u8>> {
     const IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
     let choices: Vec<&RawValue> = answer.read("choices")?;
     let (mut out, mut has_ids) = (vec![b'['], false);
     for choice in choices {
-        let fields = JsonFields::scan(Bytes::copy_from_slice(choice.get().as_bytes()), &[]).ok()?;
+        let fields = ScannedJson::scan(Bytes::copy_from_slice(choice.get().as_bytes()), &[]).ok()?;
         let mut splice = JsonSplice::new(&fields);
         for name in IDS.into_iter().filter(|name| fields.has_any(name)) {
             splice.set(name, b"null".as_slice());

@@ -17,7 +17,7 @@ const MAX_ESCAPE: usize = 6;
 
 /// A validated body that is one JSON object, with the positions of its top-level fields.
 #[derive(Clone, Debug)]
-pub struct JsonFields {
+pub struct ScannedJson {
     body: Bytes,
     open: usize,
     values: usize,
@@ -25,7 +25,7 @@ pub struct JsonFields {
     fields: Vec<FieldSpan>,
 }
 
-impl JsonFields {
+impl ScannedJson {
     /// Validates `body` in one pass. Fields in `relied` may occur only once; of other repeated fields the last one
     /// counts.
     pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
@@ -119,14 +119,14 @@ impl JsonFields {
 /// Builder of a changed body. Fields that are not mentioned keep their bytes.
 #[derive(Debug)]
 pub struct JsonSplice<'a> {
-    fields: &'a JsonFields,
+    fields: &'a ScannedJson,
     replaced: Vec<(usize, Option<Cow<'a, [u8]>>)>,
     appended: Vec<(&'static str, Cow<'a, [u8]>)>,
 }
 
 impl<'a> JsonSplice<'a> {
     /// Starts from a scanned body.
-    pub fn new(fields: &'a JsonFields) -> Self {
+    pub fn new(fields: &'a ScannedJson) -> Self {
         Self { fields, replaced: Vec::new(), appended: Vec::new() }
     }
 
@@ -157,7 +157,7 @@ impl<'a> JsonSplice<'a> {
 
     /// Returns the new body; the original bytes if nothing changed.
     pub fn finish(self) -> Bytes {
-        let JsonFields { body, open, fields, .. } = self.fields;
+        let ScannedJson { body, open, fields, .. } = self.fields;
         if self.replaced.is_empty() && self.appended.is_empty() {
             return body.clone();
         }

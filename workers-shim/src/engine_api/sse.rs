@@ -8,10 +8,12 @@ use bytes::{Bytes, BytesMut};
 use super::answer::TokenUsage;
 use super::replay_verifier::ReplayVerifier;
 use super::reverse_pull::redact_event;
-use super::token_transcript::{EventRewrite, ResumableEvent, ResumableTokenIds, TokenTranscript, TranscriptDefect};
-use super::{TokenIdVisibility, UsageEventVisibility};
+use super::token_transcript::{
+    AnswerEventFields, ContinuationBlocker, EventRewrite, ResumableTokenIds, TokenTranscript,
+};
+use super::{TokenIdForwarding, UsageEventForwarding};
 use budget::BudgetShare;
-pub use budget::EventBudget;
+pub use budget::EventBufferBudget;
 use chunk::{EngineError, EventDelta, NestedAnswer, StreamChoice, StreamChunk};
 
 /// Longest event that is parsed, in bytes; longer ones are forwarded unread.
@@ -54,9 +56,9 @@ impl StreamFacts {
 
 /// Reads a stream of server-sent events chunk by chunk.
 #[derive(Debug, Default)]
-pub struct SseScanner {
+pub struct SseFilter {
     facts: StreamFacts,
-    usage: UsageEventVisibility,
+    usage: UsageEventForwarding,
     /// An incomplete event, and how many of its bytes were searched for its end.
     tail: BytesMut,
     searched: usize,
@@ -74,7 +76,7 @@ pub struct SseScanner {
     withheld_error: Option<Bytes>,
 }
 
-impl SseScanner {
+impl SseFilter {
     /// Creates a scanner that forwards everything.
     pub fn new() -> Self {
         Self::default()
@@ -82,7 +84,7 @@ impl SseScanner {
 
     /// Creates a scanner that hides the usage event, for clients that did not request it.
     pub fn hiding_usage() -> Self {
-        Self { usage: UsageEventVisibility::Hidden, ..Self::default() }
+        Self { usage: UsageEventForwarding::Hidden, ..Self::default() }
     }
 
     /// Records token ids, so that another engine can continue. Events that report an engine's failure are then
@@ -97,7 +99,7 @@ impl SseScanner {
     }
 
     /// Limits the memory for an incomplete event to `budget`; an event that does not fit is forwarded unread.
-    pub fn with_budget(self, budget: EventBudget) -> Self {
+    pub fn with_budget(self, budget: EventBufferBudget) -> Self {
         Self { budget: BudgetShare::of(budget), ..self }
     }
 
@@ -106,18 +108,18 @@ impl SseScanner {
     }
 
     /// Returns the token ids after which another engine can continue; None where it has to generate the whole answer.
-    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, TranscriptDefect> {
+    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, ContinuationBlocker> {
         let resume_ids =
-            self.transcript.as_ref().map_or(Err(TranscriptDefect::NoIds), |transcript| transcript.resume_ids());
+            self.transcript.as_ref().map_or(Err(ContinuationBlocker::NoIds), |transcript| transcript.resume_ids());
         match (resume_ids, &self.replay_verifier) {
-            (Err(TranscriptDefect::Diverged), _) | (_, None) | (Ok(_), _) => resume_ids,
+            (Err(ContinuationBlocker::Diverged), _) | (_, None) | (Ok(_), _) => resume_ids,
             (Err(_), Some(verifier)) => verifier.check_replayable().map(|()| None),
         }
     }
 
     /// Returns whether the continuing engine's output differs from what the client has.
     pub fn has_diverged(&self) -> bool {
-        self.is_resumable() && self.resume_ids() == Err(TranscriptDefect::Diverged)
+        self.is_resumable() && self.resume_ids() == Err(ContinuationBlocker::Diverged)
     }
 
     /// Returns the token transcript, where one is recorded.
@@ -162,11 +164,11 @@ impl SseScanner {
         let transcript = self
             .transcript
             .as_ref()
-            .filter(|transcript| is_answer_complete && transcript.resume_ids() != Err(TranscriptDefect::Diverged))?;
-        let is_usage_done = self.facts.usage.is_some() || self.usage == UsageEventVisibility::Hidden;
+            .filter(|transcript| is_answer_complete && transcript.resume_ids() != Err(ContinuationBlocker::Diverged))?;
+        let is_usage_done = self.facts.usage.is_some() || self.usage == UsageEventForwarding::Hidden;
         Some(
             transcript
-                .closing_events(if is_usage_done { UsageEventVisibility::Hidden } else { UsageEventVisibility::Shown })
+                .closing_events(if is_usage_done { UsageEventForwarding::Hidden } else { UsageEventForwarding::Shown })
                 .into(),
         )
     }
@@ -260,7 +262,7 @@ impl SseScanner {
         let short = self.transcript.as_mut().and_then(|transcript| transcript.extract_prompt_ids(whole));
         let passage = self.read_event(short.as_ref().unwrap_or(whole).clone());
         let hides_ids =
-            self.transcript.as_ref().is_some_and(|transcript| transcript.visible_ids() == TokenIdVisibility::None);
+            self.transcript.as_ref().is_some_and(|transcript| transcript.visible_ids() == TokenIdForwarding::None);
         match (passage, short.filter(|_| hides_ids).or(shown)) {
             (EventRewrite::Unchanged, Some(other)) => EventRewrite::Replaced(other.into()),
             (passage, _) => passage,
@@ -349,7 +351,7 @@ impl SseScanner {
         let only_usage = usage.is_some() && choices.is_empty();
         self.facts.usage = usage.or(self.facts.usage);
         let passage = self.rewrite_payload(payload, event);
-        if only_usage && self.usage == UsageEventVisibility::Hidden { EventRewrite::Hidden } else { passage }
+        if only_usage && self.usage == UsageEventForwarding::Hidden { EventRewrite::Hidden } else { passage }
     }
 
     /// Passes the event to the transcript or the replay verifier, where there is one.
@@ -357,7 +359,7 @@ impl SseScanner {
         let rewrite =
             self.replay_verifier.as_mut().map_or(EventRewrite::Unchanged, |verifier| verifier.rewrite_event(payload));
         let Some(transcript) = &mut self.transcript else { return rewrite };
-        match serde_json::from_slice::<ResumableEvent<'_>>(payload) {
+        match serde_json::from_slice::<AnswerEventFields<'_>>(payload) {
             Ok(event_fields) => transcript.rewrite_event(event, event_fields),
             Err(_) => {
                 transcript.record_unreadable();

@@ -18,10 +18,10 @@ use vocabulary::Tokens;
 
 use super::answer::TokenUsage;
 use super::request::Api;
-use super::{TokenIdVisibility, UsageEventVisibility};
+use super::{TokenIdForwarding, UsageEventForwarding};
 use prompt_ids::ExtractedPromptIds;
-use resumable_event::ResumableChoice;
-pub(super) use resumable_event::ResumableEvent;
+use resumable_event::AnswerChoiceFields;
+pub(super) use resumable_event::AnswerEventFields;
 
 /// Maximum number of token ids kept for one answer, prompt included; 4 bytes each.
 const MAX_TOKEN_IDS: usize = 1 << 20;
@@ -32,7 +32,7 @@ const MAX_SETTLE_ATTEMPTS: usize = 64;
 
 /// When an engine delivers text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TextDelivery {
+pub enum TextTiming {
     /// As soon as its characters are complete.
     WithIds,
     /// Later: the possible beginning of a stop string is held back.
@@ -41,7 +41,7 @@ pub enum TextDelivery {
 
 /// Why another engine cannot continue an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TranscriptDefect {
+pub enum ContinuationBlocker {
     /// The engine reports no token ids.
     NoIds,
     /// The engine parses reasoning or tool calls from the text.
@@ -56,16 +56,16 @@ pub enum TranscriptDefect {
     Unreadable,
 }
 
-impl TranscriptDefect {
+impl ContinuationBlocker {
     /// Returns the reason as text that follows "because".
     pub fn reason(self) -> &'static str {
         match self {
-            TranscriptDefect::NoIds => "its engine told no token ids",
-            TranscriptDefect::ParsedOutput => "it holds, or may begin with, thoughts or tool calls",
-            TranscriptDefect::TooLong => "it is too long to be kept",
-            TranscriptDefect::Diverged => "another worker went on differently",
-            TranscriptDefect::Sampled => "it is drawn without a seed",
-            TranscriptDefect::Unreadable => "its events do not go together",
+            ContinuationBlocker::NoIds => "its engine told no token ids",
+            ContinuationBlocker::ParsedOutput => "it holds, or may begin with, thoughts or tool calls",
+            ContinuationBlocker::TooLong => "it is too long to be kept",
+            ContinuationBlocker::Diverged => "another worker went on differently",
+            ContinuationBlocker::Sampled => "it is drawn without a seed",
+            ContinuationBlocker::Unreadable => "its events do not go together",
         }
     }
 }
@@ -90,7 +90,7 @@ struct SharedEventFields {
 
 /// Which engine's events are read now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum AnswerSource {
+enum AnswerSegment {
     /// The one that got the client's own request.
     First,
     /// One that continues after this many ids of the answer, as a completion.
@@ -104,9 +104,9 @@ pub type ResumableTokenIds<'a> = (&'a [u32], &'a [u32]);
 #[derive(Debug)]
 pub struct TokenTranscript {
     api: Api,
-    visible_ids: TokenIdVisibility,
-    text_delivery: TextDelivery,
-    source: AnswerSource,
+    visible_ids: TokenIdForwarding,
+    text_delivery: TextTiming,
+    source: AnswerSegment,
     head: Option<SharedEventFields>,
     prompt: Vec<u32>,
     ids: Vec<u32>,
@@ -116,17 +116,17 @@ pub struct TokenTranscript {
     unsettled_text: String,
     /// Text and ids that were delivered and have to be generated again.
     to_regenerate: (String, Vec<u32>),
-    failure: Option<TranscriptDefect>,
+    failure: Option<ContinuationBlocker>,
 }
 
 impl TokenTranscript {
     /// Creates an empty transcript of an answer with one choice.
-    pub fn new(api: Api, visible_ids: TokenIdVisibility, text_delivery: TextDelivery) -> Self {
+    pub fn new(api: Api, visible_ids: TokenIdForwarding, text_delivery: TextTiming) -> Self {
         Self {
             api,
             visible_ids,
             text_delivery,
-            source: AnswerSource::First,
+            source: AnswerSegment::First,
             head: None,
             prompt: Vec::new(),
             ids: Vec::new(),
@@ -139,14 +139,14 @@ impl TokenTranscript {
 
     /// Returns the prompt's token ids and the settled ids of the answer. None if nothing was received and the request
     /// can be repeated as it is.
-    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, TranscriptDefect> {
+    pub fn resume_ids(&self) -> Result<Option<ResumableTokenIds<'_>>, ContinuationBlocker> {
         match (self.failure, &self.head) {
             (Some(defect), _) => Err(defect),
             (None, None) => Ok(None),
-            (None, Some(_)) if self.prompt.is_empty() => Err(TranscriptDefect::NoIds),
+            (None, Some(_)) if self.prompt.is_empty() => Err(ContinuationBlocker::NoIds),
             // The next output may be reasoning, which a completion does not separate from the text.
             (None, Some(_)) if self.api == Api::Chat && self.settled == 0 && self.unsettled_text.is_empty() => {
-                Err(TranscriptDefect::ParsedOutput)
+                Err(ContinuationBlocker::ParsedOutput)
             }
             (None, Some(_)) => Ok(Some((&self.prompt, &self.ids[..self.settled]))),
         }
@@ -154,7 +154,7 @@ impl TokenTranscript {
 
     /// Returns the tokens of prompt and answer; None if they are not known.
     pub fn usage(&self) -> Option<TokenUsage> {
-        let is_known = !self.prompt.is_empty() && matches!(self.failure, None | Some(TranscriptDefect::Diverged));
+        let is_known = !self.prompt.is_empty() && matches!(self.failure, None | Some(ContinuationBlocker::Diverged));
         let tokens = |ids: &[u32]| Tokens(ids.len() as u64);
         is_known.then(|| TokenUsage { prompt: tokens(&self.prompt), completion: tokens(&self.ids), cached: None })
     }
@@ -179,17 +179,17 @@ impl TokenTranscript {
         if self.head.is_some() {
             let mut unsettled = self.ids.split_off(self.settled);
             unsettled.append(&mut self.to_regenerate.1);
-            if self.visible_ids == TokenIdVisibility::None {
+            if self.visible_ids == TokenIdForwarding::None {
                 unsettled.clear();
             }
             self.to_regenerate = (self.unsettled_text.clone(), unsettled);
-            self.source = AnswerSource::Continuation { after: self.settled };
+            self.source = AnswerSegment::Continuation { after: self.settled };
         }
     }
 
     /// Converts an engine's usage to that of the whole answer.
     pub(super) fn whole_answer_usage(&self, usage: TokenUsage) -> TokenUsage {
-        let AnswerSource::Continuation { after } = self.source else { return usage };
+        let AnswerSegment::Continuation { after } = self.source else { return usage };
         let prompt = Tokens(self.prompt.len() as u64);
         let completion = usage.completion + Tokens(after as u64);
         TokenUsage { prompt, completion, cached: usage.cached.map(|cached| cached.min(prompt)) }
@@ -197,14 +197,14 @@ impl TokenTranscript {
 
     /// Records that an event could not be read.
     pub(super) fn record_unreadable(&mut self) {
-        self.failure = self.failure.or(Some(TranscriptDefect::TooLong));
+        self.failure = self.failure.or(Some(ContinuationBlocker::TooLong));
     }
 
     /// Returns the closing events of an answer whose finish reason was received but whose stream broke off: usage,
     /// where it is shown, and `[DONE]`.
-    pub(super) fn closing_events(&self, usage: UsageEventVisibility) -> Vec<u8> {
+    pub(super) fn closing_events(&self, usage: UsageEventForwarding) -> Vec<u8> {
         let mut out = Vec::new();
-        if let (Some(usage), UsageEventVisibility::Shown, Some(head)) = (self.usage(), usage, &self.head) {
+        if let (Some(usage), UsageEventForwarding::Shown, Some(head)) = (self.usage(), usage, &self.head) {
             out = self.write_event_head(head);
             out.extend_from_slice(b"[]");
             write_event_end(&mut out, Some(usage));
@@ -215,10 +215,10 @@ impl TokenTranscript {
 
     /// Stores the prompt's token ids if the event contains them, and returns the event without them.
     pub(super) fn extract_prompt_ids(&mut self, event: &[u8]) -> Option<Bytes> {
-        let is_awaited = self.source == AnswerSource::First && self.prompt.is_empty() && self.failure.is_none();
+        let is_awaited = self.source == AnswerSegment::First && self.prompt.is_empty() && self.failure.is_none();
         let ExtractedPromptIds { event, ids } = is_awaited.then(|| ExtractedPromptIds::of(event)).flatten()?;
         if ids.len() > MAX_TOKEN_IDS {
-            self.failure = Some(TranscriptDefect::TooLong);
+            self.failure = Some(ContinuationBlocker::TooLong);
         } else {
             self.prompt = ids;
         }
@@ -226,13 +226,13 @@ impl TokenTranscript {
     }
 
     /// Returns whether the client sees token ids.
-    pub(super) fn visible_ids(&self) -> TokenIdVisibility {
+    pub(super) fn visible_ids(&self) -> TokenIdForwarding {
         self.visible_ids
     }
 
     /// Records an event and returns how to forward it. The prompt's token ids were already extracted. `event_fields`
     /// borrows from `event`.
-    pub(super) fn rewrite_event(&mut self, event: &[u8], event_fields: ResumableEvent<'_>) -> EventRewrite {
+    pub(super) fn rewrite_event(&mut self, event: &[u8], event_fields: AnswerEventFields<'_>) -> EventRewrite {
         if self.head.is_none()
             && let (Some(id), Some(created), Some(model)) = (event_fields.id, event_fields.created, event_fields.model)
         {
@@ -240,25 +240,25 @@ impl TokenTranscript {
                 Some(SharedEventFields { id: id.to_owned(), created: created.to_owned(), model: model.to_owned() });
         }
         match self.source {
-            AnswerSource::First => self.rewrite_first_attempt(event, &event_fields),
-            AnswerSource::Continuation { .. } => self.rewrite_continuation(event_fields),
+            AnswerSegment::First => self.rewrite_first_attempt(event, &event_fields),
+            AnswerSegment::Continuation { .. } => self.rewrite_continuation(event_fields),
         }
     }
 
-    fn rewrite_first_attempt(&mut self, event: &[u8], event_fields: &ResumableEvent<'_>) -> EventRewrite {
+    fn rewrite_first_attempt(&mut self, event: &[u8], event_fields: &AnswerEventFields<'_>) -> EventRewrite {
         let choice = event_fields.choices.first();
         if let Some(choice) = choice {
             let ids = choice.token_ids.and_then(parse_ids);
             if choice.is_parsed() {
-                self.failure = self.failure.or(Some(TranscriptDefect::ParsedOutput));
+                self.failure = self.failure.or(Some(ContinuationBlocker::ParsedOutput));
             } else if ids.is_none() && !choice.text().is_empty() {
-                self.failure = self.failure.or(Some(TranscriptDefect::NoIds));
+                self.failure = self.failure.or(Some(ContinuationBlocker::NoIds));
             }
             self.append(choice.text(), &ids.unwrap_or_default());
         }
         match self.visible_ids {
-            TokenIdVisibility::All => EventRewrite::Unchanged,
-            TokenIdVisibility::None => {
+            TokenIdForwarding::All => EventRewrite::Unchanged,
+            TokenIdForwarding::None => {
                 // Engines may repeat them.
                 let prompt = event_fields.prompt_token_ids.or(choice.and_then(|choice| choice.prompt_token_ids));
                 hide_fields(event, prompt.into_iter().chain(choice.and_then(|choice| choice.token_ids)))
@@ -277,12 +277,12 @@ impl TokenTranscript {
         self.to_regenerate.0.drain(..repeated_text.len());
         self.unsettled_text.push_str(new);
         // Only an id that came alone certainly ends with a complete character.
-        if self.text_delivery == TextDelivery::WithIds && ids.len() == 1 && !text.is_empty() {
+        if self.text_delivery == TextTiming::WithIds && ids.len() == 1 && !text.is_empty() {
             self.settled = self.ids.len();
             self.unsettled_text.clone_from(&self.to_regenerate.0);
         }
         if self.ids.len() + self.prompt.len() > MAX_TOKEN_IDS || self.unsettled_text.len() > MAX_UNSETTLED_BYTES {
-            self.failure = Some(TranscriptDefect::TooLong);
+            self.failure = Some(ContinuationBlocker::TooLong);
             (self.prompt, self.ids, self.settled) = Default::default();
         }
     }
@@ -293,7 +293,7 @@ impl TokenTranscript {
         if repeated_text.starts_with(text) { "" } else { text.strip_prefix(repeated_text.as_str()).unwrap_or(text) }
     }
 
-    fn rewrite_continuation(&mut self, event_fields: ResumableEvent<'_>) -> EventRewrite {
+    fn rewrite_continuation(&mut self, event_fields: AnswerEventFields<'_>) -> EventRewrite {
         let Some(head) = &self.head else { return EventRewrite::Unchanged };
         let usage = event_fields.usage.map(|usage| self.whole_answer_usage(usage.usage()));
         let mut out = self.write_event_head(head);
@@ -307,11 +307,11 @@ impl TokenTranscript {
         let repeated = ids.len().min(self.to_regenerate.1.len());
         let repeats = repeated_text.starts_with(text) || text.starts_with(repeated_text.as_str());
         if !repeats || self.to_regenerate.1[..repeated] != ids[..repeated] {
-            self.failure = Some(TranscriptDefect::Diverged);
+            self.failure = Some(ContinuationBlocker::Diverged);
             return EventRewrite::Hidden;
         }
         let (new, new_ids) = (self.new_text(text), &ids[repeated..]);
-        let shown = (self.visible_ids == TokenIdVisibility::All).then_some(new_ids);
+        let shown = (self.visible_ids == TokenIdForwarding::All).then_some(new_ids);
         self.write_choice(&mut out, choice, (new, shown));
         write_event_end(&mut out, usage);
         let is_nothing = new.is_empty() && shown.is_none_or(<[u32]>::is_empty) && choice.finish_reason.is_none();
@@ -328,7 +328,7 @@ impl TokenTranscript {
     }
 
     /// Writes a list of one choice, in vLLM 0.32's format.
-    fn write_choice(&self, out: &mut Vec<u8>, choice: &ResumableChoice<'_>, (text, ids): (&str, Option<&[u32]>)) {
+    fn write_choice(&self, out: &mut Vec<u8>, choice: &AnswerChoiceFields<'_>, (text, ids): (&str, Option<&[u32]>)) {
         let raw = |raw: Option<&RawValue>| raw.map_or("null", RawValue::get).to_owned();
         let text = serde_json::to_string(text).expect("a text is always JSON");
         let ids = serde_json::to_string(&ids).expect("numbers are always JSON");

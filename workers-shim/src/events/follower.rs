@@ -12,7 +12,7 @@ mod snapshot_transfer;
 use std::sync::Arc;
 use std::time::Duration;
 
-use residency::{RoutedBlockLimits, SourceRules};
+use residency::{BlockMappingRules, RoutedBlockLimits};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -29,7 +29,7 @@ use rank::{FollowEnd, RankFollower};
 
 /// Returns how the events of a worker that serves this model are mapped to chain blocks. None for models whose prompts
 /// are identified by bytes only, because no engine event can match their chains.
-pub type SourceRulesResolver = Arc<dyn Fn(&ModelId) -> Option<SourceRules> + Send + Sync>;
+pub type BlockMappingResolver = Arc<dyn Fn(&ModelId) -> Option<BlockMappingRules> + Send + Sync>;
 
 /// What all followers of a fleet share.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ pub(crate) struct FollowerEnvironment {
     pub(crate) client: reqwest::Client,
     /// The index that events are applied to.
     pub(crate) index: SharedIndex,
-    pub(crate) rules: SourceRulesResolver,
+    pub(crate) rules: BlockMappingResolver,
     /// Limits of what is recorded for workers without events.
     pub(crate) routed_limits: RoutedBlockLimits,
     /// The other routers, if there are any.
@@ -103,7 +103,7 @@ async fn wait_incarnation_end(worker: &WorkerHandle, incarnation: Incarnation) {
 }
 
 /// Returns the reason that blocks of `block` tokens cannot be mapped to chain blocks.
-fn misfit_reason(rules: &SourceRules, block: Tokens) -> InexactReason {
+fn misfit_reason(rules: &BlockMappingRules, block: Tokens) -> InexactReason {
     InexactReason::Misfit { model: rules.namespace.model.clone(), block, chain: rules.block }
 }
 
@@ -125,7 +125,7 @@ impl FollowedWorker {
         }
     }
 
-    fn rules(&self) -> Option<SourceRules> {
+    fn rules(&self) -> Option<BlockMappingRules> {
         self.member.probed_state().models.iter().find_map(|model| (self.environment.rules)(model))
     }
 
@@ -137,7 +137,7 @@ impl FollowedWorker {
     }
 
     /// Follows all ranks until this incarnation ends.
-    async fn follow_ranks(&self, sources: Vec<EventSource>, rules: SourceRules) {
+    async fn follow_ranks(&self, sources: Vec<EventSource>, rules: BlockMappingRules) {
         self.environment.index.use_events(self.member.id);
         self.member.events.sources.set_sources(&sources);
         // All ranks of an engine have one block size, so a misfit found by one rank ends all of them.
@@ -175,7 +175,7 @@ impl FollowedWorker {
     }
 
     /// Ignores the worker's events and records routed blocks instead.
-    fn fall_back_to_approximation(&self, rules: SourceRules, block: Tokens) {
+    fn fall_back_to_approximation(&self, rules: BlockMappingRules, block: Tokens) {
         let doubt = misfit_reason(&rules, block);
         tracing::warn!(worker = %self.member.spec.endpoint, reason = %doubt, "its events are ignored");
         self.environment.index.use_approximation(self.member.id);

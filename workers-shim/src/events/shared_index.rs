@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use residency::{
-    ApplyStatus, DepthHint, PrefixClosure, ResidencyChange, ResidencyFeed, ResidencyIndex, RoutedBlockLimits,
+    ApplyProgress, DepthHint, PrefixClosure, ResidencyChange, ResidencyFeed, ResidencyIndex, RoutedBlockLimits,
     RoutedBlocks, SourceSlot, TooManySources,
 };
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Overlap, PrefixChain, SessionId, Tokens, WorkerId};
@@ -33,11 +33,11 @@ pub struct SharedIndex {
 struct ApproximateResidency {
     limits: RoutedBlockLimits,
     ranks: HashMap<DpRank, (RoutedBlocks, SourceSlot)>,
-    mode: ApproximationMode,
+    mode: ResidencyMode,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ApproximationMode {
+enum ResidencyMode {
     Approximate,
     /// Events cover prompts identified by token ids. Chains over bytes never share a block with them, so the two kinds
     /// do not mix.
@@ -92,7 +92,7 @@ impl SharedIndex {
 
     /// Adds a worker. Until its events are followed, its blocks are assumed from routing.
     pub(crate) fn admit(&self, worker: WorkerId, limits: RoutedBlockLimits) {
-        let guesses = ApproximateResidency { limits, ranks: HashMap::new(), mode: ApproximationMode::Approximate };
+        let guesses = ApproximateResidency { limits, ranks: HashMap::new(), mode: ResidencyMode::Approximate };
         self.approximate.lock().insert(worker, guesses);
     }
 
@@ -100,7 +100,7 @@ impl SharedIndex {
     pub fn apply_feed(&self, feed: &mut ResidencyFeed) -> Result<(), TooManySources> {
         loop {
             feed.warm_cpu_cache(&self.read(), CHANGES_PER_LOCK);
-            if feed.settle(&mut self.index.write(), CHANGES_PER_LOCK)? == ApplyStatus::Done {
+            if feed.settle(&mut self.index.write(), CHANGES_PER_LOCK)? == ApplyProgress::Done {
                 return Ok(());
             }
         }
@@ -117,12 +117,12 @@ impl SharedIndex {
         let now = Micros::of(self.started.elapsed());
         let mut all = self.approximate.lock();
         let is_told = |residency: &ApproximateResidency| {
-            residency.mode == ApproximationMode::Observed && step.basis == HashInputKind::Tokens
+            residency.mode == ResidencyMode::Observed && step.basis == HashInputKind::Tokens
         };
         if let Some(guesses) = all.get_mut(&worker).filter(|guesses| !is_told(guesses)) {
             self.approximate(guesses, (worker, rank), (step.prompts, capacity), now);
         }
-        self.read().knowledge(worker)
+        self.read().kv_index_state(worker)
     }
 
     fn approximate(
@@ -136,8 +136,8 @@ impl SharedIndex {
         if !residency.ranks.contains_key(&rank) {
             let mut index = self.index.write();
             let joined = match residency.mode {
-                ApproximationMode::Approximate => index.add_source(worker, rank, KvIndexState::Approximate),
-                ApproximationMode::Observed => index.add_approximate_source(worker, rank),
+                ResidencyMode::Approximate => index.add_source(worker, rank, KvIndexState::Approximate),
+                ResidencyMode::Observed => index.add_approximate_source(worker, rank),
             };
             // Without a free source slot nothing is assumed, which only costs accuracy.
             let Ok(slot) = joined else { return };
@@ -166,13 +166,13 @@ impl SharedIndex {
 
     /// Switches to events: drops the assumed blocks and records only prompts identified by bytes from now on.
     pub(crate) fn use_events(&self, worker: WorkerId) {
-        self.set_mode(worker, ApproximationMode::Observed);
+        self.set_mode(worker, ResidencyMode::Observed);
     }
 
     /// Switches to assumptions from routing, for a worker that restarted or has no events: drops what was assumed
     /// before.
     pub(crate) fn use_approximation(&self, worker: WorkerId) {
-        self.set_mode(worker, ApproximationMode::Approximate);
+        self.set_mode(worker, ResidencyMode::Approximate);
     }
 
     pub(crate) fn remove_worker(&self, worker: WorkerId) {
@@ -182,7 +182,7 @@ impl SharedIndex {
         }
     }
 
-    fn set_mode(&self, worker: WorkerId, mode: ApproximationMode) {
+    fn set_mode(&self, worker: WorkerId, mode: ResidencyMode) {
         let mut all = self.approximate.lock();
         let Some(guesses) = all.get_mut(&worker) else { return };
         guesses.mode = mode;

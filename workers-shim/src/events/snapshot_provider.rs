@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use residency::{ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotReader, SourceRules};
+use residency::{BlockMappingRules, ResidencySnapshot, ResidencySnapshotHeader, ResidencySnapshotReader};
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{DpRank, Incarnation, WorkerId};
 
@@ -32,7 +32,7 @@ pub struct SnapshotRequest {
     pub rank: DpRank,
     /// The current incarnation of the worker.
     pub process: Incarnation,
-    pub(super) rules: SourceRules,
+    pub(super) rules: BlockMappingRules,
 }
 
 impl SnapshotRequest {
@@ -48,15 +48,15 @@ pub trait SnapshotProvider: Send + Sync {
     fn fetch(&self, request: SnapshotRequest) -> BoxFuture<'static, Option<ResidencySnapshot>>;
 }
 
-pub(crate) type SnapshotReply = oneshot::Sender<Option<EncodedSnapshot>>;
+pub(crate) type SnapshotSender = oneshot::Sender<Option<EncodedSnapshot>>;
 
 /// The ranks of one worker that can be asked for a snapshot.
 #[derive(Default)]
-pub(crate) struct SnapshotExporters(Mutex<HashMap<DpRank, mpsc::Sender<SnapshotReply>>>);
+pub(crate) struct SnapshotExporters(Mutex<HashMap<DpRank, mpsc::Sender<SnapshotSender>>>);
 
 impl SnapshotExporters {
     /// Registers a rank that is followed from now on; it answers the requests received here.
-    pub(super) fn register(&self, rank: DpRank) -> mpsc::Receiver<SnapshotReply> {
+    pub(super) fn register(&self, rank: DpRank) -> mpsc::Receiver<SnapshotSender> {
         let (sender, receiver) = mpsc::channel(MAX_PENDING);
         self.0.lock().insert(rank, sender);
         receiver

@@ -150,17 +150,17 @@ impl InexactReason {
 
 /// The current state of all event sources of a worker.
 #[derive(Default)]
-pub(crate) struct WorkerEventSources(Mutex<EventSourceState>);
+pub(crate) struct EventSourceStates(Mutex<InexactReasons>);
 
 #[derive(Default)]
-struct EventSourceState {
+struct InexactReasons {
     /// Why the blocks of each rank are not known exactly; None where they are.
     reasons: BTreeMap<DpRank, Option<InexactReason>>,
     /// The reason while no source is followed.
     no_sources_reason: InexactReason,
 }
 
-impl WorkerEventSources {
+impl EventSourceStates {
     /// Sets the followed sources; none is connected yet.
     pub(super) fn set_sources(&self, sources: &[EventSource]) {
         let unheard =
@@ -169,7 +169,7 @@ impl WorkerEventSources {
     }
 
     pub(super) fn set_no_sources(&self, why: InexactReason) {
-        *self.0.lock() = EventSourceState { reasons: BTreeMap::new(), no_sources_reason: why };
+        *self.0.lock() = InexactReasons { reasons: BTreeMap::new(), no_sources_reason: why };
     }
 
     /// Sets why a rank's blocks are not known exactly; None if they are.
@@ -227,7 +227,7 @@ pub struct EventCounts {
 #[derive(Default)]
 pub(crate) struct WorkerEventStatus {
     /// The state of the event sources.
-    pub(crate) sources: WorkerEventSources,
+    pub(crate) sources: EventSourceStates,
     pub(super) counts: Mutex<EventCounts>,
 }
 
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn worker_is_inexact_until_every_event_source_is_exact() {
-        let sources = WorkerEventSources::default();
+        let sources = EventSourceStates::default();
         assert_eq!(
             (sources.count(), sources.inexact_reason()),
             (EventSourceCount::default(), Some(InexactReason::Unreachable))

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use vocabulary::{DpRank, EngineSpeed, Micros, Tokens, WorkerId, WorkerLoad};
 
 use super::estimate::Confidence;
-use super::peer_in_flight::{InFlightEntry, PeerInFlight};
+use super::peer_in_flight::{PeerInFlight, RankInFlightCounts};
 use super::speeds::{SpeedEstimate, SpeedSample};
 use crate::engine_api::TokenUsage;
 use crate::scrape::Scrape;
@@ -139,7 +139,7 @@ impl CounterSnapshot {
 pub(super) struct InFlightTracker {
     pub(super) counters: InFlightCounters,
     /// The counters by rank, as reported to the other routers.
-    entries: Mutex<Vec<InFlightEntry>>,
+    entries: Mutex<Vec<RankInFlightCounts>>,
     estimate: Mutex<SpeedEstimate>,
     /// Waiting requests in the last scrape.
     pub(super) scraped_waiting: AtomicU64,
@@ -169,16 +169,16 @@ impl InFlightTracker {
     }
 
     /// Returns this router's counters, by rank.
-    pub(super) fn entries(&self) -> Vec<InFlightEntry> {
+    pub(super) fn entries(&self) -> Vec<RankInFlightCounts> {
         self.entries.lock().clone()
     }
 
-    fn update_entry(&self, rank: DpRank, change: impl FnOnce(&mut InFlightEntry)) {
+    fn update_entry(&self, rank: DpRank, change: impl FnOnce(&mut RankInFlightCounts)) {
         let mut entries = self.entries.lock();
         let known = entries.iter().position(|entry| entry.rank == rank);
         let index = known.unwrap_or_else(|| {
             // The fleet fills in the worker.
-            let empty = InFlightEntry {
+            let empty = RankInFlightCounts {
                 worker: WorkerId(0),
                 rank,
                 dispatched: 0,
@@ -208,30 +208,30 @@ impl Default for InFlightTracker {
 /// One of this router's requests at a worker. Dropping it ends the request, whatever the outcome.
 #[derive(Debug)]
 #[must_use = "a request that is dropped at once counts as finished"]
-pub struct InFlightRequest {
+pub struct InFlightGuard {
     /// None for a worker that left the fleet.
     tracker: Option<Arc<InFlightTracker>>,
     rank: DpRank,
     tokens: Tokens,
     sent_at: Instant,
     /// Whether no other request waited at the worker at dispatch.
-    idle_start: IdleStart,
+    idle_start: QueueAtDispatch,
     /// When the first token arrived.
     first_token_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum IdleStart {
-    Yes,
-    No,
+enum QueueAtDispatch {
+    Empty,
+    Occupied,
 }
 
-impl InFlightRequest {
+impl InFlightGuard {
     pub(super) fn new(tracker: Option<Arc<InFlightTracker>>, rank: DpRank, tokens: Tokens) -> Self {
-        let mut idle_start = IdleStart::No;
+        let mut idle_start = QueueAtDispatch::Occupied;
         if let Some(tracker) = &tracker {
             if tracker.counters.is_idle() && tracker.scraped_waiting.load(Relaxed) == 0 {
-                idle_start = IdleStart::Yes;
+                idle_start = QueueAtDispatch::Empty;
             }
             tracker.counters.pending_tokens.fetch_add(tokens.0, Relaxed);
             tracker.counters.dispatched.fetch_add(1, Relaxed);
@@ -267,7 +267,7 @@ impl InFlightRequest {
             if prompt.0 <= self.tokens.0 + self.tokens.0 / 4 + PLAN_TOLERANCE { prompt } else { Tokens::ZERO };
         let batch = tracker.counters.snapshot().decoding().max(1);
         tracker.estimate.lock().observe(&SpeedSample {
-            computed: if self.idle_start == IdleStart::Yes { computed } else { Tokens::ZERO },
+            computed: if self.idle_start == QueueAtDispatch::Empty { computed } else { Tokens::ZERO },
             first_token: Micros::of(first_token_at - self.sent_at),
             batch: u32::try_from(batch).unwrap_or(u32::MAX),
             decoded: usage.completion - Tokens(1),
@@ -289,7 +289,7 @@ impl InFlightRequest {
     }
 }
 
-impl Drop for InFlightRequest {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if self.first_token_at.is_none() {
             self.record_prefilled();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vocabulary::{DpRank, KvLinkMode};
+use vocabulary::{DpRank, KvLinkCapability};
 
 use super::worker_definition::{KvExchangeSetting, LinkProfile};
 use crate::engine_api::{KvConnector, KvTransfer, TransferEndpoint, TransferHandshake};
@@ -21,17 +21,17 @@ pub(crate) struct KvConnectorCapability {
 
 impl KvConnectorCapability {
     /// Returns which parts of a prompt can be transferred.
-    pub(super) fn transfer_scope(&self) -> KvLinkMode {
-        if self.fetch_only { KvLinkMode::PrefixesIn } else { self.protocol.dialect().transfer_scope() }
+    pub(super) fn transfer_scope(&self) -> KvLinkCapability {
+        if self.fetch_only { KvLinkCapability::PrefixesIn } else { self.protocol.dialect().transfer_scope() }
     }
 
     /// Returns the worker's fabric if its transfer endpoint is known or not needed. A worker that answers no request
     /// without a transfer gets a fabric of its own instead, so that nobody exchanges KV with it.
     pub(super) fn reachable_fabric(&self, fabric: Arc<str>, endpoint: &str) -> Option<Arc<str>> {
         match (&self.endpoint, self.transfer_scope()) {
-            (Some(_), _) | (None, KvLinkMode::PrefixesIn) => Some(fabric),
-            (None, KvLinkMode::Prompts) => Some(format!("not met: {endpoint}").into()),
-            (None, KvLinkMode::Prefixes) => None,
+            (Some(_), _) | (None, KvLinkCapability::PrefixesIn) => Some(fabric),
+            (None, KvLinkCapability::Prompts) => Some(format!("not met: {endpoint}").into()),
+            (None, KvLinkCapability::Prefixes) => None,
         }
     }
 

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use vocabulary::{Bytes, KvLink, KvLinkMode, Micros, ModelId};
+use vocabulary::{Bytes, KvLink, KvLinkCapability, Micros, ModelId};
 
 use super::estimate::{Confidence, LogMovingAverage};
 use super::kv_connector::connector_of;
@@ -57,7 +57,7 @@ impl LinkEstimate {
     }
 
     /// Returns the estimate as a link of `fabric`.
-    pub(super) fn link(&self, fabric: Arc<str>, link_mode: KvLinkMode) -> KvLink {
+    pub(super) fn link(&self, fabric: Arc<str>, link_mode: KvLinkCapability) -> KvLink {
         let fixed = Micros(self.fixed.value().round() as u64);
         KvLink { fabric, fixed, bytes_per_second: self.rate.value(), carries: link_mode }
     }
@@ -98,7 +98,7 @@ mod tests {
         let start = LinkProfile { latency: Micros(2_000), bandwidth: 1e9, ..LinkProfile::default() };
         let mut estimate = LinkEstimate::new(&start);
         seen.into_iter().for_each(|(bytes, took)| estimate.observe(Bytes(bytes), Micros(took)));
-        estimate.link("f".into(), KvLinkMode::Prefixes)
+        estimate.link("f".into(), KvLinkCapability::Prefixes)
     }
 
     #[test]

@@ -17,7 +17,7 @@ const MAX_ROUTERS: usize = 256;
 
 /// One router's counters at one rank of one worker, since that router started.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct InFlightEntry {
+pub struct RankInFlightCounts {
     /// The worker.
     pub worker: WorkerId,
     /// The data-parallel rank.
@@ -40,7 +40,7 @@ pub struct InFlightReport {
     /// Increases with every table of a run.
     pub sequence: u64,
     /// One entry for each rank to which anything was ever sent.
-    pub flows: Vec<InFlightEntry>,
+    pub flows: Vec<RankInFlightCounts>,
 }
 
 /// Result of merging a table.
@@ -89,7 +89,7 @@ impl PeerInFlight {
         (self.dispatched.saturating_sub(earlier.dispatched), self.finished.saturating_sub(earlier.finished))
     }
 
-    fn add(&mut self, flow: &InFlightEntry) {
+    fn add(&mut self, flow: &RankInFlightCounts) {
         self.dispatched = self.dispatched.saturating_add(flow.dispatched);
         self.begun = self.begun.saturating_add(flow.begun);
         self.finished = self.finished.saturating_add(flow.finished);
@@ -167,7 +167,7 @@ mod tests {
     const WORKER: WorkerId = WorkerId(1);
 
     fn table(boot: u64, sequence: u64, dispatched: u64) -> InFlightReport {
-        let flow = InFlightEntry {
+        let flow = RankInFlightCounts {
             worker: WORKER,
             rank: DpRank(0),
             dispatched,
@@ -175,7 +175,7 @@ mod tests {
             finished: 0,
             pending: Tokens(10) * dispatched,
         };
-        InFlightReport { boot, sequence, flows: vec![flow, InFlightEntry { rank: DpRank(1), ..flow }] }
+        InFlightReport { boot, sequence, flows: vec![flow, RankInFlightCounts { rank: DpRank(1), ..flow }] }
     }
 
     fn sum(overlay: &PeerInFlightTables) -> (u64, u64) {

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::endpoint_discovery::discover_endpoint;
 use super::error::FleetError;
-use super::probe_round::{Adapter, ProbeFailure, ProbeReply, ProbeRound, ServedModels};
+use super::probe_round::{Adapter, ProbeFailure, ProbeReplies, ProbeReply, ServedModels};
 use super::worker_definition::ProbeSettings;
 use super::worker_handle::{LivenessReport, WorkerHandle};
 use crate::scrape::{EngineKind, MAX_BYTES, Scrape};
@@ -111,7 +111,7 @@ impl Prober {
     }
 
     /// Sends all requests of a probe at once.
-    async fn probe_all(&self) -> ProbeRound {
+    async fn probe_all(&self) -> ProbeReplies {
         let (counters_at_start, failure_reports) = self.member.probe_start();
         let get = |path| get(&self.client, &self.member, path);
         let metrics = async { (get("/metrics").await, self.member.probe_start().0) };
@@ -133,7 +133,7 @@ impl Prober {
             _ => None,
         };
         let models = models.and_then(|text| read_models(&text));
-        ProbeRound { counters, failure_reports, health: health.map(drop), models, metrics, version, connector }
+        ProbeReplies { counters, failure_reports, health: health.map(drop), models, metrics, version, connector }
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) struct ServedModels {
 
 /// The responses of one probe.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct ProbeRound {
+pub(super) struct ProbeReplies {
     /// This router's counters when the metrics were requested.
     pub(super) counters: CounterSnapshot,
     /// How often the worker had been reported unreachable before the first request.
@@ -80,7 +80,7 @@ pub(super) enum IdentificationStage {
     Identified,
 }
 
-impl ProbeRound {
+impl ProbeReplies {
     /// Returns whether the worker is alive. One that was unreachable must first answer `/metrics` (a 404 suffices),
     /// because it may be another process now.
     pub(super) fn verdict(&self, stage: IdentificationStage) -> ProbeVerdict {
@@ -126,7 +126,7 @@ mod tests {
     ) -> ProbeVerdict {
         let models = models.map(|()| ServedModels::default());
         let metrics = metrics.map(|()| Arc::default());
-        ProbeRound {
+        ProbeReplies {
             counters: CounterSnapshot::default(),
             failure_reports: 0,
             health,
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn sleeping_engine_is_not_alive() {
         let asleep = Scrape { sleep_state: SleepState::Asleep, ..Scrape::default() };
-        let answers = ProbeRound {
+        let answers = ProbeReplies {
             counters: CounterSnapshot::default(),
             failure_reports: 0,
             health: Ok(()),

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use vocabulary::{DpRank, NodeId, WorkerId};
 
 use super::Fleet;
-use super::peer_in_flight::{InFlightEntry, InFlightReport, MergeOutcome};
+use super::peer_in_flight::{InFlightReport, MergeOutcome, RankInFlightCounts};
 use crate::events::EncodedSnapshot;
 
 impl Fleet {
     /// Returns this router's counters, one entry for each rank to which anything was ever sent.
-    pub fn in_flight(&self) -> Vec<InFlightEntry> {
+    pub fn in_flight(&self) -> Vec<RankInFlightCounts> {
         let flows = |member: &std::sync::Arc<super::worker_handle::WorkerHandle>| {
             let worker = member.id;
-            member.in_flight.entries().into_iter().map(move |flow| InFlightEntry { worker, ..flow })
+            member.in_flight.entries().into_iter().map(move |flow| RankInFlightCounts { worker, ..flow })
         };
         let table = self.registry.load();
         table.members.iter().chain(&table.leaving).flat_map(flows).collect()

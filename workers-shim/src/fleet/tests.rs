@@ -13,35 +13,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine_model::EngineProfile;
-use residency::{RoutedBlockLimits, SourceRules};
+use residency::{BlockMappingRules, RoutedBlockLimits};
 use tokio::sync::mpsc;
 use vocabulary::{
-    ChainNamespace, HashSeed, Overlap, PrefixChain, PrefixId, RootKeys, Tokens, WorkerId, WorkerRole, WorkerView,
+    HashSeed, ModelNamespace, Overlap, PrefixChain, PrefixId, RequestNamespace, Tokens, WorkerId, WorkerRole,
+    WorkerView,
 };
 
 use super::*;
 use crate::events::HashInputKind;
-use crate::sim::{AddSpecialTokens, CodecError, ConversationApi, SimOptions, SimWorker, TextCodec};
+use crate::sim::{AddSpecialTokens, ConversationApi, SimOptions, SimWorker, TextCodec, TextCodecError};
 
 /// A codec whose tokens are numbers written as text.
 struct NumberCodec;
 
 impl TextCodec for NumberCodec {
-    fn encode_chat(&self, _: ConversationApi, _: &[u8]) -> Result<Vec<u32>, CodecError> {
-        Err(CodecError("only token ids here".to_owned()))
+    fn encode_chat(&self, _: ConversationApi, _: &[u8]) -> Result<Vec<u32>, TextCodecError> {
+        Err(TextCodecError("only token ids here".to_owned()))
     }
 
-    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, TextCodecError> {
         #[derive(serde::Deserialize)]
-        struct NumberPrompt {
+        struct TokenIdsBody {
             prompt: Vec<u32>,
         }
-        let body: NumberPrompt = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
+        let body: TokenIdsBody = serde_json::from_slice(body).map_err(|error| TextCodecError(error.to_string()))?;
         Ok(vec![body.prompt])
     }
 
-    fn encode(&self, text: &str, _: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
-        let number = |word: &str| word.parse().map_err(|_| CodecError(format!("{word} is no number")));
+    fn encode(&self, text: &str, _: AddSpecialTokens) -> Result<Vec<u32>, TextCodecError> {
+        let number = |word: &str| word.parse().map_err(|_| TextCodecError(format!("{word} is no number")));
         text.split_whitespace().map(number).collect()
     }
 
@@ -64,12 +65,12 @@ impl TextCodec for NumberCodec {
 
 const SEED: HashSeed = HashSeed(3);
 
-fn namespace() -> ChainNamespace {
-    ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "numbers".into() }
+fn namespace() -> ModelNamespace {
+    ModelNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "numbers".into() }
 }
 
 fn root() -> PrefixId {
-    namespace().root(SEED, RootKeys::default())
+    namespace().root(SEED, RequestNamespace::default())
 }
 
 fn served<'a>(prompts: &'a [&'a PrefixChain]) -> StepPromptChains<'a> {
@@ -139,7 +140,7 @@ impl FleetHarness {
         Self::start((workers, settings, imprints), Fleet::start)
     }
 
-    fn kept(workers: Vec<WorkerDefinition>, settings: ProbeSettings, supervise: SuperviseTask) -> Self {
+    fn kept(workers: Vec<WorkerDefinition>, settings: ProbeSettings, supervise: TaskSupervisor) -> Self {
         Self::start((workers, settings, None), |options| Fleet::start_supervised(options, supervise))
     }
 
@@ -149,7 +150,7 @@ impl FleetHarness {
     ) -> Self {
         let index = SharedIndex::new();
         let (alive, reports) = mpsc::channel(64);
-        let rules = SourceRules::new(Tokens(4), SEED, namespace());
+        let rules = BlockMappingRules::new(Tokens(4), SEED, namespace());
         let options = FleetOptions {
             workers,
             pace,

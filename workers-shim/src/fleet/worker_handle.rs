@@ -14,7 +14,7 @@ use super::estimate::SpeedConfidence;
 use super::in_flight::{CounterSnapshot, InFlightTracker};
 use super::kv_connector::{KvConnectorCapability, connector_of};
 use super::link_estimate::{LinkEstimate, fabric};
-use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeRound, ProbeVerdict};
+use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeReplies, ProbeVerdict};
 use super::worker_definition::{ProbeSettings, WorkerDefinition, WorkerProfile};
 use crate::events::{SnapshotExporters, WorkerEventStatus};
 use crate::scrape::{EngineKind, Scrape};
@@ -51,7 +51,7 @@ pub(crate) struct ProbedState {
 
 /// Counters of failed probes and requests.
 #[derive(Debug, Default)]
-struct Reachability {
+struct ReachabilityFailures {
     /// Consecutive probes without success.
     failures: u32,
     /// Consecutive probes without metrics.
@@ -81,7 +81,7 @@ pub(crate) struct WorkerHandle {
     pub(crate) exports: SnapshotExporters,
     state: ArcSwap<ProbedState>,
     /// Locked while `state` is changed.
-    reachability: Mutex<Reachability>,
+    reachability: Mutex<ReachabilityFailures>,
     transfers: Mutex<LinkEstimate>,
     demand: watch::Sender<WorkerDemand>,
     usual_prompt: Tokens,
@@ -166,7 +166,7 @@ impl WorkerHandle {
     }
 
     /// Applies the result of a probe. Returns the liveness report if the worker is alive.
-    pub(super) fn apply_probe(&self, answers: &ProbeRound, settings: ProbeSettings) -> Option<LivenessReport> {
+    pub(super) fn apply_probe(&self, answers: &ProbeReplies, settings: ProbeSettings) -> Option<LivenessReport> {
         let mut reach = self.reachability.lock();
         let before = self.state.load_full();
         let mut verdict = answers.verdict(self.identification_stage(&before, &reach, settings));
@@ -209,7 +209,7 @@ impl WorkerHandle {
     fn identification_stage(
         &self,
         previous: &ProbedState,
-        reach: &Reachability,
+        reach: &ReachabilityFailures,
         settings: ProbeSettings,
     ) -> IdentificationStage {
         if previous.models.is_empty() {
@@ -222,7 +222,7 @@ impl WorkerHandle {
     }
 
     /// Returns `previous`, updated with the responses.
-    fn apply_alive(&self, previous: &ProbedState, answers: &ProbeRound, figures: MetricsFreshness) -> ProbedState {
+    fn apply_alive(&self, previous: &ProbedState, answers: &ProbeReplies, figures: MetricsFreshness) -> ProbedState {
         let mut seen = ProbedState { health: WorkerHealth::Ready, ..previous.clone() };
         if let Ok(models) = &answers.models {
             (seen.context, seen.adapters) = (models.context, models.adapters.clone());

@@ -17,7 +17,7 @@ use super::worker_handle::WorkerHandle;
 
 /// Result of a change of the worker list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct FleetDiff {
+pub struct FleetChangeCounts {
     /// Workers that were added.
     pub joined: usize,
     /// Workers whose definition changed, so they start anew.
@@ -77,14 +77,14 @@ impl WorkerRegistry {
         &self,
         specs: Vec<WorkerDefinition>,
         member_of: impl Fn(WorkerDefinition) -> WorkerHandle,
-    ) -> Result<(FleetDiff, Vec<WorkerSuccession>), FleetError> {
+    ) -> Result<(FleetChangeCounts, Vec<WorkerSuccession>), FleetError> {
         let _changing = self.changing.lock();
         let table = self.table.load_full();
         let mut seen = HashSet::new();
         if let Some(spec) = specs.iter().find(|spec| !seen.insert(WorkerId::of_endpoint(&spec.endpoint))) {
             return Err(FleetError::DuplicateWorker(spec.endpoint.clone()));
         }
-        let (mut turnover, mut newcomers) = (FleetDiff::default(), Vec::new());
+        let (mut turnover, mut newcomers) = (FleetChangeCounts::default(), Vec::new());
         let mut members = Vec::with_capacity(specs.len());
         for spec in specs {
             let id = WorkerId::of_endpoint(&spec.endpoint);

@@ -24,17 +24,17 @@ pub enum AddSpecialTokens {
 /// Why a request cannot be converted to tokens. The client's fault.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct CodecError(pub String);
+pub struct TextCodecError(pub String);
 
 /// A model's tokenizer and chat template.
 pub trait TextCodec: Send + Sync {
     /// Returns the tokens of a conversation's prompt, from the whole request body as the client sent it.
-    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError>;
+    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, TextCodecError>;
     /// Returns the tokens of each prompt of a completion, from the whole request body: one prompt, or several in a
     /// batch.
-    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError>;
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, TextCodecError>;
     /// Returns the tokens of a text; special tokens in it are recognised.
-    fn encode(&self, text: &str, framing: AddSpecialTokens) -> Result<Vec<u32>, CodecError>;
+    fn encode(&self, text: &str, framing: AddSpecialTokens) -> Result<Vec<u32>, TextCodecError>;
     /// Returns the text of tokens without special ones. Bytes of incomplete characters become U+FFFD.
     fn decode(&self, tokens: &[u32]) -> String;
     /// Returns the number of tokens in the vocabulary.

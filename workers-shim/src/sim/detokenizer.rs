@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use engine_model::{ModelError, TokenGenerator};
+use engine_model::{EngineBuildError, TokenGenerator};
 
 use super::codec::{AddSpecialTokens, TextCodec};
 
 /// Creates a generator of words whose concatenation always encodes back to the same tokens, so that an answer repeated
 /// in the next step's prompt has the tokens it was generated with. If the vocabulary has too few such words, all tokens
 /// that are not special are used.
-pub(crate) fn token_generator_of(codec: &dyn TextCodec) -> Result<TokenGenerator, ModelError> {
+pub(crate) fn token_generator_of(codec: &dyn TextCodec) -> Result<TokenGenerator, EngineBuildError> {
     const MIN_WORDS: usize = 64;
     let specials = codec.specials();
     let plain: Vec<u32> = (0..codec.vocabulary_size()).filter(|id| !specials.contains(id)).collect();

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_model::{
-    BlockImage, Engine, EngineOutput, EngineOutputKind, EngineRequest, EngineStats, FinishedRequest, RemoteBlocks,
-    RequestRejection, SequenceId,
+    BlockImage, Engine, EngineOutput, EngineOutputKind, EngineRequest, EngineRequestId, EngineStats, FinishedRequest,
+    RemoteBlocks, RequestRejection,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -45,7 +45,7 @@ struct DriverCore {
 
 struct DriverState {
     engine: Engine,
-    clients: HashMap<SequenceId, mpsc::Sender<RequestUpdate>>,
+    clients: HashMap<EngineRequestId, mpsc::Sender<RequestUpdate>>,
     latencies: LatencyHistograms,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct LatencyHistograms {
 
 /// A running request. Dropping it before its end cancels it, because the client has disconnected.
 pub(crate) struct RequestHandle {
-    id: SequenceId,
+    id: EngineRequestId,
     updates: mpsc::Receiver<RequestUpdate>,
     driver: EngineDriver,
 }
@@ -107,7 +107,7 @@ impl EngineDriver {
         Ok(RequestHandle { id, updates, driver: self.clone() })
     }
 
-    fn cancel(&self, id: SequenceId) {
+    fn cancel(&self, id: EngineRequestId) {
         let mut state = self.shared.state.lock();
         if state.clients.remove(&id).is_some() {
             state.engine.cancel(self.shared.clock.now(), id);
@@ -170,14 +170,14 @@ impl EngineDriver {
         }
     }
 
-    fn send_update(&self, request: SequenceId, update: RequestUpdate) {
+    fn send_update(&self, request: EngineRequestId, update: RequestUpdate) {
         if let Some(client) = self.shared.state.lock().clients.get(&request) {
             // A disconnected client cancels by dropping its handle.
             let _ = client.try_send(update);
         }
     }
 
-    fn finish_request(&self, request: SequenceId, finish: FinishedRequest, at: Micros) {
+    fn finish_request(&self, request: EngineRequestId, finish: FinishedRequest, at: Micros) {
         let mut state = self.shared.state.lock();
         let clock = self.shared.clock;
         if finish.generated > 0 {
@@ -191,7 +191,7 @@ impl EngineDriver {
         }
     }
 
-    async fn pull_blocks(self, request: SequenceId, source: RemoteBlocks) {
+    async fn pull_blocks(self, request: EngineRequestId, source: RemoteBlocks) {
         let images: Option<Vec<BlockImage>> = side_channel::fetch(&source).await.ok();
         self.with_engine(|engine, now| match images {
             Some(images) => engine.pull_arrived(now, request, images),

@@ -8,14 +8,14 @@ use serde::Serialize;
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
-enum KvEventFrame<'a> {
-    BlockStored(BlockStoredFrame<'a>),
+enum WireKvEvent<'a> {
+    BlockStored(WireBlockStored<'a>),
     BlockRemoved { block_hashes: [u64; 1], medium: &'static str, group_idx: u32 },
     AllBlocksCleared {},
 }
 
 #[derive(Serialize)]
-struct BlockStoredFrame<'a> {
+struct WireBlockStored<'a> {
     block_hashes: &'a [u64],
     parent_block_hash: Option<u64>,
     token_ids: &'a [u32],
@@ -30,27 +30,27 @@ struct BlockStoredFrame<'a> {
 
 /// Encodes one batch; `time` in seconds since the epoch.
 pub(crate) fn encode(time: f64, events: &[PrefixCacheChange], block_tokens: u32) -> Vec<u8> {
-    let events: Vec<KvEventFrame<'_>> = events.iter().map(|event| wire(event, block_tokens)).collect();
+    let events: Vec<WireKvEvent<'_>> = events.iter().map(|event| wire(event, block_tokens)).collect();
     rmp_serde::to_vec_named(&(time, events, 0u32)).expect("plain numbers and strings always encode")
 }
 
-fn wire(event: &PrefixCacheChange, block_tokens: u32) -> KvEventFrame<'_> {
+fn wire(event: &PrefixCacheChange, block_tokens: u32) -> WireKvEvent<'_> {
     match event {
-        PrefixCacheChange::Stored(stored) => KvEventFrame::BlockStored(stored_wire(stored, block_tokens)),
+        PrefixCacheChange::Stored(stored) => WireKvEvent::BlockStored(stored_wire(stored, block_tokens)),
         PrefixCacheChange::Removed(hash) => {
-            KvEventFrame::BlockRemoved { block_hashes: [*hash], medium: "GPU", group_idx: 0 }
+            WireKvEvent::BlockRemoved { block_hashes: [*hash], medium: "GPU", group_idx: 0 }
         }
-        PrefixCacheChange::Cleared => KvEventFrame::AllBlocksCleared {},
+        PrefixCacheChange::Cleared => WireKvEvent::AllBlocksCleared {},
     }
 }
 
-fn stored_wire(stored: &StoredBlocks, block_tokens: u32) -> BlockStoredFrame<'_> {
+fn stored_wire(stored: &StoredBlocks, block_tokens: u32) -> WireBlockStored<'_> {
     let keys = |at: usize| {
         let salt = stored.salt.as_deref().filter(|_| at == 0);
         let keys: Vec<&str> = stored.adapter.as_deref().into_iter().chain(salt).collect();
         (!keys.is_empty()).then_some(keys)
     };
-    BlockStoredFrame {
+    WireBlockStored {
         block_hashes: &stored.hashes,
         parent_block_hash: stored.parent,
         token_ids: &stored.tokens,

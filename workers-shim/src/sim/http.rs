@@ -30,7 +30,7 @@ use axum::routing::{get, post};
 use serde_json::json;
 
 pub(crate) use adapters::AdapterNames;
-pub(crate) use sim_state::{AdminState, SimState};
+pub(crate) use sim_state::{MutableSimState, SimState};
 pub(crate) use transfer_fields::SideChannelIdentity;
 pub(crate) use transfer_service::KvTransferResolver;
 

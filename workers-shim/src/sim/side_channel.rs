@@ -32,7 +32,7 @@ enum KvPullRequest {
 }
 
 /// A producer's reply; None if the request is for another engine.
-type SideChannelReply = Option<Vec<BlockImage>>;
+type KvPullReply = Option<Vec<BlockImage>>;
 
 /// Why blocks could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ pub(crate) async fn release(source: RemoteBlocks) {
     }
 }
 
-async fn exchange(source: &RemoteBlocks, request: &KvPullRequest) -> Result<SideChannelReply, PullError> {
+async fn exchange(source: &RemoteBlocks, request: &KvPullRequest) -> Result<KvPullReply, PullError> {
     let talk = async {
         let mut stream = TcpStream::connect((source.host.as_ref(), source.port)).await?;
         stream.set_nodelay(true)?;
@@ -112,7 +112,7 @@ pub(crate) async fn serve(listener: TcpListener, producer: KvProducer) {
 
 async fn serve_one(mut stream: TcpStream, producer: KvProducer) {
     let talk = async {
-        let answer: SideChannelReply = match read_frame(&mut stream).await? {
+        let answer: KvPullReply = match read_frame(&mut stream).await? {
             KvPullRequest::Read { engine, request, blocks } if engine == producer.engine => {
                 Some(producer.read(&request, &blocks))
             }

@@ -24,7 +24,7 @@ use super::codec::TextCodec;
 use super::detokenizer::token_generator_of;
 use super::driver::EngineDriver;
 use super::event_frames::default_topic;
-use super::http::{AdapterNames, AdminState, KvTransferResolver, SideChannelIdentity, SimState, routes};
+use super::http::{AdapterNames, KvTransferResolver, MutableSimState, SideChannelIdentity, SimState, routes};
 use super::publisher::{EventEndpoints, EventPublisher};
 use super::side_channel::{self, KvProducer};
 use super::sim_options::{SimOptions, TransferOptions};
@@ -85,7 +85,7 @@ impl SimWorker {
             endpoints: endpoints.clone(),
             clock,
             started,
-            state: AdminState::with_adapters(adapters),
+            state: MutableSimState::with_adapters(adapters),
         });
         let (stop, stopped) = watch::channel(());
         let routes = with_worker_header(address, routes(app.clone(), options.body_limit));

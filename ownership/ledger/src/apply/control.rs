@@ -6,7 +6,7 @@ use vocabulary::{ArtifactId, NodeId, TenantId};
 
 use super::CommandResult;
 use crate::artifact::Artifact;
-use crate::cluster_records::{ClusterRecords, FOUNDER, MembershipStatus, Node};
+use crate::cluster_records::{ClusterRecords, FOUNDER, Node, NodeLifecycle};
 use crate::control::{AdmitNode, DrainWorker, NEXT_LEVEL, PinArtifact, SetQuota};
 use crate::ledger::Ledger;
 use crate::limits::LedgerLimits;
@@ -44,7 +44,7 @@ impl Ledger {
         let Some(cluster) = &mut self.records.cluster else { return Err(Refusal::LedgerFull) };
         let node = NodeId(cluster.last_node.0 + 1);
         cluster.last_node = node;
-        let membership = MembershipStatus::Admitted { at: self.now() };
+        let membership = NodeLifecycle::Admitted { at: self.now() };
         self.put_node(Node { id: node, nonce: admit.nonce, address: admit.address.clone(), membership });
         Ok(Outcome::Admitted { node })
     }
@@ -52,7 +52,7 @@ impl Ledger {
     pub(super) fn retire_node(&mut self, id: NodeId) -> CommandResult {
         let node = self.node(id).ok_or(Refusal::UnknownNode)?.clone();
         if node.is_member() {
-            self.put_node(Node { membership: MembershipStatus::Retired { at: self.now() }, ..node });
+            self.put_node(Node { membership: NodeLifecycle::Retired { at: self.now() }, ..node });
         }
         Ok(Outcome::Done)
     }
@@ -136,8 +136,8 @@ impl Ledger {
     /// Forgets the node that was retired first; returns false if none is retired.
     fn forget_retired_node(&mut self) -> bool {
         let retired = |node: &Node| match node.membership {
-            MembershipStatus::Admitted { .. } => None,
-            MembershipStatus::Retired { at } => Some((at, node.id)),
+            NodeLifecycle::Admitted { .. } => None,
+            NodeLifecycle::Retired { at } => Some((at, node.id)),
         };
         let first = self.nodes().filter_map(retired).min();
         first.map(|(_, id)| self.remove_node(id)).is_some()

@@ -20,7 +20,7 @@ const RETAINED_BOUNDARIES: usize = 8;
 const MAX_PATH_ARTIFACTS: usize = 256;
 
 /// Where the new blocks of a segment attach.
-struct SealStart {
+struct AttachPoint {
     /// Boundary before the new blocks; `None` at the root.
     parent: Option<ParentPoint>,
     /// Number of the segment's points that precede its new blocks.
@@ -33,7 +33,7 @@ impl Ledger {
             return Err(Refusal::InvalidBlockRange);
         }
         self.check_live(seal.owner)?;
-        let start = match self.seal_start(seal) {
+        let start = match self.attach_point(seal) {
             Ok(start) => start,
             Err(unresolved) => return unresolved.into(),
         };
@@ -54,14 +54,14 @@ impl Ledger {
 
     /// Returns the deepest point of the segment that is already a boundary, so that equal histories share one path of
     /// artifacts.
-    fn seal_start(&self, seal: &SealBlocks) -> Result<SealStart, UnresolvedPrefix> {
+    fn attach_point(&self, seal: &SealBlocks) -> Result<AttachPoint, UnresolvedPrefix> {
         let scope = seal.origin.scope();
         let known = self.known_points(seal, scope);
         let point = if known > 0 { seal.run.points[known - 1] } else { seal.run.base };
         if known == 0 && point.blocks.0 == 0 {
             let agrees = point.id == seal.origin.root;
             return if agrees {
-                Ok(SealStart { parent: None, known_points: known })
+                Ok(AttachPoint { parent: None, known_points: known })
             } else {
                 Err(UnresolvedPrefix::Refused(Refusal::InvalidBlockRange))
             };
@@ -71,7 +71,7 @@ impl Ledger {
         if old.root != new.root || old.model != new.model || old.shape.block != new.shape.block {
             return Err(UnresolvedPrefix::Refused(Refusal::InvalidBlockRange));
         }
-        Ok(SealStart { parent: Some(ParentPoint { artifact: artifact.id, at: point }), known_points: known })
+        Ok(AttachPoint { parent: Some(ParentPoint { artifact: artifact.id, at: point }), known_points: known })
     }
 
     /// Returns how many points of the segment are already known.

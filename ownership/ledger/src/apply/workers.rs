@@ -7,7 +7,7 @@ use crate::command::{ExpireLease, RegisterWorker, RenewLease};
 use crate::control::RetireIncarnation;
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
-use crate::record::{Lease, Worker, WorkerSpec};
+use crate::record::{Worker, WorkerLease, WorkerSpec};
 
 impl Ledger {
     /// Registers an incarnation of a worker and grants it a lease. An incarnation that already has the lease keeps its
@@ -24,7 +24,7 @@ impl Ledger {
         }
         let same = known.filter(|worker| worker.incarnation == register.incarnation);
         let (epoch, until) = match same.map(|worker| (worker.epoch, worker.lease)) {
-            Some((granted, Lease::Held { until: held })) => (granted, until.max(held)),
+            Some((granted, WorkerLease::Held { until: held })) => (granted, until.max(held)),
             _ => (epoch, until),
         };
         let full = self.records.workers.len() >= self.records.limits.workers as usize;
@@ -33,7 +33,7 @@ impl Ledger {
         }
         let (id, incarnation) = (register.worker, register.incarnation);
         let draining = self.worker(id).map(|known| known.draining).unwrap_or_default();
-        self.put_worker(Worker { id, spec, incarnation, epoch, lease: Lease::Held { until }, draining });
+        self.put_worker(Worker { id, spec, incarnation, epoch, lease: WorkerLease::Held { until }, draining });
         Ok(Outcome::Granted { epoch })
     }
 
@@ -45,8 +45,8 @@ impl Ledger {
             match current.cloned() {
                 None => refused.push(*id),
                 Some(mut worker) => {
-                    if let Lease::Held { until: before } = worker.lease {
-                        worker.lease = Lease::Held { until: until.max(before) };
+                    if let WorkerLease::Held { until: before } = worker.lease {
+                        worker.lease = WorkerLease::Held { until: until.max(before) };
                     }
                     self.put_worker(worker);
                 }
@@ -59,20 +59,20 @@ impl Ledger {
     /// Expires a lease in O(1): effective owners are derived from the worker table, so no artifact is rewritten.
     pub(super) fn expire(&mut self, expire: ExpireLease) -> CommandResult {
         let mut worker = self.worker(expire.worker).ok_or(Refusal::UnknownWorker)?.clone();
-        let seen = worker.lease == Lease::Held { until: expire.deadline } && worker.epoch == expire.epoch;
+        let seen = worker.lease == WorkerLease::Held { until: expire.deadline } && worker.epoch == expire.epoch;
         if !seen || self.now() < expire.deadline {
             return Err(Refusal::LeaseChanged);
         }
-        worker.lease = Lease::Expired { at: self.now() };
+        worker.lease = WorkerLease::Expired { at: self.now() };
         self.put_worker(worker);
         Ok(Outcome::Done)
     }
 
     pub(super) fn retire_worker(&mut self, id: WorkerId) -> Outcome {
         if let Some(mut worker) =
-            self.worker(id).filter(|worker| !matches!(worker.lease, Lease::Retired { .. })).cloned()
+            self.worker(id).filter(|worker| !matches!(worker.lease, WorkerLease::Retired { .. })).cloned()
         {
-            worker.lease = Lease::Retired { at: self.now() };
+            worker.lease = WorkerLease::Retired { at: self.now() };
             self.put_worker(worker);
         }
         Outcome::Done

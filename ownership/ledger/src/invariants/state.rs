@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vocabulary::{ArtifactId, Epoch};
 
-use super::{InvariantCheckResult, InvariantFailure};
+use super::{InvariantCheckResult, ViolationDetail};
 use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
 use crate::artifact_table::ArtifactTable;
 use crate::ledger::{Ledger, LedgerIndexes};
 use crate::point::WAYPOINT;
-use crate::record::{Lease, Session};
+use crate::record::{Session, WorkerLease};
 use crate::session_table::SessionTable;
 
 pub(super) fn indexes_follow(ledger: &Ledger) -> InvariantCheckResult {
@@ -28,7 +28,7 @@ pub(super) fn leases_are_inverses(ledger: &Ledger) -> InvariantCheckResult {
     ensure!(live_workers == ledger.index.leases.len(), "{live_workers} held, {} indexed", ledger.index.leases.len())?;
     ledger.index.leases.iter().try_for_each(|(until, id)| {
         let lease = ledger.worker(*id).map(|worker| worker.lease);
-        ensure!(lease == Some(Lease::Held { until: *until }), "{id} has {lease:?}, indexed at {until}")
+        ensure!(lease == Some(WorkerLease::Held { until: *until }), "{id} has {lease:?}, indexed at {until}")
     })
 }
 
@@ -56,7 +56,7 @@ pub(super) fn forks_are_acyclic(ledger: &Ledger) -> InvariantCheckResult {
         let Some(attached) = child.parent else { return Ok(()) };
         let parent = ledger
             .artifact(attached.artifact)
-            .ok_or_else(|| InvariantFailure(format!("{} hangs on nothing", child.id)))?;
+            .ok_or_else(|| ViolationDetail(format!("{} hangs on nothing", child.id)))?;
         let has_boundary = parent.boundaries.iter().any(|boundary| boundary.point == attached.at);
         ensure!(has_boundary, "{} hangs on a point that {} does not keep", child.id, parent.id)?;
         ensure!(parent.from() < child.from() && child.from() < child.end().blocks, "{} is empty", child.id)

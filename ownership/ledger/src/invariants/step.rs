@@ -1,8 +1,8 @@
 //! Invariants of every transition from one state to a later one.
 
-use super::{InvariantCheckResult, InvariantFailure};
+use super::{InvariantCheckResult, ViolationDetail};
 use crate::ledger::Ledger;
-use crate::record::Lease;
+use crate::record::WorkerLease;
 
 pub(super) fn one_owner_per_epoch(before: &Ledger, after: &Ledger) -> InvariantCheckResult {
     for old in before.artifacts() {
@@ -36,9 +36,9 @@ pub(super) fn no_lease_revives(before: &Ledger, after: &Ledger) -> InvariantChec
 
 pub(super) fn no_lease_ends_early(before: &Ledger, after: &Ledger) -> InvariantCheckResult {
     before.workers().try_for_each(|old| {
-        let (Lease::Held { until }, Some(new)) = (old.lease, after.worker(old.id)) else { return Ok(()) };
-        let early = matches!(new.lease, Lease::Expired { at } if at < until)
-            || matches!(new.lease, Lease::Held { until: now } if now < until && new.incarnation == old.incarnation);
+        let (WorkerLease::Held { until }, Some(new)) = (old.lease, after.worker(old.id)) else { return Ok(()) };
+        let early = matches!(new.lease, WorkerLease::Expired { at } if at < until)
+            || matches!(new.lease, WorkerLease::Held { until: now } if now < until && new.incarnation == old.incarnation);
         ensure!(!early, "{} was promised until {until}, now {:?}", old.id, new.lease)
     })
 }

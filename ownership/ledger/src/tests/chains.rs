@@ -137,7 +137,7 @@ fn kv_of_another_format_is_another_artifact() {
     let mut bench = LedgerFixture::new();
     let text = chain(&[('a', 100)]);
     bench.step(step(1, &text, 0, 1));
-    let fp8 = KvShape { format: KvFormat(8), ..shape() };
+    let fp8 = KvBlockSpec { format: KvFormat(8), ..shape() };
     bench.step(StepCommit { shape: fp8, ..step(2, &text, 0, 2) });
     assert_eq!(bench.ledger.artifact_count(), 2);
 }
@@ -146,7 +146,7 @@ fn kv_of_another_format_is_another_artifact() {
 fn malformed_segments_are_refused_and_change_nothing() {
     let mut bench = LedgerFixture::new();
     let text = chain(&[('a', 200)]);
-    let origin = KvOrigin { tenant: tenant(), model: ModelId::from("tiny"), root: text.root, shape: shape() };
+    let origin = ChainDescriptor { tenant: tenant(), model: ModelId::from("tiny"), root: text.root, shape: shape() };
     let good = ChainSegment::of(&text, Blocks(0), Blocks(200)).unwrap();
     let mut gap = good.clone();
     gap.points.retain(|point| point.blocks != Blocks(64));
@@ -200,7 +200,7 @@ fn seal_of_waypoints(points: usize, owner_of: u64) -> Command {
         blocks: Blocks(n * WAYPOINT),
         id: PrefixId(if n == 0 { 9 } else { u128::from(n) << 64 }),
     };
-    let origin = KvOrigin { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() };
+    let origin = ChainDescriptor { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() };
     let run = ChainSegment { base: at(0), points: (1..=points as u64).map(at).collect() };
     Command::Seal(SealBlocks { session: None, origin, run, extent: None, owner: owner(owner_of) })
 }

@@ -144,7 +144,7 @@ fn a_tenant_over_its_quota_seals_and_opens_nothing_new() {
     let text = chain(&[('a', 64), ('c', 10)]);
     let outcome = bench.run(Command::commit_step(step(2, &text, 0, 1)).unwrap());
     assert_eq!(outcome.refusals()[..2], [&refused, &refused]);
-    assert!(!StepOutcome::of(&outcome).restart_from_root, "from the root it is no less beyond the quota");
+    assert!(!StepCommitOutcome::of(&outcome).restart_from_root, "from the root it is no less beyond the quota");
     // What the worker already owns may still grow.
     assert!(bench.step(step(1, &chain(&[('a', 64), ('b', 40)]), 74, 1)).sealed);
     assert_eq!(bench.run(quota(Some(2))), Outcome::Done);
@@ -217,7 +217,7 @@ fn a_restored_ledger_outranks_every_grant_of_the_lost_cluster() {
     bench.step(step(1, &one, 0, 1));
     bench.run(quota(Some(9)));
     bench.run(admit(7, "a:1"));
-    let restored = bench.ledger.restored(RestorePoint { applied: 3, clock: LedgerTime(1_000_000), generation: 0 });
+    let restored = bench.ledger.restored(RestoreBaseline { applied: 3, clock: LedgerTime(1_000_000), generation: 0 });
     invariants::check(&restored).unwrap();
     assert_eq!((restored.generation(), restored.applied(), restored.now()), (1, 3, LedgerTime(1_000_000)));
     let lost = Epoch { generation: 0, index: u64::MAX, position: u32::MAX };
@@ -230,15 +230,15 @@ fn a_restored_ledger_outranks_every_grant_of_the_lost_cluster() {
     assert_eq!(bench.run(register(1, 1)), Outcome::Refused(Refusal::UnknownClient));
     assert_eq!(bench.run(Command::OpenClient(NodeId(1))), Outcome::Done);
     assert!(bench.step(step(1, &chain(&[('a', 60)]), 30, 1)).sealed);
-    let back = bench.ledger.restored(RestorePoint::default());
+    let back = bench.ledger.restored(RestoreBaseline::default());
     assert_eq!((back.generation(), back.now()), (2, bench.ledger.now()), "the clock never runs backwards");
     // Of two restores of one backup, the later one outranks all grants of the earlier one's cluster.
-    let at = |generation| bench.ledger.restored(RestorePoint { generation, ..RestorePoint::default() });
+    let at = |generation| bench.ledger.restored(RestoreBaseline { generation, ..RestoreBaseline::default() });
     let (first, second) = (at(1_800_000_000), at(1_800_000_001));
     let granted = Epoch { generation: first.generation(), index: u64::MAX, position: u32::MAX };
     assert!(second.workers().all(|worker| worker.epoch > granted));
     assert_eq!(
-        first.restored(RestorePoint::default()).generation(),
+        first.restored(RestoreBaseline::default()).generation(),
         1_800_000_001,
         "also by a clock that stands still"
     );

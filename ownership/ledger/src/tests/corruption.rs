@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use vocabulary::{ArtifactId, GroupId};
+use vocabulary::{ArtifactGroupId, ArtifactId};
 
 use super::*;
-use crate::clients::OutcomeRetention;
+use crate::clients::OutcomeLimits;
 use crate::cluster_records::ClusterRecords;
 use crate::ledger::LedgerIndexes;
 
@@ -54,7 +54,7 @@ fn put_session(ledger: &mut Ledger, session: Session) {
     ledger.index = LedgerIndexes::of(&ledger.records);
 }
 
-fn put_worker(ledger: &mut Ledger, lease: Lease) {
+fn put_worker(ledger: &mut Ledger, lease: WorkerLease) {
     let worker = ledger.worker(WorkerId(1)).unwrap().clone();
     ledger.records.workers.insert(worker.id, Arc::new(Worker { lease, ..worker }));
     ledger.index = LedgerIndexes::of(&ledger.records);
@@ -98,7 +98,7 @@ const STATE_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
         put_session(ledger, Session { heads: vec![ancestor, head], ..planted.session.clone() });
     }),
     ("nothing is shared across tenants", |planted, ledger| {
-        let origin = KvOrigin { tenant: TenantId("x".into()), ..(*planted.child.origin).clone() };
+        let origin = ChainDescriptor { tenant: TenantId("x".into()), ..(*planted.child.origin).clone() };
         put_artifact(ledger, Artifact { origin: origin.into(), ..planted.child.clone() });
     }),
     ("every grant lies in the past", |planted, ledger| {
@@ -115,8 +115,10 @@ const STEP_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
     ("fencing tokens rise", |planted, ledger| {
         put_session(ledger, Session { epoch: Epoch::default(), owner: None, ..planted.session.clone() });
     }),
-    ("no lease revives without a new grant", |_, ledger| put_worker(ledger, Lease::Held { until: LedgerTime(9) })),
-    ("no lease ends early", |_, ledger| put_worker(ledger, Lease::Expired { at: ledger.now() })),
+    ("no lease revives without a new grant", |_, ledger| {
+        put_worker(ledger, WorkerLease::Held { until: LedgerTime(9) })
+    }),
+    ("no lease ends early", |_, ledger| put_worker(ledger, WorkerLease::Expired { at: ledger.now() })),
     ("a sealed artifact never changes", |planted, ledger| {
         let moved = PrefixBoundary {
             point: PrefixPoint { id: PrefixId(5), ..planted.child.end() },
@@ -128,7 +130,7 @@ const STEP_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
     ("the feature level never falls", |_, ledger| cluster(ledger).level = 1),
     ("node ids are never reused", |_, ledger| {
         let node = ledger.node(NodeId(2)).unwrap().clone();
-        let membership = MembershipStatus::Admitted { at: LedgerTime(0) };
+        let membership = NodeLifecycle::Admitted { at: LedgerTime(0) };
         cluster(ledger).nodes.insert(node.id, Arc::new(Node { membership, ..node }));
     }),
     ("a replayed serial returns the first outcome", |_, ledger| {
@@ -136,7 +138,7 @@ const STEP_CORRUPTIONS: &[(&str, LedgerCorruption)] = &[
         client.record_outcome(
             ClientSerial(1),
             Outcome::Forgotten,
-            OutcomeRetention { max_outcomes: 1_024, max_bytes: u64::MAX },
+            OutcomeLimits { max_outcomes: 1_024, max_bytes: u64::MAX },
         );
     }),
 ];
@@ -171,7 +173,7 @@ fn every_step_check_finds_its_corruption_and_passes_a_good_step() {
         // A lease can only revive after it has ended.
         let mut before = planted.valid.clone();
         if name.contains("revives") {
-            put_worker(&mut before, Lease::Expired { at: LedgerTime(1) });
+            put_worker(&mut before, WorkerLease::Expired { at: LedgerTime(1) });
         }
         let violation = check(&before, &planted.corrupted_by(*fault));
         assert!(violation.is_err(), "{name}");
@@ -201,7 +203,7 @@ fn a_violation_names_the_invariant_and_the_record() {
     let bad = planted.corrupted_by(|planted, ledger| {
         put_artifact(
             ledger,
-            Artifact { group: Some(GroupId(1)), children: RefSet::default(), ..planted.shared.clone() },
+            Artifact { group: Some(ArtifactGroupId(1)), children: RefSet::default(), ..planted.shared.clone() },
         );
     });
     let violation = invariants::check(&bad).unwrap_err();

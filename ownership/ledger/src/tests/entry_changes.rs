@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vocabulary::LedgerTime;
 
-use crate::invariants::Violation;
+use crate::invariants::InvariantViolation;
 use crate::*;
 
 /// Checks that every record that differs is reported with its final state. A renewed lease is no difference.
-pub(super) fn check_changes(before: &Ledger, after: &Ledger, told: &[RecordUpdate]) -> Result<(), Violation> {
-    let broken = |detail| Violation { invariant: "every change is told, and nothing else", detail };
+pub(super) fn check_changes(before: &Ledger, after: &Ledger, told: &[RecordUpdate]) -> Result<(), InvariantViolation> {
+    let broken = |detail| InvariantViolation { invariant: "every change is told, and nothing else", detail };
     let told: BTreeMap<&RecordKey, ChangeOp> = told.iter().map(|change| (&change.key, change.op)).collect();
     let (old, new) = (keys(before), keys(after));
     for key in old.union(&new) {
@@ -36,7 +36,7 @@ fn keys(ledger: &Ledger) -> BTreeSet<RecordKey> {
 
 fn differs(before: &Ledger, after: &Ledger, key: &RecordKey) -> bool {
     let still = |worker: &Worker| {
-        let lease = if worker.is_live() { Lease::Held { until: LedgerTime::default() } } else { worker.lease };
+        let lease = if worker.is_live() { WorkerLease::Held { until: LedgerTime::default() } } else { worker.lease };
         Worker { lease, ..worker.clone() }
     };
     match key {

@@ -2,7 +2,7 @@
 //! deterministic.
 
 use proptest::prelude::*;
-use vocabulary::GroupId;
+use vocabulary::ArtifactGroupId;
 
 use super::*;
 
@@ -173,7 +173,9 @@ fn lifecycle(session: SessionId, other: SessionId, text: &PrefixChain, kind: u8)
         0 => Command::CloseSession(session),
         1 => Command::Fork(ForkSession { parent: session, child: other, at }),
         2 => Command::Advance(AdvanceHead { session, head: at, replaces: None, intent: None }),
-        3 => Command::SetGroup(SetGroup { artifact: vocabulary::ArtifactId(session.0), group: Some(GroupId(1)) }),
+        3 => {
+            Command::SetGroup(SetGroup { artifact: vocabulary::ArtifactId(session.0), group: Some(ArtifactGroupId(1)) })
+        }
         _ => Command::Intent(SetIntent {
             session,
             base: text.root,
@@ -201,14 +203,14 @@ fn control(ledger: &Ledger, session: SessionId, n: u64, kind: u8) -> Command {
         5 => Command::Evict(idle.filter(|_| !n.is_multiple_of(3)).map_or(artifact, |idle| idle.id)),
         6 => Command::DrainWorker(DrainWorker { worker: WorkerId(n % 4), draining }),
         7 => Command::SetQuota(SetQuota { tenant: tenant(), artifacts: n.is_multiple_of(3).then_some(n) }),
-        _ => Command::SetGroup(SetGroup { artifact, group: n.is_multiple_of(2).then_some(GroupId(n.into())) }),
+        _ => Command::SetGroup(SetGroup { artifact, group: n.is_multiple_of(2).then_some(ArtifactGroupId(n.into())) }),
     }
 }
 
 fn worker_command(ledger: &Ledger, worker: u64, incarnation: u64, kind: u8) -> Command {
     let known = ledger.worker(WorkerId(worker));
     match (kind, known.map(|known| (known.epoch, known.lease))) {
-        (0, Some((epoch, Lease::Held { until }))) => {
+        (0, Some((epoch, WorkerLease::Held { until }))) => {
             Command::ExpireLease(ExpireLease { worker: WorkerId(worker), epoch, deadline: until })
         }
         (1 | 2, _) => Command::RenewLease(RenewLease {

@@ -1,9 +1,9 @@
 //! Tests of the state hash: it covers all records and nothing else.
 
-use vocabulary::{ArtifactId, GroupId};
+use vocabulary::{ArtifactGroupId, ArtifactId};
 
 use super::*;
-use crate::clients::OutcomeRetention;
+use crate::clients::OutcomeLimits;
 use crate::ledger::LedgerIndexes;
 
 type RecordMutation<R> = (&'static str, fn(&mut R));
@@ -51,7 +51,7 @@ const ARTIFACT_MUTATIONS: &[RecordMutation<Artifact>] = &[
     ("a copy's reach", |it| it.replicas[0].upto.blocks += Blocks(1)),
     ("a copy's end", |it| it.replicas[0].expires.0 += 1),
     ("no copy", |it| it.replicas.clear()),
-    ("group", |it| it.group = Some(GroupId(1))),
+    ("group", |it| it.group = Some(ArtifactGroupId(1))),
     ("touched", |it| it.touched.0 += 1),
     ("pinned", |it| it.pinned = PinFlag::Yes),
 ];
@@ -77,7 +77,7 @@ const OTHER_MUTATIONS: &[RecordMutation<Ledger>] = &[
     ("the applied index", |it| it.records.applied += 1),
     ("a lease", |it| {
         let worker = it.worker(WorkerId(1)).unwrap().clone();
-        it.put_worker(Worker { lease: Lease::Expired { at: LedgerTime(1) }, ..worker });
+        it.put_worker(Worker { lease: WorkerLease::Expired { at: LedgerTime(1) }, ..worker });
     }),
     ("a drain", |it| {
         let worker = it.worker(WorkerId(1)).unwrap().clone();
@@ -88,7 +88,7 @@ const OTHER_MUTATIONS: &[RecordMutation<Ledger>] = &[
         it.records.clients.get_mut(&CLIENT).unwrap().record_outcome(
             ClientSerial(1),
             Outcome::Forgotten,
-            OutcomeRetention { max_outcomes: 1_024, max_bytes: u64::MAX },
+            OutcomeLimits { max_outcomes: 1_024, max_bytes: u64::MAX },
         );
     }),
     ("the level", |it| it.records.cluster.as_mut().unwrap().level += 1),
@@ -142,7 +142,7 @@ fn the_state_hash_survives_serialization_and_ignores_indexes() {
     let mut bench = populated_ledger();
     let read: Ledger = rmp_serde::from_slice(&rmp_serde::to_vec(&bench.ledger).unwrap()).unwrap();
     assert_eq!(read.state_hash(), bench.ledger.state_hash());
-    let restored = bench.ledger.restored(RestorePoint::default());
+    let restored = bench.ledger.restored(RestoreBaseline::default());
     let read: Ledger = rmp_serde::from_slice(&rmp_serde::to_vec(&restored).unwrap()).unwrap();
     assert_eq!(read.state_hash(), restored.state_hash());
     assert_ne!(restored.state_hash(), bench.ledger.state_hash());

@@ -170,7 +170,7 @@ fn a_replicated_prefix_is_recorded_on_every_artifact_of_its_path() {
 fn groups_list_their_artifacts() {
     let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
-    let (artifact, group) = (bench.head_artifact(session(1)).id, vocabulary::GroupId(7));
+    let (artifact, group) = (bench.head_artifact(session(1)).id, vocabulary::ArtifactGroupId(7));
     bench.run(Command::SetGroup(SetGroup { artifact, group: Some(group) }));
     assert_eq!(bench.ledger.group(group).map(|a| a.id).collect::<Vec<_>>(), [artifact]);
     bench.run(Command::SetGroup(SetGroup { artifact, group: None }));

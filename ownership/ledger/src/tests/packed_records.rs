@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use vocabulary::{ArtifactId, GroupId};
+use vocabulary::{ArtifactGroupId, ArtifactId};
 
 use super::*;
 use crate::artifact_table::{ArtifactTable, PackedArtifact};
 use crate::boundary_index::BoundaryIndex;
-use crate::origin_interner::OriginInterner;
+use crate::origin_interner::ChainDescriptorInterner;
 use crate::session_table::SessionTable;
 
 fn epochs() -> impl Strategy<Value = Epoch> {
@@ -41,8 +41,8 @@ fn replicas() -> impl Strategy<Value = Vec<Replica>> {
     })
 }
 
-fn origin() -> Arc<KvOrigin> {
-    Arc::new(KvOrigin { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() })
+fn origin() -> Arc<ChainDescriptor> {
+    Arc::new(ChainDescriptor { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() })
 }
 
 prop_compose! {
@@ -72,7 +72,7 @@ prop_compose! {
             sessions: sessions.into_iter().map(SessionId).collect(),
             children: children.into_iter().map(ArtifactId).collect(),
             replicas,
-            group: group.map(GroupId),
+            group: group.map(ArtifactGroupId),
             touched: LedgerTime(touched),
             pinned,
         }
@@ -193,12 +193,12 @@ fn a_boundary_lookup_compares_the_full_prefix_id() {
 
 #[test]
 fn equal_origins_are_interned_and_released_with_their_last_artifact() {
-    let mut interned = OriginInterner::default();
+    let mut interned = ChainDescriptorInterner::default();
     let (mut first, mut second) = (origin(), origin());
     interned.intern(&mut first);
     interned.intern(&mut second);
     assert!(Arc::ptr_eq(&first, &second));
-    let different = KvOrigin { shape: KvShape { block_bytes: Bytes(1), ..shape() }, ..(*first).clone() };
+    let different = ChainDescriptor { shape: KvBlockSpec { block_bytes: Bytes(1), ..shape() }, ..(*first).clone() };
     let mut third = Arc::new(different);
     interned.intern(&mut third);
     assert!(!Arc::ptr_eq(&first, &third), "the same root and scope, but other blocks");

@@ -1,13 +1,13 @@
 //! Tests of what is forgotten and when: copies, idle artifacts, groups, limits, owners whose lease ended.
 
-use vocabulary::{ArtifactId, GroupId};
+use vocabulary::{ArtifactGroupId, ArtifactId};
 
 use super::*;
 
 const SECOND: Micros = Micros(1_000_000);
 
 fn group(artifact: ArtifactId, group: u128) -> Command {
-    Command::SetGroup(SetGroup { artifact, group: Some(GroupId(group)) })
+    Command::SetGroup(SetGroup { artifact, group: Some(ArtifactGroupId(group)) })
 }
 
 /// Returns a chain that only one session uses.
@@ -142,7 +142,7 @@ fn an_artifact_of_an_active_group_outlives_a_younger_ungrouped_artifact() {
         bench.run(group(artifact, 7));
     }
     bench.step(step(3, &chain(&[('c', 40)]), 30, 1));
-    assert_eq!(bench.ledger.group_touched(GroupId(7)), Some(bench.ledger.now()));
+    assert_eq!(bench.ledger.group_touched(ArtifactGroupId(7)), Some(bench.ledger.now()));
     bench.step(step(4, &text('d'), 0, 1));
     assert!(bench.ledger.artifact(old).is_some(), "its repository is being worked on");
     assert!(bench.ledger.artifact(young).is_none());
@@ -172,11 +172,14 @@ fn a_group_lists_its_artifacts_and_their_workers() {
         let artifact = bench.head_artifact(session(id)).id;
         bench.run(group(artifact, 7));
     }
-    let listed: Vec<_> = bench.ledger.group(GroupId(7)).map(|artifact| artifact.id).collect();
+    let listed: Vec<_> = bench.ledger.group(ArtifactGroupId(7)).map(|artifact| artifact.id).collect();
     let mut wanted = [bench.head_artifact(session(1)).id, bench.head_artifact(session(2)).id];
     wanted.sort_unstable();
     assert_eq!(listed, wanted);
-    assert_eq!((bench.ledger.group(GroupId(8)).count(), bench.ledger.group_touched(GroupId(8))), (0, None));
+    assert_eq!(
+        (bench.ledger.group(ArtifactGroupId(8)).count(), bench.ledger.group_touched(ArtifactGroupId(8))),
+        (0, None)
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ fn renew(n: u64, incarnation: u64) -> Command {
     Command::RenewLease(RenewLease { alive: vec![(WorkerId(n), Incarnation(incarnation))], ttl: TTL })
 }
 
-fn lease(fixture: &LedgerFixture, n: u64) -> (Epoch, Lease) {
+fn lease(fixture: &LedgerFixture, n: u64) -> (Epoch, WorkerLease) {
     let worker = fixture.ledger.worker(WorkerId(n)).unwrap();
     (worker.epoch, worker.lease)
 }
@@ -15,7 +15,7 @@ fn registering_the_same_incarnation_twice_has_the_same_outcome() {
     let first = lease(&bench, 1);
     let again = bench.run(register(1, 1));
     assert_eq!(again, Outcome::Granted { epoch: first.0 });
-    let (epoch, Lease::Held { until }) = lease(&bench, 1) else { panic!("held") };
+    let (epoch, WorkerLease::Held { until }) = lease(&bench, 1) else { panic!("held") };
     assert_eq!(epoch, first.0);
     assert_eq!(until, bench.ledger.now().after(TTL), "a registration is a sign of life too");
 }
@@ -44,7 +44,7 @@ fn an_incarnation_with_a_lower_clock_is_accepted_after_the_lease_ends() {
 #[test]
 fn a_lease_expires_only_at_the_deadline_the_leader_saw() {
     let mut bench = LedgerFixture::new();
-    let (epoch, Lease::Held { until }) = lease(&bench, 1) else { panic!("held") };
+    let (epoch, WorkerLease::Held { until }) = lease(&bench, 1) else { panic!("held") };
     let expire = |deadline| Command::ExpireLease(ExpireLease { worker: WorkerId(1), epoch, deadline });
     assert_eq!(bench.run(expire(until)), Outcome::Refused(Refusal::LeaseChanged), "its time has not come");
     bench.advance_time(Micros(10_000_000));

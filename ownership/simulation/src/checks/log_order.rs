@@ -44,9 +44,9 @@ pub(crate) fn check_restart(node: u64, progress: LogProgress) -> PropertyResult 
 pub(crate) type TermLeader = (u64, u64);
 
 #[derive(Debug, Default)]
-pub(crate) struct LeaderCheck(BTreeMap<TermLeader, Pid>);
+pub(crate) struct LeaderProcessCheck(BTreeMap<TermLeader, Pid>);
 
-impl LeaderCheck {
+impl LeaderProcessCheck {
     pub(crate) fn check(&mut self, leadership: TermLeader, process: Pid) -> PropertyResult {
         let first = *self.0.entry(leadership).or_insert(process);
         ensure!(first == process, LEADERS, "two lives of node {} lead in term {}", leadership.1, leadership.0)
@@ -59,9 +59,9 @@ pub(crate) fn check_recovered(node: u64, applied: u64, committed: u64) -> Proper
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct ViewOrderCheck(BTreeMap<(u64, u64), u64>);
+pub(crate) struct MonotonicViewCheck(BTreeMap<(u64, u64), u64>);
 
-impl ViewOrderCheck {
+impl MonotonicViewCheck {
     pub(crate) fn check(&mut self, life: (u64, u64), applied: u64) -> PropertyResult {
         let before = self.0.insert(life, applied).unwrap_or(0);
         ensure!(before <= applied, FORWARD, "node {} went from {before} to {applied}", life.0)
@@ -98,7 +98,7 @@ mod tests {
     fn a_leadership_that_outlives_its_process_is_a_violation() {
         crate::process::reset();
         let (first, second) = (crate::process::begin(0), crate::process::begin(0));
-        let mut leaders = LeaderCheck::default();
+        let mut leaders = LeaderProcessCheck::default();
         assert_eq!(leaders.check((1, 1), first), Ok(()));
         assert_eq!(leaders.check((1, 1), first), Ok(()));
         assert_eq!(leaders.check((1, 2), second), Ok(()));
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_view_that_goes_back_is_a_violation() {
-        let mut views = ViewOrderCheck::default();
+        let mut views = MonotonicViewCheck::default();
         assert_eq!(views.check((1, 1), 5), Ok(()));
         assert_eq!(views.check((1, 2), 3), Ok(()));
         assert!(views.check((1, 1), 4).is_err());

@@ -11,9 +11,9 @@ use crate::property::PropertyViolation;
 const CHECK: &str = "a replayed serial returns the first outcome";
 
 #[derive(Debug, Default)]
-pub(crate) struct SerialCheck(BTreeMap<(ClientId, ClientSerial), Outcome>);
+pub(crate) struct ExactlyOnceCheck(BTreeMap<(ClientId, ClientSerial), Outcome>);
 
-impl SerialCheck {
+impl ExactlyOnceCheck {
     pub(crate) fn on_applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, PropertyViolation> {
         let key = (submission.client, submission.serial);
         // Nothing is executed before a client opens, so no outcome is remembered.

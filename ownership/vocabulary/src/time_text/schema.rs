@@ -6,12 +6,13 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::{DurationText, UtcTime};
+use super::UtcTime;
+use crate::TimeSpan;
 
 /// Pattern of a duration in the API, in answers and in requests.
 const DURATION_PATTERN: &str = r"^[0-9]+(\.[0-9]{1,3})?(ns|us|ms|s|m|h|d)$";
 
-impl PartialSchema for DurationText {
+impl PartialSchema for TimeSpan {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
             .schema_type(Type::String)
@@ -22,7 +23,7 @@ impl PartialSchema for DurationText {
     }
 }
 
-impl ToSchema for DurationText {
+impl ToSchema for TimeSpan {
     fn name() -> Cow<'static, str> {
         "Duration".into()
     }

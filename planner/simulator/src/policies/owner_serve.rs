@@ -12,20 +12,20 @@ use std::collections::HashMap;
 use engine_model::runs::{Seconds, TierDepths};
 use ledger::Ledger;
 use planner::{
-    AdmissionDecision, AdmissionRequest, ClassificationInputs, DisabledFeatures, HandoffKind, KvFootprint, LowerTiers,
-    OccupancyModel, OccupancyView, OwnershipEffect, Plan, PlanningInputs, StepKind, StepQueue, TransferPermission,
-    classify, plan,
+    AdmissionDecision, AdmissionRequest, ClassificationInputs, DisabledFeatures, HandoffKind, LowerTiers,
+    OccupancyModel, OccupancyView, OwnershipEffect, Plan, PlanningInputs, StepFootprint, StepKind, StepQueue,
+    TransferPermission, classify, plan,
 };
 use vocabulary::{
-    Blocks, Bytes, DpRank, EngineSpeed, Incarnation, KvIndexState, KvLink, KvLinkMode, Micros, ModelId, Overlap, Owner,
-    SessionId, Tier, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad, WorkerRole, WorkerView,
+    Blocks, Bytes, DpRank, EngineSpeed, Incarnation, KvIndexState, KvLink, KvLinkCapability, Micros, ModelId, Overlap,
+    Owner, SessionId, Tier, Tokens, WorkerCapacity, WorkerHealth, WorkerId, WorkerLoad, WorkerRole, WorkerView,
 };
 
 use idle_agents::IdleAgents;
 use virtual_ledger::{PromptMatch, PromptQuery, VirtualLedger};
 
 use super::{
-    Ablation, Dispatch, FleetView, PlacementPrediction, PlacementRequest, PlacementTiming as Admitted, PrefixFetch,
+    Ablation, Dispatch, FetchOrder, FleetView, PlacementPrediction, PlacementRequest, PlacementTiming as Admitted,
     ReplicationOrder, RoutingPolicy, StepRef, argmin,
 };
 use crate::trace::TraceStep;
@@ -191,7 +191,7 @@ impl OwnerServe {
         if let (Some(before), OwnershipEffect::Move { .. } | OwnershipEffect::Claim) = (before, plan.ownership) {
             self.occupancy.session_moved(before, id);
         }
-        let footprint = KvFootprint {
+        let footprint = StepFootprint {
             tokens: request.step.prompt + self.expected_answer(id, request.step),
             cached: request.memory_by_worker[worker].device,
             capacity: fleet.spec.sizes.device,
@@ -236,7 +236,7 @@ impl RoutingPolicy for OwnerServe {
         self.record_dispatch(request, fleet, (located, chosen));
         let fetch = chosen.sequence.handoff(HandoffKind::Replicate).and_then(|handoff| {
             let until = handoff.blocks?.tokens(fleet.block);
-            Some(PrefixFetch { from: worker_index(handoff.source.worker), until })
+            Some(FetchOrder { from: worker_index(handoff.source.worker), until })
         });
         let ttft = Seconds(chosen.rationale.cost_terms.time_to_first_token().0 as f64 / 1e6);
         let prediction = Some(PlacementPrediction { action: chosen.action, ttft });
@@ -331,7 +331,7 @@ fn view(worker: usize, fleet: &FleetView<'_>) -> WorkerView {
             fabric: "fabric".into(),
             fixed: micros(spec.link.fixed),
             bytes_per_second,
-            carries: KvLinkMode::Prefixes,
+            carries: KvLinkCapability::Prefixes,
         }),
     }
 }

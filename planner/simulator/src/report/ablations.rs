@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Mean, Metric, PolicySummary, RunStats};
+use super::{Metric, PolicySummary, RunStats, SeedMean};
 use crate::policies::{Ablation, PolicyKind};
 
 /// Definition of the ratio, as text.
@@ -31,7 +31,7 @@ pub struct AblationResult {
     /// Description of what is removed or wrong.
     pub what: &'static str,
     /// Ratio of each figure to that of complete OwnerServe; none if either is missing or the latter is zero.
-    pub ratios: BTreeMap<&'static str, Option<Mean>>,
+    pub ratios: BTreeMap<&'static str, Option<SeedMean>>,
 }
 
 /// Returns one result per ablation and load that ran together with complete OwnerServe.
@@ -51,7 +51,7 @@ pub fn ablations(runs: &[RunStats], cells: &[PolicySummary]) -> Vec<AblationResu
 }
 
 /// Returns the mean over seeds of the ratio of a policy's figure to OwnerServe's.
-fn ratio(runs: &[RunStats], load: f64, (policy, figure): (&str, &str)) -> Option<Mean> {
+fn ratio(runs: &[RunStats], load: f64, (policy, figure): (&str, &str)) -> Option<SeedMean> {
     let metric = Metric::by_name(figure)?;
     let of = |run: &&RunStats, policy: &str| run.policy == policy && run.traffic.load == load;
     let whole = PolicyKind::OwnerServe.as_str();
@@ -62,7 +62,7 @@ fn ratio(runs: &[RunStats], load: f64, (policy, figure): (&str, &str)) -> Option
         Some((metric.value)(run)? / whole)
     };
     let ratios: Vec<f64> = runs.iter().filter(|run| of(run, policy)).filter_map(ratio).collect();
-    Mean::of(&ratios)
+    SeedMean::of(&ratios)
 }
 
 /// Returns one row per ablation after a header row; `-` if there is no ratio.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::metrics::MetricVisibility;
-use super::{Mean, Metric, PredictionQuality, RunStats, TimeDistribution};
+use super::{Metric, PredictionQuality, RunStats, SeedMean, TimeDistribution};
 use crate::tier_policy::TierPolicy;
 
 /// Summary of one policy at one load.
@@ -23,7 +23,7 @@ pub struct PolicySummary {
     /// Steps that were never served, over all seeds.
     pub unserved: usize,
     /// Figures by column name; none if no seed had a value.
-    pub figures: BTreeMap<&'static str, Option<Mean>>,
+    pub figures: BTreeMap<&'static str, Option<SeedMean>>,
     /// Share of steps by action.
     pub actions: BTreeMap<&'static str, f64>,
     /// Prediction quality of the time to first token, by action and for `all`: steps are summed, the rest is averaged
@@ -37,7 +37,7 @@ pub struct PolicySummary {
 
 impl PolicySummary {
     /// Returns the mean of a figure over seeds.
-    pub fn mean(&self, name: &str) -> Option<Mean> {
+    pub fn mean(&self, name: &str) -> Option<SeedMean> {
         self.figures.get(name).copied().flatten()
     }
 
@@ -45,7 +45,7 @@ impl PolicySummary {
         let first = runs.first()?;
         let figure = |metric: &Metric| {
             let values: Vec<f64> = runs.iter().filter_map(|run| (metric.value)(run)).collect();
-            (metric.name, Mean::of(&values))
+            (metric.name, SeedMean::of(&values))
         };
         let mut actions = BTreeMap::new();
         let counted: usize = runs.iter().flat_map(|run| run.service.actions.values()).sum();
@@ -111,7 +111,11 @@ pub(super) fn with_confidence(cells: &[PolicySummary], names: &[&str]) -> Vec<Ve
     rows(cells, &metrics, |metric, mean| mean.format(metric.digits))
 }
 
-fn rows(cells: &[PolicySummary], metrics: &[&Metric], format_mean: fn(&Metric, Mean) -> String) -> Vec<Vec<String>> {
+fn rows(
+    cells: &[PolicySummary],
+    metrics: &[&Metric],
+    format_mean: fn(&Metric, SeedMean) -> String,
+) -> Vec<Vec<String>> {
     let names = ["policy", "load"].into_iter().chain(metrics.iter().map(|metric| metric.name));
     let row = |summary: &PolicySummary| {
         let cell_text = |metric: &&Metric| {
@@ -122,7 +126,7 @@ fn rows(cells: &[PolicySummary], metrics: &[&Metric], format_mean: fn(&Metric, M
     std::iter::once(names.map(str::to_owned).collect()).chain(cells.iter().map(row)).collect()
 }
 
-fn of(metric: &Metric, mean: Mean) -> String {
+fn of(metric: &Metric, mean: SeedMean) -> String {
     match metric.visibility {
         MetricVisibility::TableWithConfidence => mean.format(metric.digits),
         MetricVisibility::Table | MetricVisibility::Files => format!("{:.*}", metric.digits, mean.mean),

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use super::{
-    AblationResult, BaselineVerdict, MetricDefinition, PolicySummary, RunStats, TimeDistribution, ablations,
-    definitions, notes, summarize_policies, verdicts,
+    AblationResult, FigureVerdict, PolicySummary, RunStats, TermDefinition, TimeDistribution, ablations, definitions,
+    notes, summarize_policies, verdicts,
 };
 use crate::HardwareProfile;
 use crate::trace::{ArrivalProcess, Trace};
@@ -25,14 +25,14 @@ pub struct SimulationReport {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tier_policies: Vec<PolicySummary>,
     /// Comparison of OwnerServe with the best baseline.
-    pub verdicts: Vec<BaselineVerdict>,
+    pub verdicts: Vec<FigureVerdict>,
     /// Comparison of OwnerServe with its ablations, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ablations: Vec<AblationResult>,
     /// Caveats that a reader must know before trusting the figures.
     pub notes: Vec<String>,
     /// Definitions of terms.
-    pub definitions: Vec<MetricDefinition>,
+    pub definitions: Vec<TermDefinition>,
     /// Time of decisions on this machine, if measured; everything else is machine-independent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planning: Vec<DecisionLatency>,

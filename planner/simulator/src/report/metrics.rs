@@ -6,7 +6,7 @@ use super::ablations::ABLATION;
 use super::prediction::ALL_ACTIONS;
 use super::times::{MEASUREMENT_WINDOW, PERCENTILE};
 use super::verdicts::VERDICT;
-use super::{PredictionQuality, RestoreBreakdown, RunStats, StepBreakdown};
+use super::{PredictionQuality, RunStats, StepBreakdown, TtftBreakdown};
 
 /// One figure of a run.
 pub struct Metric {
@@ -34,7 +34,7 @@ pub(super) enum MetricVisibility {
 
 /// Definition of a figure or term.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct MetricDefinition {
+pub struct TermDefinition {
     /// Column name or term.
     pub name: &'static str,
     /// Definition.
@@ -99,7 +99,7 @@ const WRITE_AMPLIFICATION: &str = "bytes of KV written to disks, by those of the
     each worker: what a byte of use costs in writes. An SSD's own rewriting comes on top. Nothing where none was read";
 
 /// Returns a part of the time to first token of restored steps; none if there are none.
-fn restore(stats: &RunStats, part: fn(&RestoreBreakdown) -> f64) -> Option<f64> {
+fn restore(stats: &RunStats, part: fn(&TtftBreakdown) -> f64) -> Option<f64> {
     (stats.reuse.restores.steps > 0).then(|| part(&stats.reuse.restores.split))
 }
 
@@ -240,7 +240,7 @@ impl Metric {
 }
 
 /// Returns the definitions of all columns, and of terms used in them.
-pub fn definitions() -> Vec<MetricDefinition> {
+pub fn definitions() -> Vec<TermDefinition> {
     let words = [
         ("percentile", PERCENTILE),
         ("measured window", MEASUREMENT_WINDOW),
@@ -248,9 +248,9 @@ pub fn definitions() -> Vec<MetricDefinition> {
         ("ablation", ABLATION),
         ("planning overhead", PLANNING),
     ];
-    let words = words.into_iter().map(|(name, what)| MetricDefinition { name, what });
+    let words = words.into_iter().map(|(name, what)| TermDefinition { name, what });
     words
-        .chain(Metric::ALL.iter().map(|metric| MetricDefinition { name: metric.name, what: metric.description }))
+        .chain(Metric::ALL.iter().map(|metric| TermDefinition { name: metric.name, what: metric.description }))
         .collect()
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{BaselineVerdict, RunStats, TimeDistribution};
+use super::{FigureVerdict, RunStats, TimeDistribution};
 
 /// Distribution of a run, with its name.
-type NamedDistribution = (&'static str, fn(&RunStats) -> &TimeDistribution);
+type DistributionAccessor = (&'static str, fn(&RunStats) -> &TimeDistribution);
 
-const DISTRIBUTIONS: [NamedDistribution; 5] = [
+const DISTRIBUTIONS: [DistributionAccessor; 5] = [
     ("time to the first token", |run| &run.ttft),
     ("time to the first token of small steps", |run| &run.small_step_ttft),
     ("step time", |run| &run.step),
@@ -16,7 +16,7 @@ const DISTRIBUTIONS: [NamedDistribution; 5] = [
 ];
 
 /// Returns notes on unserved steps, on distributions without measurements, and on too few runs.
-pub fn notes(runs: &[RunStats], verdicts: &[BaselineVerdict]) -> Vec<String> {
+pub fn notes(runs: &[RunStats], verdicts: &[FigureVerdict]) -> Vec<String> {
     let mut notes: Vec<String> = runs.iter().filter(|run| run.unserved > 0).map(unserved).collect();
     for (name, times) in DISTRIBUTIONS {
         let empty: Vec<&RunStats> = runs.iter().filter(|run| times(run).count == 0).collect();

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Mean, Metric, PolicySummary, RunStats};
+use super::{Metric, PolicySummary, RunStats, SeedMean};
 use crate::policies::PolicyKind;
 
 /// Definition of a verdict, as text.
@@ -16,7 +16,7 @@ const BOUNDS: [(&str, f64); 3] = [("step_mean_s", 1.03), ("session_mean_s", 1.03
 
 /// Verdict on one figure at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct BaselineVerdict {
+pub struct FigureVerdict {
     /// Concurrent sessions, or the factor on the recorded rate.
     pub load: f64,
     /// Name of the figure.
@@ -24,18 +24,18 @@ pub struct BaselineVerdict {
     /// Baseline that is best at this figure.
     pub best: &'static str,
     /// Mean of that baseline.
-    pub theirs: Mean,
+    pub theirs: SeedMean,
     /// Mean of OwnerServe.
-    pub ours: Mean,
+    pub ours: SeedMean,
     /// Ratio of OwnerServe to the baseline.
-    pub ratio: Mean,
+    pub ratio: SeedMean,
     /// Largest allowed ratio.
     pub bound: f64,
     /// Whether the ratio is within the bound.
     pub holds: bool,
 }
 
-impl BaselineVerdict {
+impl FigureVerdict {
     /// Returns `PASS` or `SHORT`.
     pub fn label(&self) -> &'static str {
         if self.holds { "PASS" } else { "SHORT" }
@@ -48,7 +48,7 @@ impl BaselineVerdict {
 }
 
 /// Returns the verdicts of every load; none without OwnerServe or without a complete baseline.
-pub fn verdicts(runs: &[RunStats], cells: &[PolicySummary]) -> Vec<BaselineVerdict> {
+pub fn verdicts(runs: &[RunStats], cells: &[PolicySummary]) -> Vec<FigureVerdict> {
     let own = PolicyKind::OwnerServe.as_str();
     let ours = cells.iter().filter(|cell| cell.policy == own);
     ours.flat_map(|ours| BOUNDS.iter().filter_map(|bound| verdict(runs, (cells, ours), *bound))).collect()
@@ -58,7 +58,7 @@ fn verdict(
     runs: &[RunStats],
     (cells, own): (&[PolicySummary], &PolicySummary),
     (figure, bound): (&'static str, f64),
-) -> Option<BaselineVerdict> {
+) -> Option<FigureVerdict> {
     let complete =
         |summary: &&PolicySummary| summary.load == own.load && summary.unserved == 0 && is_baseline(summary.policy);
     // A missing seed would make the mean one of different traffic.
@@ -72,9 +72,9 @@ fn verdict(
         cell.filter_map(|run| (metric?.value)(run)).collect()
     };
     let ratios: Vec<f64> = values(own.policy).iter().zip(values(best)).map(|(ours, theirs)| ours / theirs).collect();
-    let ratio = Mean { mean: ours.mean / theirs.mean, ..Mean::of(&ratios)? };
+    let ratio = SeedMean { mean: ours.mean / theirs.mean, ..SeedMean::of(&ratios)? };
     let holds = own.unserved == 0 && ratio.mean <= bound;
-    Some(BaselineVerdict { load: own.load, figure, best, theirs, ours, ratio, bound, holds })
+    Some(FigureVerdict { load: own.load, figure, best, theirs, ours, ratio, bound, holds })
 }
 
 fn is_baseline(policy: &str) -> bool {
@@ -82,9 +82,9 @@ fn is_baseline(policy: &str) -> bool {
 }
 
 /// Returns one row per verdict after a header row.
-pub fn verdict_table(verdicts: &[BaselineVerdict]) -> Vec<Vec<String>> {
+pub fn verdict_table(verdicts: &[FigureVerdict]) -> Vec<Vec<String>> {
     let names = ["load", "figure", "best baseline", "best", "ownerserve", "ratio", "bound", "verdict"];
-    let row = |verdict: &BaselineVerdict| {
+    let row = |verdict: &FigureVerdict| {
         let digits = Metric::by_name(verdict.figure).map_or(3, |metric| metric.digits);
         let unsure = if verdict.is_significant() == Some(false) { " (within confidence)" } else { "" };
         vec![

@@ -1,17 +1,17 @@
 //! Asks a policy to place a step, and translates its answer into work for each worker.
 
 use engine_model::runs::{
-    DecodeLocation, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths, TransferPin,
+    DecodeLocation, OutgoingTransfer, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths,
 };
 use planner::ReplicateSendTiming;
 use vocabulary::Tokens;
 
 use super::delayed_residency::DelayedResidency;
-use super::stage_times::StageTimes;
+use super::stage_times::StageTimestamps;
 use super::{Simulation, StepJob, WorldEvent};
 use crate::hardware_profile::HardwareProfile;
 use crate::kv_model::KvModel;
-use crate::policies::{Dispatch, FleetView, PlacementRequest, PlacementTiming, PrefixFetch, RoutingPolicy, StepRef};
+use crate::policies::{Dispatch, FetchOrder, FleetView, PlacementRequest, PlacementTiming, RoutingPolicy, StepRef};
 use crate::trace::{ArrivalProcess, TraceStep};
 
 /// KV on its way to a worker.
@@ -134,7 +134,7 @@ impl Simulation<'_> {
         };
         let best = if self.shared_cache.is_some() { Tokens::ZERO } else { deepest(resident) };
         dispatch.prediction.iter().for_each(|prediction| self.tally.action(prediction.action));
-        let stages = StageTimes::at_placement((since, self.now), ready);
+        let stages = StageTimestamps::at_placement((since, self.now), ready);
         self.jobs.push(Some(StepJob::new((at, stages), *dispatch, (pinned, best))));
         if answered == DecodeLocation::Remote {
             self.engines[decode].engine.expect_arrival();
@@ -149,7 +149,7 @@ impl Simulation<'_> {
         &mut self,
         request: RunRequestId,
         step: &TraceStep,
-        (fetch, to): (PrefixFetch, usize),
+        (fetch, to): (FetchOrder, usize),
     ) -> PendingFetch {
         let runs = &self.trace.runs;
         let (source, target) = (&self.engines[fetch.from].engine, &self.engines[to].engine);
@@ -161,7 +161,7 @@ impl Simulation<'_> {
         }
         let tokens = fetched.iter().map(|run| runs.device_size(*run)).sum();
         let turn = self.source_wait_seconds(fetch.from);
-        let TransferPin { pinned: kept, load_seconds: loads } =
+        let OutgoingTransfer { pinned: kept, load_seconds: loads } =
             self.engines[fetch.from].engine.pin_for_transfer(runs, &fetched);
         let loaded_at = self.now + Seconds(loads);
         // A request that queues at the source does not occupy the link.
@@ -188,7 +188,7 @@ impl Simulation<'_> {
         let runs = &self.trace.runs;
         let job = self.job(request);
         let (dispatch, pinned) = (job.dispatch, std::mem::take(&mut job.pinned_runs));
-        if let Some(PrefixFetch { from, .. }) = dispatch.fetch {
+        if let Some(FetchOrder { from, .. }) = dispatch.fetch {
             self.engines[from].engine.transfer_sent(runs, &pinned);
             self.wake_engine(dispatch.prefill);
             self.wake_engine(from);

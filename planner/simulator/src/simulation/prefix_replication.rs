@@ -1,9 +1,9 @@
 //! Replication of prefixes ahead of a step, and whether the step then uses them.
 
-use engine_model::runs::{Seconds, TransferPin};
+use engine_model::runs::{OutgoingTransfer, Seconds};
 use vocabulary::Tokens;
 
-use super::replication_tracker::{ReplicatedPrefix, ReplicationState, ReplicationTransfer};
+use super::replication_tracker::{AwaitedReplication, ReplicationState, ReplicationTransfer};
 use super::{Simulation, WorldEvent};
 use crate::policies::ReplicationOrder;
 
@@ -33,7 +33,7 @@ impl Simulation<'_> {
             return;
         }
         let tokens: Tokens = missing.iter().map(|run| runs.device_size(*run)).sum();
-        let TransferPin { pinned: kept, load_seconds: loads } =
+        let OutgoingTransfer { pinned: kept, load_seconds: loads } =
             self.engines[from].engine.pin_for_transfer(runs, &missing);
         let arrives = self.links.send(self.now + Seconds(loads), (from, to), tokens);
         let for_whom = (after.session, self.trace.sessions[after.session].steps[after.step].agent);
@@ -43,7 +43,7 @@ impl Simulation<'_> {
         self.links
             .replication
             .expected
-            .insert(for_whom, ReplicatedPrefix { number, to, state: ReplicationState::InFlight });
+            .insert(for_whom, AwaitedReplication { number, to, state: ReplicationState::InFlight });
         self.links
             .replication
             .in_flight

@@ -12,7 +12,7 @@ use crate::trace::TraceStep;
 pub(super) struct ReplicationTracker {
     pub(super) in_flight: HashMap<usize, ReplicationTransfer>,
     /// Replications awaiting a session's next step, with their target.
-    pub(super) expected: HashMap<(usize, u32), ReplicatedPrefix>,
+    pub(super) expected: HashMap<(usize, u32), AwaitedReplication>,
     pub(super) figures: ReplicationStats,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct ReplicationTransfer {
     pub(super) pinned_runs: Vec<RunId>,
 }
 
-pub(super) struct ReplicatedPrefix {
+pub(super) struct AwaitedReplication {
     pub(super) number: usize,
     pub(super) to: usize,
     pub(super) state: ReplicationState,

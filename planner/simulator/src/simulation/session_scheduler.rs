@@ -25,7 +25,7 @@ struct SessionStepGraph {
 }
 
 /// Consequences of a finished step.
-pub(super) struct StepCompletion {
+pub(super) struct UnblockedSteps {
     /// Steps that have no unfinished predecessor any more.
     pub(super) steps: Vec<usize>,
     /// Whether the session is over.
@@ -56,7 +56,7 @@ impl SessionScheduler {
     }
 
     /// Records the end of a step; returns none for independent requests.
-    pub(super) fn finish_step(&mut self, at: StepRef) -> Option<StepCompletion> {
+    pub(super) fn finish_step(&mut self, at: StepRef) -> Option<UnblockedSteps> {
         let open = self.open.get_mut(&at.session)?;
         open.remaining -= 1;
         let mut steps = Vec::new();
@@ -70,7 +70,7 @@ impl SessionScheduler {
         if over {
             self.open.remove(&at.session);
         }
-        Some(StepCompletion { steps, is_session_over: over })
+        Some(UnblockedSteps { steps, is_session_over: over })
     }
 
     pub(super) fn hold_step(&mut self, at: StepRef, since: Seconds) {

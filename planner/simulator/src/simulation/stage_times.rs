@@ -3,11 +3,11 @@
 use engine_model::runs::{PrefillStart, Seconds};
 use vocabulary::Tokens;
 
-use crate::report::{RestoreBreakdown, StepBreakdown};
+use crate::report::{StepBreakdown, TtftBreakdown};
 
 /// Times at which a step passed each stage; zero for later ones.
 #[derive(Clone, Copy, Default)]
-pub(super) struct StageTimes {
+pub(super) struct StageTimestamps {
     /// The step arrived.
     pub(super) arrived: Seconds,
     /// A worker was chosen.
@@ -27,7 +27,7 @@ pub(super) struct StageTimes {
     restored: Tokens,
 }
 
-impl StageTimes {
+impl StageTimestamps {
     pub(super) fn at_placement((arrived, placed): (Seconds, Seconds), fetched: Seconds) -> Self {
         Self { arrived, placed, fetched, ..Self::default() }
     }
@@ -61,10 +61,10 @@ impl StageTimes {
     }
 
     /// Returns the breakdown of the restore and the computation before the first token; none if nothing was restored.
-    pub(super) fn restore_breakdown(&self) -> Option<RestoreBreakdown> {
+    pub(super) fn restore_breakdown(&self) -> Option<TtftBreakdown> {
         let prompt = span(self.prefill_started, self.computed);
         let (host, disk) = (prompt * self.from_host, prompt * self.from_disk);
-        let restore = RestoreBreakdown { compute: prompt - host - disk, host, disk, network: self.fetch() };
+        let restore = TtftBreakdown { compute: prompt - host - disk, host, disk, network: self.fetch() };
         (self.restored > Tokens::ZERO).then_some(restore)
     }
 

@@ -1,13 +1,13 @@
 //! Lifecycle of a dispatched step.
 
 use engine_model::runs::{
-    EngineEnvironment, PrefillStart, PrefilledRequest, RunEngineEvent, RunId, RunRequestId, Seconds,
+    PrefillStart, PrefilledRequest, RunId, RunRequestEvent, RunRequestId, Seconds, SharedEngineState,
 };
 use vocabulary::Tokens;
 
-use super::stage_times::StageTimes;
+use super::stage_times::StageTimestamps;
 use super::{NEXT_SESSION_DELAY, Simulation, WorldEvent};
-use crate::policies::{Dispatch, StepRef, TransferScope};
+use crate::policies::{Dispatch, HandoffPayload, StepRef};
 
 /// Time between two tries to hand over to a decode worker without memory, and number of tries before the prefill worker
 /// answers.
@@ -17,7 +17,7 @@ const MAX_TRIES: u32 = 100;
 /// A step being served.
 pub(super) struct StepJob {
     at: StepRef,
-    stages: StageTimes,
+    stages: StageTimestamps,
     /// Longest prefix that any worker held when the step was placed.
     longest_prefix: Tokens,
     pub(super) dispatch: Dispatch,
@@ -29,7 +29,7 @@ pub(super) struct StepJob {
 
 impl StepJob {
     pub(super) fn new(
-        (at, stages): (StepRef, StageTimes),
+        (at, stages): (StepRef, StageTimestamps),
         dispatch: Dispatch,
         (pinned_runs, longest_prefix): (Vec<RunId>, Tokens),
     ) -> Self {
@@ -38,16 +38,16 @@ impl StepJob {
 }
 
 impl Simulation<'_> {
-    pub(super) fn handle_engine_events(&mut self, worker: usize, happenings: Vec<RunEngineEvent>) {
+    pub(super) fn handle_engine_events(&mut self, worker: usize, happenings: Vec<RunRequestEvent>) {
         for happening in happenings {
             match happening {
-                RunEngineEvent::Started(started) => self.started(&started),
-                RunEngineEvent::Prefilled(prefilled) => self.start_shipping(worker, prefilled),
-                RunEngineEvent::FirstToken(ticket) => {
+                RunRequestEvent::Started(started) => self.started(&started),
+                RunRequestEvent::Prefilled(prefilled) => self.start_shipping(worker, prefilled),
+                RunRequestEvent::FirstToken(ticket) => {
                     self.job(ticket).stages.computed = self.now;
                     self.first_token(ticket);
                 }
-                RunEngineEvent::Finished(ticket) => self.finished(ticket),
+                RunRequestEvent::Finished(ticket) => self.finished(ticket),
             }
         }
     }
@@ -77,8 +77,8 @@ impl Simulation<'_> {
         self.job(ticket).stages.computed = now;
         let Dispatch { decode, ship, .. } = self.job(ticket).dispatch;
         let there = match ship {
-            TransferScope::Whole => Tokens::ZERO,
-            TransferScope::Missing => self.engines[decode].engine.cached_depths(runs, &prefilled.prompt.path).device,
+            HandoffPayload::Whole => Tokens::ZERO,
+            HandoffPayload::Missing => self.engines[decode].engine.cached_depths(runs, &prefilled.prompt.path).device,
         };
         let arrived = self.links.send(now, (worker, decode), prefilled.prompt.tokens - there + runs.window_size());
         self.job(ticket).prefilled = Some(prefilled);
@@ -91,7 +91,7 @@ impl Simulation<'_> {
         let job = self.job(request);
         let (Dispatch { prefill, decode, .. }, tries) = (job.dispatch, job.tries);
         let Some(prefilled) = job.prefilled.take() else { return };
-        let around = EngineEnvironment { runs, shared: self.shared_cache.as_mut() };
+        let around = SharedEngineState { runs, shared: self.shared_cache.as_mut() };
         let target = &mut self.engines[decode].engine;
         // The batch of the target is about to change.
         target.advance_clock(now, &around);
@@ -115,7 +115,7 @@ impl Simulation<'_> {
     fn answer_at_source(&mut self, (prefill, decode): (usize, usize), prefilled: PrefilledRequest) {
         let ticket = prefilled.prompt.ticket;
         self.engines[decode].engine.cancel_expected(prefilled.prompt.tokens);
-        let around = EngineEnvironment { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
+        let around = SharedEngineState { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };
         let engine = &mut self.engines[prefill].engine;
         engine.advance_clock(self.now, &around);
         engine.decode_locally(prefilled);

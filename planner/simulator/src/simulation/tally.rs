@@ -8,7 +8,7 @@ use vocabulary::Tokens;
 use super::Simulation;
 use super::memory_sampler::MemorySampler;
 use super::reuse::{ReuseCounter, share};
-use super::stage_times::StageTimes;
+use super::stage_times::StageTimestamps;
 use super::utilization::UtilizationTracker;
 use crate::policies::{Action, PlacementPrediction, StepRef};
 use crate::report::{
@@ -86,7 +86,7 @@ impl RunTally {
     }
 
     /// Records the first token of a step.
-    pub(super) fn record_first_token(&mut self, at: StepRef, stages: &StageTimes) {
+    pub(super) fn record_first_token(&mut self, at: StepRef, stages: &StageTimestamps) {
         if self.is_window_closed {
             return;
         }
@@ -105,7 +105,7 @@ impl RunTally {
         }
     }
 
-    pub(super) fn step_finished(&mut self, (at, step): (StepRef, &TraceStep), now: Seconds, stages: &StageTimes) {
+    pub(super) fn step_finished(&mut self, (at, step): (StepRef, &TraceStep), now: Seconds, stages: &StageTimestamps) {
         let (took, answering) = (now - stages.arrived, now - stages.first_token);
         self.finished_steps += 1;
         self.last_finished_at = now;

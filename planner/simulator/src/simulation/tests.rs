@@ -8,7 +8,7 @@ use super::*;
 use planner::ReplicateSendTiming;
 
 use crate::LinkSpeed;
-use crate::policies::{Dispatch, FleetView, PlacementRequest, PrefixFetch, TransferScope};
+use crate::policies::{Dispatch, FetchOrder, FleetView, HandoffPayload, PlacementRequest};
 use crate::report::DiskStats;
 use crate::tests::{read, sessions};
 use crate::trace::ReplayLimits;
@@ -94,7 +94,7 @@ fn conversation_at_one_worker_computes_only_new_tokens() {
 #[test]
 fn fetched_prefix_arrives_before_prefill_and_stays_at_its_source() {
     let trace = talk();
-    let fetch = Dispatch { fetch: Some(PrefixFetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let fetch = Dispatch { fetch: Some(FetchOrder { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
     let mut world = scripted(&trace, setup(2), &[Dispatch::at(0), fetch, Dispatch::at(1)]);
     run_to_end(&mut world);
     let steps = &trace.sessions[0].steps;
@@ -113,7 +113,7 @@ fn in_turn_transfer_waits_for_the_prompts_of_a_busy_source() {
         r#"{"t": 0, "agent": 0, "in": 102400, "out": 1, "think": 0, "par": -1, "keep": 0, "runs": [[5000, 1600]]}"#;
     let other = format!(r#"{{"id": "b", "block_size": 64, "tool_tokens": 0, "reqs": [{long}]}}"#);
     let trace = read(&format!("{}\n{other}", recorded_talk()));
-    let fetch = Dispatch { fetch: Some(PrefixFetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let fetch = Dispatch { fetch: Some(FetchOrder { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
     let seconds = |sources| {
         let mut setup = SimulationSetup { load: 2.0, ..setup(2) };
         setup.spec.link.sources = sources;
@@ -154,7 +154,7 @@ fn transfer_waiting_at_a_busy_source_leaves_the_link_free() {
     world.engines[0].engine.submit(waits);
     let step = &trace.sessions[0].steps[0];
     let mut ready = |from: usize| {
-        world.fetch(RunRequestId(from as u32), step, (PrefixFetch { from, until: Tokens(6_400) }, 1)).ready.0
+        world.fetch(RunRequestId(from as u32), step, (FetchOrder { from, until: Tokens(6_400) }, 1)).ready.0
     };
     let step = setup.spec.timing.decode_step;
     near(ready(0), 5.0 + step + transfer_seconds(6_400));
@@ -164,7 +164,7 @@ fn transfer_waiting_at_a_busy_source_leaves_the_link_free() {
 #[test]
 fn remote_prefill_ships_the_missing_or_the_whole_prompt() {
     let trace = talk();
-    for (ship, second) in [(TransferScope::Missing, 6_400), (TransferScope::Whole, 12_800)] {
+    for (ship, second) in [(HandoffPayload::Missing, 6_400), (HandoffPayload::Whole, 12_800)] {
         let remote = Dispatch { prefill: 0, ship, ..Dispatch::at(1) };
         let mut world = scripted(&trace, setup(2), &[remote, remote, Dispatch::at(1)]);
         run_to_end(&mut world);
@@ -346,7 +346,7 @@ fn figures_count_sessions_per_gpu_hour_and_memory_occupancy() {
 #[test]
 fn step_time_is_broken_down_by_stage() {
     let trace = talk();
-    let fetch = Dispatch { fetch: Some(PrefixFetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let fetch = Dispatch { fetch: Some(FetchOrder { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
     let remote = Dispatch { prefill: 1, ..Dispatch::at(0) };
     let spent =
         scripted(&trace, setup(2), &[Dispatch::at(0), fetch, remote]).run(&mut |_, _| {}).service.step_breakdown;
@@ -449,7 +449,7 @@ fn disk_restores_are_slower_and_counted_apart_from_host_restores() {
 #[test]
 fn fetched_prefix_counts_as_a_network_restore() {
     let trace = talk();
-    let fetch = Dispatch { fetch: Some(PrefixFetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let fetch = Dispatch { fetch: Some(FetchOrder { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
     let figures = scripted(&trace, setup(2), &[Dispatch::at(0), fetch, Dispatch::at(1)]).run(&mut |_, _| {});
     let restores = figures.reuse.restores;
     assert_eq!((restores.steps, restores.split.host, restores.split.disk), (1, 0.0, 0.0));
@@ -496,7 +496,7 @@ fn remote_host_tier_kv_is_loaded_at_its_source_before_transfer() {
     let mut spec = HardwareProfile::H100_8B;
     (spec.sizes.device, spec.sizes.host) = (Tokens(8_000), Tokens(100_000));
     // The second conversation has evicted the first one's 100 blocks when its second step goes elsewhere.
-    let fetch = Dispatch { fetch: Some(PrefixFetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let fetch = Dispatch { fetch: Some(FetchOrder { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
     let dispatches = [Dispatch::at(0), Dispatch::at(0), fetch, Dispatch::at(0), Dispatch::at(1), Dispatch::at(0)];
     let setup = SimulationSetup { workers: 2, spec, load: 2.0, seed: 1 };
     let figures = scripted(&trace, setup, &dispatches).run(&mut |_, _| {});

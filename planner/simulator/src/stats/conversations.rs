@@ -11,7 +11,7 @@ use crate::trace::{ArrivalProcess, Trace, TraceStep};
 const MIN_LINK_TOKENS: Tokens = Tokens(1_024);
 
 /// Position of one request.
-pub(super) struct ConversationPosition {
+pub(super) struct ConversationStep {
     pub(super) conversation: usize,
     pub(super) first: bool,
     /// Whether the request continues one that another request continued before. Known for recorded times only.
@@ -36,11 +36,11 @@ impl ConversationTracker {
         self.continued.clear();
     }
 
-    pub(super) fn place(&mut self, trace: &Trace, step: &TraceStep) -> ConversationPosition {
+    pub(super) fn place(&mut self, trace: &Trace, step: &TraceStep) -> ConversationStep {
         let place = match trace.arrivals {
             ArrivalProcess::AfterDependencies => {
                 let gap = (!step.after.is_empty()).then_some(step.pause.0 as f64 / 1e6);
-                ConversationPosition {
+                ConversationStep {
                     conversation: self.steps.len() - 1,
                     first: step.after.is_empty(),
                     forked: false,
@@ -54,22 +54,20 @@ impl ConversationTracker {
         place
     }
 
-    fn chained(&mut self, trace: &Trace, step: &TraceStep) -> ConversationPosition {
+    fn chained(&mut self, trace: &Trace, step: &TraceStep) -> ConversationStep {
         let long = |run: &&RunId| trace.runs.depth(**run) >= MIN_LINK_TOKENS;
         let before = step.path.iter().rev().take_while(long).find_map(|run| Some((*run, *self.ends.get(run)?)));
         let place = match before {
             Some((run, (conversation, at))) => {
                 let (forked, gap) = (!self.continued.insert(run), Some((step.at - at).0 as f64 / 1e6));
-                ConversationPosition {
+                ConversationStep {
                     conversation: if forked { self.start_conversation() } else { conversation },
                     first: false,
                     forked,
                     gap,
                 }
             }
-            None => {
-                ConversationPosition { conversation: self.start_conversation(), first: true, forked: false, gap: None }
-            }
+            None => ConversationStep { conversation: self.start_conversation(), first: true, forked: false, gap: None },
         };
         if let Some(last) = step.path.last() {
             self.ends.insert(*last, (place.conversation, step.at));

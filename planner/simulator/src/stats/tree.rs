@@ -12,7 +12,7 @@ const MIN_DEEP_FORK: Tokens = Tokens(4_096);
 
 /// Forks in the tree of prompts.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Forks {
+pub struct ForkStats {
     /// Runs with at least two different followers.
     pub nodes: usize,
     /// Such runs that end at a depth of at least 4,096 tokens.
@@ -34,7 +34,7 @@ pub struct RepeatedPrefixCriteria {
 
 /// Repeated prefixes: the leaves of the prompt tree after pruning rarely visited runs.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Repetition {
+pub struct RepeatedPrefixStats {
     /// Criteria used.
     #[serde(flatten)]
     pub of: RepeatedPrefixCriteria,
@@ -71,16 +71,21 @@ impl VisitCounts {
         forked
     }
 
-    pub(super) fn forks(&self, runs: &RunTree) -> Forks {
+    pub(super) fn forks(&self, runs: &RunTree) -> ForkStats {
         let forks = || self.children.iter().zip(0..).filter(|(children, _)| **children >= 2);
-        Forks {
+        ForkStats {
             nodes: forks().count(),
             deep_nodes: forks().filter(|(_, run)| runs.depth(RunId(*run)) >= MIN_DEEP_FORK).count(),
             children: Percentiles::of(forks().map(|(children, _)| f64::from(*children)).collect()),
         }
     }
 
-    pub(super) fn repetition(&self, runs: &RunTree, of: RepeatedPrefixCriteria, conversations: usize) -> Repetition {
+    pub(super) fn repetition(
+        &self,
+        runs: &RunTree,
+        of: RepeatedPrefixCriteria,
+        conversations: usize,
+    ) -> RepeatedPrefixStats {
         let stays = |run: usize| self.counts[run] >= of.min_visits.max(1);
         let mut inner = vec![false; self.counts.len()];
         for run in (0..self.counts.len()).filter(|run| stays(*run)) {
@@ -90,6 +95,6 @@ impl VisitCounts {
         }
         let long = |run: usize| runs.depth(RunId(run as u32)).0 >= of.min_prefix_tokens;
         let prefixes = (0..self.counts.len()).filter(|run| stays(*run) && !inner[*run] && long(*run)).count();
-        Repetition { of, prefixes, ratio: prefixes as f64 / conversations.max(1) as f64 }
+        RepeatedPrefixStats { of, prefixes, ratio: prefixes as f64 / conversations.max(1) as f64 }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use planner::{AttentionSpec, CheckpointInterval, DenseKv, LayerState, WindowKv};
+use planner::{AttentionSpec, DenseKv, LayerState, WindowCheckpointInterval, WindowKv};
 use vocabulary::{Bytes, Tokens};
 
 use super::readers::{read, sessions};
@@ -218,5 +218,5 @@ fn unsupported_tier_policy_is_rejected_with_the_accepted_ones() {
     let chosen = KvModel::new(&dense(), TierPolicy::LowestCost, HardwareProfile::H100_8B, &alternating_conversations())
         .unwrap()
         .checkpoints();
-    assert_eq!(chosen, CheckpointInterval::Full, "no windows, no cost");
+    assert_eq!(chosen, WindowCheckpointInterval::Full, "no windows, no cost");
 }

@@ -4,7 +4,7 @@ use vocabulary::{Micros, Tokens};
 
 use super::readers::read;
 use crate::policies::{
-    Ablation, Dispatch, FleetView, PlacementRequest, PolicyKind, PrefixFetch, RoutingPolicy, StepRef,
+    Ablation, Dispatch, FetchOrder, FleetView, PlacementRequest, PolicyKind, RoutingPolicy, StepRef,
 };
 use crate::report::RunStats;
 use crate::trace::TraceStep;
@@ -110,7 +110,7 @@ fn overloaded_owner_permanently_loses_the_session() {
     let moved = talk.next([0, 1, 2].map(|worker| if worker == home { 3 } else { 0 }));
     assert_ne!(moved.decode, home);
     // The KV is sent along: links do not wait for the engine's queue.
-    let fetch = Some(PrefixFetch { from: home, until: Tokens(19_200) });
+    let fetch = Some(FetchOrder { from: home, until: Tokens(19_200) });
     let action = moved.prediction.map(|prediction| prediction.action);
     assert_eq!((moved.prefill, moved.fetch, action), (moved.decode, fetch, Some(Action::StateMigration)));
     // From now on the new worker owns the session, although the first one still holds most of it.

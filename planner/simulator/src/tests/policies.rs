@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use engine_model::runs::{
-    DecodeLocation, EngineEnvironment, RunEngine, RunRequest, RunRequestId, RunTree, Seconds, TierDepths,
+    DecodeLocation, RunEngine, RunRequest, RunRequestId, RunTree, Seconds, SharedEngineState, TierDepths,
 };
 use vocabulary::{Micros, Tokens};
 
@@ -55,7 +55,7 @@ impl PlacementScene {
     /// Lets a worker serve the prompt, so that it has it cached.
     fn served(mut self, worker: usize) -> Self {
         let (engine, mut out) = (&mut self.engines[worker], Vec::new());
-        let mut around = EngineEnvironment { runs: &self.runs, shared: None };
+        let mut around = SharedEngineState { runs: &self.runs, shared: None };
         engine.expect_answer(self.step.prompt);
         engine.submit(RunRequest {
             ticket: RunRequestId(1),

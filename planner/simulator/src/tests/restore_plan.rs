@@ -1,8 +1,8 @@
 //! Cheapest restore of a prefix: examples by hand, and a comparison with every other split.
 
 use planner::{
-    AttentionSpec, CheckpointInterval, CompressedKv, ComputeRate, DenseKv, LatentKv, LayerState, PrefixRestore,
-    RestoreSplit, WindowKv,
+    AttentionSpec, CompressedKv, DenseKv, LatentKv, LayerState, PrefillTimeModel, RestorablePrefix, RestoreSplit,
+    WindowCheckpointInterval, WindowKv,
 };
 use proptest::prelude::*;
 use vocabulary::{Bytes, Micros, Tokens};
@@ -26,7 +26,7 @@ fn compressed() -> AttentionSpec {
 /// 100 us of compute per token; loads take 10 ms + bytes at 10 GB/s.
 fn prices() -> RestorePrices {
     RestorePrices {
-        compute: ComputeRate::new(100.0, Tokens::ZERO),
+        compute: PrefillTimeModel::new(100.0, Tokens::ZERO),
         load_fixed: Micros(10_000),
         load_byte: 1e-4,
         queue: Micros::ZERO,
@@ -36,8 +36,8 @@ fn prices() -> RestorePrices {
     }
 }
 
-fn of(spec: &AttentionSpec, held: u64, until: u64) -> PrefixRestore<'_> {
-    PrefixRestore { spec, cached: Tokens(held), until: Tokens(until), unit: Tokens(128) }
+fn of(spec: &AttentionSpec, held: u64, until: u64) -> RestorablePrefix<'_> {
+    RestorablePrefix { spec, cached: Tokens(held), until: Tokens(until), unit: Tokens(128) }
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn restore_loads_a_long_dense_prefix_and_recomputes_a_short_one() {
 
 #[test]
 fn restore_recomputes_windows_that_were_never_stored() {
-    let spec = compressed().with_checkpoints(CheckpointInterval::None).unwrap();
+    let spec = compressed().with_checkpoints(WindowCheckpointInterval::None).unwrap();
     let plan = prices().cheapest_plan(&of(&spec, 0, 128_000));
     // Windows of 128 tokens in 60 layers: 7,680 tokens.
     assert_eq!(
@@ -68,7 +68,7 @@ fn restore_recomputes_windows_that_were_never_stored() {
 
 #[test]
 fn restore_from_a_checkpoint_recomputes_only_the_tokens_after_it() {
-    let spec = compressed().with_checkpoints(CheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
+    let spec = compressed().with_checkpoints(WindowCheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
     let plan = prices().cheapest_plan(&of(&spec, 0, 128_000));
     let stored = Tokens(31 * 4_096);
     let bytes = spec.entry_bytes(stored) + spec.window_bytes(stored);
@@ -135,7 +135,7 @@ fn price_ranges() -> impl Strategy<Value = RestorePrices> {
     let load = (0u64..50_000, prop_oneof![0.0..1e-2f64, Just(0.0), Just(10.0)]);
     let rest = (0u64..500_000, prop_oneof![Just(0.0), 0.0..1e-3f64], 0.0..1.0f64, any::<bool>());
     (0.0..500.0f64, 0u64..50_000, load, rest).prop_map(|(token, doubles, load, rest)| RestorePrices {
-        compute: ComputeRate::new(token, Tokens(doubles)),
+        compute: PrefillTimeModel::new(token, Tokens(doubles)),
         load_fixed: Micros(load.0),
         load_byte: load.1,
         queue: Micros(rest.0),
@@ -176,11 +176,11 @@ fn spec() -> impl Strategy<Value = AttentionSpec> {
         .prop_map(|(layers, alignment)| AttentionSpec::new(layers, Bytes(alignment)).unwrap())
 }
 
-fn policies() -> impl Strategy<Value = (CheckpointInterval, u64)> {
+fn policies() -> impl Strategy<Value = (WindowCheckpointInterval, u64)> {
     prop_oneof![
-        Just((CheckpointInterval::Full, 1)),
-        Just((CheckpointInterval::None, 1)),
-        (1u64..9).prop_map(|n| (CheckpointInterval::Full, n))
+        Just((WindowCheckpointInterval::Full, 1)),
+        Just((WindowCheckpointInterval::None, 1)),
+        (1u64..9).prop_map(|n| (WindowCheckpointInterval::Full, n))
     ]
 }
 
@@ -192,16 +192,16 @@ proptest! {
         spec in spec(), prices in price_ranges(), policy in policies(), lengths in (0u64..60, 0u64..60),
     ) {
         let unit = spec.block();
-        let policy = if policy.1 == 1 { policy.0 } else { CheckpointInterval::EveryTokens(unit * policy.1) };
+        let policy = if policy.1 == 1 { policy.0 } else { WindowCheckpointInterval::EveryTokens(unit * policy.1) };
         let spec = spec.with_checkpoints(policy).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * lengths.0.max(lengths.1));
-        let restore = PrefixRestore { spec: &spec, cached: held, until, unit };
+        let restore = RestorablePrefix { spec: &spec, cached: held, until, unit };
         let plan = prices.cheapest_plan(&restore);
         let load = if held == until { Micros::ZERO } else { prices.load_fixed + Micros((spec.range_bytes(held, until).0 as f64 * prices.load_byte) as u64) };
         let memory = |chance: f64| Micros((prices.memory_byte * chance * spec.range_bytes(held, until).0 as f64) as u64);
         let computing_all = prices.queue + prices.compute.span(held, until) + memory(prices.usage);
         prop_assert!(plan.total <= computing_all, "{plan:?}");
-        if policy == CheckpointInterval::Full {
+        if policy == WindowCheckpointInterval::Full {
             prop_assert!(plan.total <= prices.queue + load + memory(prices.usage), "{plan:?}");
         }
         prop_assert_eq!(plan.total, plan.wait + plan.recompute + plan.memory);
@@ -213,9 +213,9 @@ proptest! {
         spec in spec(), prices in price_ranges(), every in 1u64..9, lengths in (0u64..60, 0u64..60), extra in 0u64..9,
     ) {
         let unit = spec.block();
-        let spec = spec.with_checkpoints(CheckpointInterval::EveryTokens(unit * every)).unwrap();
+        let spec = spec.with_checkpoints(WindowCheckpointInterval::EveryTokens(unit * every)).unwrap();
         let (held, until) = (unit * lengths.0.min(lengths.1), unit * (lengths.0.max(lengths.1) + extra));
-        let restore = PrefixRestore { spec: &spec, cached: held, until, unit };
+        let restore = RestorablePrefix { spec: &spec, cached: held, until, unit };
         let least = prices.cheapest_plan(&restore).total;
         let depth = spec.window_depth();
         for loaded in (held.0..=until.0).step_by(unit.0 as usize).map(Tokens) {

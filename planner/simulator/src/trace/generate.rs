@@ -10,7 +10,7 @@ const BLOCK: u64 = 64;
 
 /// What sessions have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TrafficPattern {
+pub enum SharingPattern {
     /// Every session starts with one of a few prefixes, whose frequency is proportional to 1 / rank.
     SharedPrefix {
         /// Number of different prefixes.
@@ -29,7 +29,7 @@ pub enum TrafficPattern {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Workload {
     /// What sessions have in common.
-    pub shape: TrafficPattern,
+    pub shape: SharingPattern,
     /// Number of sessions.
     pub sessions: u32,
     /// Tokens of a prefix, or of the context that branches share; exact.
@@ -86,8 +86,8 @@ impl Workload {
         let mut making =
             SessionGenerator { workload: self, rng: self.session_rng(session), reqs: Vec::new(), next_id: 1 };
         let tool_tokens = match self.shape {
-            TrafficPattern::SharedPrefix { prefixes } => making.with_prefix(prefixes),
-            TrafficPattern::ForkedRollouts { branches } => making.with_branches(branches),
+            SharingPattern::SharedPrefix { prefixes } => making.with_prefix(prefixes),
+            SharingPattern::ForkedRollouts { branches } => making.with_branches(branches),
         };
         let (id, models) = (format!("generated-{}-{session}", self.seed), ["generated"]);
         let line = GeneratedSession { id, block_size: BLOCK, models, tool_tokens, system_tokens: 0, reqs: making.reqs };
@@ -194,7 +194,7 @@ mod tests {
     use crate::trace::{Trace, TraceReader};
 
     const PREFIX: Workload = Workload {
-        shape: TrafficPattern::SharedPrefix { prefixes: 3 },
+        shape: SharingPattern::SharedPrefix { prefixes: 3 },
         sessions: 40,
         shared_tokens: 16_000,
         turns: 5,
@@ -204,7 +204,7 @@ mod tests {
         seed: 7,
     };
     const FORKED: Workload = Workload {
-        shape: TrafficPattern::ForkedRollouts { branches: 8 },
+        shape: SharingPattern::ForkedRollouts { branches: 8 },
         sessions: 5,
         shared_tokens: 20_000,
         turns: 3,

@@ -36,13 +36,13 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(
 }
 
 /// Finds the line numbers of parts of a text, asked for in order, so that every newline is counted once.
-pub(crate) struct LineCursor<'a> {
+pub(crate) struct LineLocator<'a> {
     text: &'a str,
     location: TraceLocation<'a>,
     at: usize,
 }
 
-impl<'a> LineCursor<'a> {
+impl<'a> LineLocator<'a> {
     /// Starts at the beginning of `text`, which itself starts at `location`.
     pub(crate) fn new(location: TraceLocation<'a>, text: &'a str) -> Self {
         Self { text, location, at: 0 }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn line_cursor_locates_parts_by_their_first_line() {
         let text = "one\ntwo two\n\nfour";
-        let mut cursor = LineCursor::new(TraceLocation { file: "a", line: 10 }, text);
+        let mut cursor = LineLocator::new(TraceLocation { file: "a", line: 10 }, text);
         let lines: Vec<usize> = [0, 2, 4, 8, 13].map(|at| cursor.location_of(&text[at..]).line).into();
         assert_eq!(lines, [10, 10, 11, 11, 13]);
     }

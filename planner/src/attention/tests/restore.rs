@@ -8,8 +8,8 @@ use crate::attention::*;
 
 const UNIT: Tokens = Tokens(128);
 
-fn restore(spec: &AttentionSpec, cached: u64, until: u64) -> PrefixRestore<'_> {
-    PrefixRestore { spec, cached: Tokens(cached), until: Tokens(until), unit: UNIT }
+fn restore(spec: &AttentionSpec, cached: u64, until: u64) -> RestorablePrefix<'_> {
+    RestorablePrefix { spec, cached: Tokens(cached), until: Tokens(until), unit: UNIT }
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn without_load_computation_begins_where_the_cached_prefix_ends() {
 
 #[test]
 fn windows_that_were_never_stored_can_only_be_recomputed() {
-    let spec = hybrid().with_checkpoints(CheckpointInterval::None).unwrap();
+    let spec = hybrid().with_checkpoints(WindowCheckpointInterval::None).unwrap();
     let [with_windows, without_windows] = restore(&spec, 0, 128_000).load_splits();
     // Windows of 128 tokens in 60 layers: 7,680 tokens.
     let (end, start) = (Tokens(128_000), Tokens(128_000 - 7_680));
@@ -50,7 +50,7 @@ fn windows_that_were_never_stored_can_only_be_recomputed() {
 
 #[test]
 fn a_checkpoint_offers_its_windows_and_the_end_offers_recomputed_ones() {
-    let spec = hybrid().with_checkpoints(CheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
+    let spec = hybrid().with_checkpoints(WindowCheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
     let [with_windows, without_windows] = restore(&spec, 0, 128_000).load_splits();
     let (checkpoint, end) = (Tokens(31 * 4_096), Tokens(128_000));
     let bytes = spec.entry_bytes(checkpoint) + spec.window_bytes(checkpoint);
@@ -72,7 +72,7 @@ fn windows_deeper_than_the_missing_part_are_not_recomputed() {
 
 #[test]
 fn a_checkpoint_that_the_worker_is_already_past_is_not_offered() {
-    let spec = hybrid().with_checkpoints(CheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
+    let spec = hybrid().with_checkpoints(WindowCheckpointInterval::EveryTokens(Tokens(4_096))).unwrap();
     assert_eq!(restore(&spec, 4_096, 8_064).load_splits()[0], None);
     let next = restore(&spec, 4_096, 8_192).load_splits()[0].unwrap();
     assert_eq!((next.loaded, next.bytes), (Tokens(8_192), spec.range_bytes(Tokens(4_096), Tokens(8_192))));
@@ -90,10 +90,10 @@ proptest! {
         spec in sizes::spec(), every in checkpoints(), lengths in (0u64..60, 0u64..60),
     ) {
         let unit = spec.block();
-        let interval = every.map_or(CheckpointInterval::None, |n| CheckpointInterval::EveryTokens(unit * n));
+        let interval = every.map_or(WindowCheckpointInterval::None, |n| WindowCheckpointInterval::EveryTokens(unit * n));
         let spec = spec.with_checkpoints(interval).unwrap();
         let (cached, until) = (unit * lengths.0.min(lengths.1), unit * lengths.0.max(lengths.1));
-        let restore = PrefixRestore { spec: &spec, cached, until, unit };
+        let restore = RestorablePrefix { spec: &spec, cached, until, unit };
         for split in restore.load_splits().into_iter().flatten() {
             prop_assert!(cached < split.start && split.start <= split.loaded && split.loaded <= until, "{:?}", split);
             prop_assert_eq!(split.loaded.0 % unit.0, 0, "whole units are loaded");
@@ -106,7 +106,7 @@ proptest! {
     fn a_fully_stored_prefix_is_offered_as_a_whole(spec in sizes::spec(), lengths in (0u64..60, 1u64..60)) {
         let unit = spec.block();
         let (cached, until) = (unit * lengths.0, unit * (lengths.0 + lengths.1));
-        let [with_windows, _] = PrefixRestore { spec: &spec, cached, until, unit }.load_splits();
+        let [with_windows, _] = RestorablePrefix { spec: &spec, cached, until, unit }.load_splits();
         let bytes = spec.range_bytes(cached, until);
         prop_assert_eq!(with_windows, Some(RestoreSplit { loaded: until, bytes, start: until }));
     }

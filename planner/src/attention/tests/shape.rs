@@ -72,7 +72,7 @@ fn target_reads_from_a_source_whose_tensor_size_divides_its_own() {
 fn kv_group_ranks_match_the_engines_numbering() {
     // Two prefill instances of 2 ranks and one decode instance of 4: TPM = 2.
     let (prefill, decode) = (EngineInstances { count: 2, tensor: 2 }, EngineInstances { count: 1, tensor: 4 });
-    let groups = KvGroups::new(prefill, decode).unwrap();
+    let groups = KvTransferGroups::new(prefill, decode).unwrap();
     assert_eq!((groups.readers(), groups.group_size()), (2, 4));
     assert_eq!([0, 1].map(|rank| groups.group_rank(1, rank)), [1, 1]);
     assert_eq!(
@@ -81,7 +81,7 @@ fn kv_group_ranks_match_the_engines_numbering() {
     );
     assert_eq!([0, 1].map(|rank| groups.global_rank(1, rank)), [2, 3]);
     assert_eq!([0, 3].map(|rank| groups.global_rank(2, rank)), [4, 7]);
-    assert!(KvGroups::new(decode, prefill).is_err(), "4 ranks cannot prefill for 2");
+    assert!(KvTransferGroups::new(decode, prefill).is_err(), "4 ranks cannot prefill for 2");
 }
 
 proptest! {
@@ -117,7 +117,7 @@ proptest! {
     ) {
         let prefill = EngineInstances { count: prefill.0, tensor: prefill.1 };
         let decode = EngineInstances { count: decode.0, tensor: prefill.tensor * decode.1 };
-        let groups = KvGroups::new(prefill, decode).unwrap();
+        let groups = KvTransferGroups::new(prefill, decode).unwrap();
         let all: Vec<(u32, u16)> = (0..u32::from(prefill.count + decode.count))
             .flat_map(|instance| {
                 let tensor = if instance < u32::from(prefill.count) { prefill.tensor } else { decode.tensor };

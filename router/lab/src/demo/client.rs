@@ -28,7 +28,7 @@ const MAX_SHOWN_CHARS: usize = 300;
 
 /// Failure of a step or a page.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AgentClientError {
+pub(crate) enum ProxyClientError {
     /// The connection failed or broke.
     #[error("connection: {0}")]
     Connection(String),
@@ -76,15 +76,15 @@ pub(crate) struct StepMeasurement {
 
 /// Pool of keep-alive connections.
 #[derive(Clone)]
-pub(crate) struct AgentClient(reqwest::Client);
+pub(crate) struct ProxyClient(reqwest::Client);
 
-impl AgentClient {
+impl ProxyClient {
     /// Creates an empty pool.
-    pub(crate) fn new() -> AgentClient {
+    pub(crate) fn new() -> ProxyClient {
         // Fails only if a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
-        AgentClient(client.expect("a client of plain HTTP needs nothing of the system"))
+        ProxyClient(client.expect("a client of plain HTTP needs nothing of the system"))
     }
 
     /// Sends one step of `session` to `proxy` and reads the whole response.
@@ -93,7 +93,7 @@ impl AgentClient {
         proxy: SocketAddr,
         session: &str,
         ask: &ChatRequest<'_>,
-    ) -> Result<ServedAnswer, AgentClientError> {
+    ) -> Result<ServedAnswer, ProxyClientError> {
         let body = json!({
             "model": ask.model, "messages": ask.messages, "max_tokens": ask.max_tokens,
             "temperature": 0.0, "stream": true, "stream_options": {"include_usage": true},
@@ -107,46 +107,46 @@ impl AgentClient {
         proxy: SocketAddr,
         path: &str,
         (session, body): (&str, &Value),
-    ) -> Result<ServedAnswer, AgentClientError> {
+    ) -> Result<ServedAnswer, ProxyClientError> {
         let request = self.0.post(format!("http://{proxy}{path}")).header(SESSION_HEADER, session).json(body);
         let start = Instant::now();
         let answered =
             async { read_answer(success(request.send().await.map_err(connection_error)?).await?, start).await };
-        tokio::time::timeout(STEP_TIMEOUT, answered).await.map_err(|_| AgentClientError::TimedOut(STEP_TIMEOUT))?
+        tokio::time::timeout(STEP_TIMEOUT, answered).await.map_err(|_| ProxyClientError::TimedOut(STEP_TIMEOUT))?
     }
 
     /// Reads a whole page.
-    pub(crate) async fn get_page(&self, server: SocketAddr, path: &str) -> Result<String, AgentClientError> {
+    pub(crate) async fn get_page(&self, server: SocketAddr, path: &str) -> Result<String, ProxyClientError> {
         let request = self.0.get(format!("http://{server}{path}"));
         let read = async { read_body(success(request.send().await.map_err(connection_error)?).await?).await };
         let page =
-            tokio::time::timeout(PAGE_TIMEOUT, read).await.map_err(|_| AgentClientError::TimedOut(PAGE_TIMEOUT))??;
+            tokio::time::timeout(PAGE_TIMEOUT, read).await.map_err(|_| ProxyClientError::TimedOut(PAGE_TIMEOUT))??;
         Ok(String::from_utf8_lossy(&page).into_owned())
     }
 }
 
-fn connection_error(error: impl std::error::Error) -> AgentClientError {
+fn connection_error(error: impl std::error::Error) -> ProxyClientError {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
-    AgentClientError::Connection(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
+    ProxyClientError::Connection(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
 }
 
-async fn read_body(response: Response) -> Result<Bytes, AgentClientError> {
+async fn read_body(response: Response) -> Result<Bytes, ProxyClientError> {
     let body = Limited::new(Body::from(response), MAX_PAGE_BYTES).collect().await;
-    body.map(|body| body.to_bytes()).map_err(|error| AgentClientError::Connection(error.to_string()))
+    body.map(|body| body.to_bytes()).map_err(|error| ProxyClientError::Connection(error.to_string()))
 }
 
-async fn success(response: Response) -> Result<Response, AgentClientError> {
+async fn success(response: Response) -> Result<Response, ProxyClientError> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
     }
     let body = read_body(response).await.unwrap_or_default();
     let body = String::from_utf8_lossy(&body).chars().take(MAX_SHOWN_CHARS).collect();
-    Err(AgentClientError::Status { status: status.as_u16(), body })
+    Err(ProxyClientError::Status { status: status.as_u16(), body })
 }
 
 /// OpenAI servers send every event as one `data:` line, so only lines are parsed.
-async fn read_answer(response: Response, sent: Instant) -> Result<ServedAnswer, AgentClientError> {
+async fn read_answer(response: Response, sent: Instant) -> Result<ServedAnswer, ProxyClientError> {
     let worker = response.headers().get(WORKER_HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
     let mut lines = FramedRead::new(body, LinesCodec::new_with_max_length(MAX_LINE_BYTES));
@@ -171,15 +171,15 @@ struct CompletionReader {
 }
 
 impl CompletionReader {
-    fn push_event(&mut self, event: &str, elapsed: Duration) -> Result<(), AgentClientError> {
+    fn push_event(&mut self, event: &str, elapsed: Duration) -> Result<(), ProxyClientError> {
         if event == "[DONE]" {
             self.done = true;
             return Ok(());
         }
         let chunk: Value = serde_json::from_str(event)
-            .map_err(|_| AgentClientError::BrokenStream("holds an event that is no JSON"))?;
+            .map_err(|_| ProxyClientError::BrokenStream("holds an event that is no JSON"))?;
         if !chunk["error"].is_null() {
-            return Err(AgentClientError::ErrorEvent(
+            return Err(ProxyClientError::ErrorEvent(
                 chunk["error"].to_string().chars().take(MAX_SHOWN_CHARS).collect(),
             ));
         }
@@ -200,13 +200,13 @@ impl CompletionReader {
         Ok(())
     }
 
-    fn finish(self, whole: Duration, worker: Option<String>) -> Result<ServedAnswer, AgentClientError> {
+    fn finish(self, whole: Duration, worker: Option<String>) -> Result<ServedAnswer, ProxyClientError> {
         let Self { text, first_token, prompt_tokens, cached_tokens, finished, done } = self;
         if !finished {
-            return Err(AgentClientError::BrokenStream("ended without a finish reason"));
+            return Err(ProxyClientError::BrokenStream("ended without a finish reason"));
         }
         if !done {
-            return Err(AgentClientError::BrokenStream("ended without [DONE]"));
+            return Err(ProxyClientError::BrokenStream("ended without [DONE]"));
         }
         let first_token = first_token.unwrap_or(whole);
         Ok(ServedAnswer {

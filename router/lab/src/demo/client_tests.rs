@@ -32,11 +32,11 @@ fn complete(request: &[u8]) -> bool {
     length.is_none_or(|length| body.len() >= length.parse::<usize>().unwrap())
 }
 
-async fn ask(response: &'static str) -> (Result<ServedAnswer, AgentClientError>, String) {
+async fn ask(response: &'static str) -> (Result<ServedAnswer, ProxyClientError>, String) {
     let (address, seen) = server(response).await;
     let messages = [serde_json::json!({"role": "user", "content": "hi"})];
     let ask = ChatRequest { model: "tiny", messages: &messages, max_tokens: 9 };
-    let answer = AgentClient::new().send_step(address, "demo-1", &ask).await;
+    let answer = ProxyClient::new().send_step(address, "demo-1", &ask).await;
     (answer, seen.await.unwrap())
 }
 
@@ -75,14 +75,14 @@ fn null_cached_token_count_reads_as_zero() {
 async fn http_error_includes_its_body() {
     let (answer, _) = ask("HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nfull").await;
     let error = answer.unwrap_err();
-    assert!(matches!(&error, AgentClientError::Status { status: 503, body } if body == "full"), "{error}");
+    assert!(matches!(&error, ProxyClientError::Status { status: 503, body } if body == "full"), "{error}");
 }
 
 #[tokio::test]
 async fn an_error_event_fails_the_step() {
     let (answer, _) =
         ask("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"error\":{\"message\":\"worker died\"}}\n\n").await;
-    assert!(matches!(answer.unwrap_err(), AgentClientError::ErrorEvent(text) if text.contains("worker died")));
+    assert!(matches!(answer.unwrap_err(), ProxyClientError::ErrorEvent(text) if text.contains("worker died")));
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn truncated_stream_fails_the_step() {
     let (answer, _) =
         ask("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
             .await;
-    assert!(matches!(answer.unwrap_err(), AgentClientError::BrokenStream(text) if text.contains("finish reason")));
+    assert!(matches!(answer.unwrap_err(), ProxyClientError::BrokenStream(text) if text.contains("finish reason")));
 }
 
 #[tokio::test]
@@ -99,12 +99,12 @@ async fn stream_without_done_marker_fails_the_step() {
         "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n",
     )
     .await;
-    assert!(matches!(answer.unwrap_err(), AgentClientError::BrokenStream(text) if text.contains("[DONE]")));
+    assert!(matches!(answer.unwrap_err(), ProxyClientError::BrokenStream(text) if text.contains("[DONE]")));
 }
 
 #[tokio::test]
 async fn refused_connection_error_includes_its_cause() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = AgentClient::new().get_page(address, "/metrics").await.unwrap_err();
-    assert!(matches!(&error, AgentClientError::Connection(text) if text.contains("refused")), "{error}");
+    let error = ProxyClient::new().get_page(address, "/metrics").await.unwrap_err();
+    assert!(matches!(&error, ProxyClientError::Connection(text) if text.contains("refused")), "{error}");
 }

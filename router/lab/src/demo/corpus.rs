@@ -49,7 +49,7 @@ pub(super) enum PauseCause {
 
 /// One step of a session: a request with the whole history, and its response.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct RecordedTurn {
+pub(super) struct RecordedStep {
     /// Messages added to the history before the request.
     pub new_messages: Vec<Value>,
     /// Whether the history restarts before `new_messages` (the recorded prompt does not extend the previous one).
@@ -75,7 +75,7 @@ pub(super) struct RecordedDialogue {
     /// Origin, for messages.
     pub name: String,
     /// Steps, in order.
-    pub turns: Vec<RecordedTurn>,
+    pub turns: Vec<RecordedStep>,
 }
 
 /// Loads `path` (a file or a folder of files), or the embedded corpus.
@@ -119,7 +119,7 @@ struct TauDialogue {
 impl TauDialogue {
     /// Turns every recorded assistant message into a step; all others join the history.
     fn replayable(self) -> RecordedDialogue {
-        let mut turns: Vec<RecordedTurn> = Vec::new();
+        let mut turns: Vec<RecordedStep> = Vec::new();
         let mut adds = Vec::new();
         for message in self.traj {
             if message["role"] != "assistant" {
@@ -133,7 +133,7 @@ impl TauDialogue {
             };
             let answer_tokens = answer_tokens(&message);
             let adds = std::mem::take(&mut adds);
-            turns.push(RecordedTurn {
+            turns.push(RecordedStep {
                 new_messages: adds,
                 history: HistoryChange::Extends,
                 pause,
@@ -177,7 +177,7 @@ fn parse_lmcache(mut rows: Vec<LmcacheRow>) -> Vec<RecordedDialogue> {
 }
 
 /// A prompt that extends the previous one adds its new part; any other restarts the history.
-fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<RecordedTurn> {
+fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<RecordedStep> {
     let before = std::iter::once(None).chain(rows.iter().map(|row| Some(row.input.as_str())));
     let turn = |(row, before): (&LmcacheRow, Option<&str>)| {
         let new = before.and_then(|before| row.input.strip_prefix(before)).filter(|new| !new.is_empty());
@@ -185,7 +185,7 @@ fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<RecordedTurn> {
             Some(new) => (new, HistoryChange::Extends),
             None => (row.input.as_str(), HistoryChange::Restarts),
         };
-        RecordedTurn {
+        RecordedStep {
             new_messages: vec![json!({"role": "user", "content": text})],
             history,
             pause: if before.is_some() { PauseCause::Tool } else { PauseCause::None },

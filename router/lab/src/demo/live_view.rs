@@ -10,7 +10,7 @@ use vocabulary::WorkerRole;
 use super::ComparedPolicy;
 use super::measure::{MetricsScrape, percentile_ms};
 use super::report::{action_mix, actions, duplicate_factor, owner_hit_rate};
-use super::session::ReplayResults;
+use super::session::ReplayProgress;
 
 /// Interval between two redraws.
 pub(super) const REDRAW_INTERVAL: Duration = Duration::from_millis(500);
@@ -29,7 +29,7 @@ pub(super) struct RunDescription {
 pub(super) struct RunSnapshot<'a> {
     pub run: &'a RunDescription,
     pub elapsed: Duration,
-    pub progress: &'a ReplayResults,
+    pub progress: &'a ReplayProgress,
     pub router: &'a MetricsScrape,
 }
 

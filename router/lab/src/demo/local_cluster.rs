@@ -12,7 +12,7 @@ use workers_shim::sim::EngineProfile;
 
 use super::ComparedPolicy;
 use super::child_process::{ChildProcess, EXIT_WITH_PARENT};
-use super::client::AgentClient;
+use super::client::ProxyClient;
 use super::measure::MetricsScrape;
 
 /// Workers of the demo cluster: 2 prefill, 4 decode, 2 hybrid.
@@ -83,7 +83,7 @@ pub(crate) struct LocalCluster {
     /// Operator API and `/metrics`.
     pub operator: SocketAddr,
     serve: ChildProcess,
-    client: AgentClient,
+    client: ProxyClient,
     _data: tempfile::TempDir,
 }
 
@@ -118,7 +118,7 @@ impl LocalCluster {
         }
         let args = serve_args(options, own, &started, data.path());
         let serve = ChildProcess::spawn("serve".into(), &args).map_err(system_error("start serve"))?;
-        let (proxy, operator, client) = (own[0], own[1], AgentClient::new());
+        let (proxy, operator, client) = (own[0], own[1], ProxyClient::new());
         let mut cluster = LocalCluster { workers: started, proxy, operator, serve, client, _data: data };
         match cluster.wait_until_ready().await {
             Ok(()) => Ok(cluster),
@@ -223,7 +223,7 @@ fn exit_error(process: &ChildProcess, status: std::process::ExitStatus) -> Local
 }
 
 async fn wait_for_page(
-    client: &AgentClient,
+    client: &ProxyClient,
     process: &mut ChildProcess,
     (server, path): (SocketAddr, &str),
     deadline: Instant,

@@ -5,11 +5,11 @@ use std::time::Duration;
 use strum::VariantArray as _;
 
 use super::*;
-use crate::demo::client::{AgentClientError, StepMeasurement};
+use crate::demo::client::{ProxyClientError, StepMeasurement};
 
 fn step(session: usize, turn: usize, worker: &str) -> FinishedStep {
     let outcome = match worker {
-        "" => Err(AgentClientError::TimedOut(Duration::from_secs(60))),
+        "" => Err(ProxyClientError::TimedOut(Duration::from_secs(60))),
         worker => Ok(StepMeasurement {
             first_token: Duration::from_millis(10 * (turn as u64 + 1)),
             total: Duration::from_millis(500),

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Semaphore, task::JoinSet};
 
-use super::client::{AgentClient, AgentClientError, ChatRequest, ServedAnswer, StepMeasurement};
+use super::client::{ChatRequest, ProxyClient, ProxyClientError, ServedAnswer, StepMeasurement};
 use super::corpus::{HistoryChange, RecordedDialogue};
 use super::think_time::ThinkTimeModel;
 
@@ -21,12 +21,12 @@ pub(super) struct FinishedStep {
     pub session: usize,
     pub turn: usize,
     /// Measurements of the response, or the error.
-    pub outcome: Result<StepMeasurement, AgentClientError>,
+    pub outcome: Result<StepMeasurement, ProxyClientError>,
 }
 
 /// Progress of a run for the view and the report. Bounded by the corpus.
 #[derive(Default, Debug)]
-pub(super) struct ReplayResults {
+pub(super) struct ReplayProgress {
     /// Finished steps, in order of completion.
     pub steps: Vec<FinishedStep>,
     pub started: usize,
@@ -34,20 +34,20 @@ pub(super) struct ReplayResults {
 }
 
 #[derive(Clone)]
-pub(super) struct ReplayPlan {
+pub(super) struct ReplaySetup {
     pub dialogues: Arc<Vec<RecordedDialogue>>,
     pub tempo: ThinkTimeModel,
     pub proxy: SocketAddr,
     /// Maximum number of concurrent sessions.
     pub concurrency: usize,
     /// Where finished steps are recorded.
-    pub tally: Arc<Mutex<ReplayResults>>,
+    pub tally: Arc<Mutex<ReplayProgress>>,
 }
 
 /// Replays every session and returns when all are done. Dropping the future stops them.
-pub(super) async fn replay(script: ReplayPlan) {
+pub(super) async fn replay(script: ReplaySetup) {
     let places = Arc::new(Semaphore::new(script.concurrency));
-    let client = AgentClient::new();
+    let client = ProxyClient::new();
     let began = Instant::now();
     let mut sessions = JoinSet::new();
     for number in 0..script.dialogues.len() {
@@ -66,7 +66,7 @@ pub(super) async fn replay(script: ReplayPlan) {
 }
 
 /// Replays one session from its first step to its last.
-async fn replay_session(script: &ReplayPlan, client: &AgentClient, session: usize) {
+async fn replay_session(script: &ReplaySetup, client: &ProxyClient, session: usize) {
     let name = format!("demo-{session}");
     let mut history: Vec<Value> = Vec::new();
     for (turn, recorded) in script.dialogues[session].turns.iter().enumerate() {

@@ -4,7 +4,7 @@ use axum::{Json, Router, http::StatusCode, response::IntoResponse, routing::post
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::demo::corpus::{PauseCause, RecordedTurn};
+use crate::demo::corpus::{PauseCause, RecordedStep};
 
 type ReceivedBodies = Arc<Mutex<Vec<Value>>>;
 
@@ -33,7 +33,7 @@ async fn server(broken: usize) -> (SocketAddr, ReceivedBodies) {
 }
 
 fn dialogue(turns: usize, history: HistoryChange) -> RecordedDialogue {
-    let turn = |turn| RecordedTurn {
+    let turn = |turn| RecordedStep {
         new_messages: vec![json!({"role": "user", "content": format!("ask {turn}")})],
         history,
         pause: PauseCause::Tool,
@@ -45,9 +45,9 @@ fn dialogue(turns: usize, history: HistoryChange) -> RecordedDialogue {
 
 async fn run(dialogues: Vec<RecordedDialogue>, broken: usize) -> (Vec<FinishedStep>, Vec<Value>) {
     let (proxy, seen) = server(broken).await;
-    let tally = Arc::new(Mutex::new(ReplayResults::default()));
+    let tally = Arc::new(Mutex::new(ReplayProgress::default()));
     let tempo = ThinkTimeModel { seed: 1, scale: 0.0 };
-    replay(ReplayPlan { dialogues: Arc::new(dialogues), tempo, proxy, concurrency: 2, tally: tally.clone() }).await;
+    replay(ReplaySetup { dialogues: Arc::new(dialogues), tempo, proxy, concurrency: 2, tally: tally.clone() }).await;
     let tally = std::mem::take(&mut *tally.lock());
     assert_eq!(tally.started, tally.finished);
     (tally.steps, std::mem::take(&mut *seen.lock()))
@@ -69,7 +69,7 @@ async fn each_step_resends_the_history_with_served_answers() {
 async fn session_continues_from_the_recorded_answer_after_an_error() {
     let (steps, seen) = run(vec![dialogue(3, HistoryChange::Extends)], 2).await;
     assert_eq!(contents(&seen[2]), ["ask 0", "served 1", "ask 1", "recorded", "ask 2"]);
-    assert!(matches!(steps[1].outcome, Err(AgentClientError::Status { status: 500, .. })));
+    assert!(matches!(steps[1].outcome, Err(ProxyClientError::Status { status: 500, .. })));
     assert_eq!(steps.iter().filter(|step| step.outcome.is_err()).count(), 1);
 }
 

@@ -45,9 +45,9 @@ fn only_the_first_failures_are_shown_each_with_its_step() {
     let step = |turn| FinishedStep {
         session: 4,
         turn,
-        outcome: Err(AgentClientError::Status { status: 503, body: "full".into() }),
+        outcome: Err(ProxyClientError::Status { status: 503, body: "full".into() }),
     };
-    let tally = ReplayResults { steps: (0..9).map(step).collect(), started: 1, finished: 1 };
+    let tally = ReplayProgress { steps: (0..9).map(step).collect(), started: 1, finished: 1 };
     let lines = failures(&tally);
     assert_eq!(lines.len(), MAX_SHOWN_ERRORS);
     assert_eq!(lines[1], "  session 4 step 1: HTTP 503: full");

@@ -1,10 +1,10 @@
 //! Tests of the view's text.
 
 use super::*;
-use crate::demo::client::{AgentClientError, StepMeasurement};
+use crate::demo::client::{ProxyClientError, StepMeasurement};
 use crate::demo::session::FinishedStep;
 
-fn tally() -> ReplayResults {
+fn tally() -> ReplayProgress {
     let served = |worker: &str| StepMeasurement {
         first_token: Duration::from_millis(20),
         total: Duration::from_millis(90),
@@ -14,8 +14,8 @@ fn tally() -> ReplayResults {
     };
     let step = |session, turn, worker: &str| FinishedStep { session, turn, outcome: Ok(served(worker)) };
     let failed =
-        FinishedStep { session: 2, turn: 0, outcome: Err(AgentClientError::TimedOut(Duration::from_secs(60))) };
-    ReplayResults { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], started: 3, finished: 1 }
+        FinishedStep { session: 2, turn: 0, outcome: Err(ProxyClientError::TimedOut(Duration::from_secs(60))) };
+    ReplayProgress { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], started: 3, finished: 1 }
 }
 
 fn check(look: impl Fn(&RunSnapshot) -> String) -> String {

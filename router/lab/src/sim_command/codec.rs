@@ -5,32 +5,32 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, FallbackReason, ModelText, ModelTextSource, PrefixError, PromptResolver, PromptResolverOptions,
-    PromptWorkLimits, SpecialTokens, WallTime,
+    ChatEndpoint, FallbackReason, ModelTokenizer, ModelTokenizerSource, PrefixError, PromptResolver,
+    PromptResolverOptions, PromptWorkLimits, SpecialTokens, WallTime,
 };
-use vocabulary::{ChainNamespace, HashSeed, ModelId, Tokens};
-use workers_shim::sim::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
+use vocabulary::{HashSeed, ModelId, ModelNamespace, Tokens};
+use workers_shim::sim::{AddSpecialTokens, ConversationApi, TextCodec, TextCodecError};
 
 use proxy::catalog::built_in_text;
 
 /// A model's tokenizer and template behind the conversions of all endpoints.
 #[derive(Debug)]
-pub struct ModelCodec {
-    text: Arc<ModelText>,
+pub struct ModelTextCodec {
+    text: Arc<ModelTokenizer>,
     /// Converts; what it would name the prompts is of no account here.
     identifier: PromptResolver,
     eos: u32,
 }
 
-impl ModelCodec {
+impl ModelTextCodec {
     /// Of a model folder; of the built-in small model without one.
     pub fn load(folder: Option<PathBuf>) -> Result<Self, PrefixError> {
         let text = match folder {
-            Some(folder) => ModelText::load(ModelTextSource::Folder(folder))?,
+            Some(folder) => ModelTokenizer::load(ModelTokenizerSource::Folder(folder))?,
             None => built_in_text()?,
         };
         let text = Arc::new(text);
-        let namespace = ChainNamespace { model: ModelId::from("simulated"), revision: "".into(), tokenizer: "".into() };
+        let namespace = ModelNamespace { model: ModelId::from("simulated"), revision: "".into(), tokenizer: "".into() };
         let identifier = PromptResolver::new(PromptResolverOptions {
             namespace,
             seed: HashSeed::default(),
@@ -43,8 +43,8 @@ impl ModelCodec {
     }
 }
 
-impl TextCodec for ModelCodec {
-    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+impl TextCodec for ModelTextCodec {
+    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, TextCodecError> {
         let form = match api {
             ConversationApi::Chat => ChatEndpoint::Chat,
             ConversationApi::Messages => ChatEndpoint::Messages,
@@ -52,19 +52,19 @@ impl TextCodec for ModelCodec {
         };
         let now = WallTime { unix_seconds: unix_seconds() };
         let chat = self.identifier.chat_request(form, body);
-        chat.and_then(|chat| self.text.encode_chat(&chat, now)).map_err(codec_error)
+        chat.and_then(|chat| self.text.encode_chat(&chat, now)).map_err(text_codec_error)
     }
 
-    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
-        self.identifier.completion_ids(body).map_err(codec_error)
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, TextCodecError> {
+        self.identifier.completion_ids(body).map_err(text_codec_error)
     }
 
-    fn encode(&self, text: &str, framing: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
+    fn encode(&self, text: &str, framing: AddSpecialTokens) -> Result<Vec<u32>, TextCodecError> {
         let special = match framing {
             AddSpecialTokens::Framed => SpecialTokens::With,
             AddSpecialTokens::Bare => SpecialTokens::Without,
         };
-        self.text.encode(text, special).map_err(codec_error)
+        self.text.encode(text, special).map_err(text_codec_error)
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
@@ -86,7 +86,7 @@ impl TextCodec for ModelCodec {
 }
 
 /// What a client is told of a request whose tokens cannot be foreseen; some of them a real engine would serve.
-fn codec_error(error: PrefixError) -> CodecError {
+fn text_codec_error(error: PrefixError) -> TextCodecError {
     let advice = match error.reason() {
         FallbackReason::Multimodal => "a simulated worker takes text only: send the text without it",
         FallbackReason::UnsupportedOption => "a simulated worker does not do that: leave it out",
@@ -95,9 +95,9 @@ fn codec_error(error: PrefixError) -> CodecError {
             "start the worker with a --tokenizer-dir that contains a chat_template.jinja"
         }
         FallbackReason::TooLarge => "a simulated worker renders prompts of at most 16 MiB: send less",
-        _ => return CodecError(error.to_string()),
+        _ => return TextCodecError(error.to_string()),
     };
-    CodecError(format!("{error}; {advice}"))
+    TextCodecError(format!("{error}; {advice}"))
 }
 
 fn unix_seconds() -> i64 {

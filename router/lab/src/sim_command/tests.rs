@@ -18,7 +18,7 @@ fn args(flags: &[&str]) -> SimArgs {
 
 pub(crate) async fn sim(flags: &[&str]) -> SimWorker {
     let args = args(flags);
-    let codec = ModelCodec::load(args.tokenizer_dir.clone()).unwrap();
+    let codec = ModelTextCodec::load(args.tokenizer_dir.clone()).unwrap();
     SimWorker::start(engine_options(&args, ANY).unwrap(), Arc::new(codec)).await.unwrap()
 }
 

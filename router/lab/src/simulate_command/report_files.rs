@@ -11,7 +11,7 @@ use crate::ctl::pretty;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
-pub enum ReportError {
+pub enum ReportPathError {
     #[error(
         "the report is to be {0}; accepted: a file whose name ends in .html (.json and .csv are written beside it)"
     )]
@@ -35,19 +35,19 @@ pub(super) struct ReportFiles {
 
 impl ReportFiles {
     /// Checks the places against what is read, and that they can be written. Leaves nothing behind.
-    pub(super) fn new(page: &Path, inputs: &[&Path]) -> Result<Self, ReportError> {
+    pub(super) fn new(page: &Path, inputs: &[&Path]) -> Result<Self, ReportPathError> {
         if page.extension().is_none_or(|ending| ending != "html") || page.file_stem().is_none() {
-            return Err(ReportError::Name(page.to_owned()));
+            return Err(ReportPathError::Name(page.to_owned()));
         }
         let files = Self { page: page.to_owned() };
         for (path, _) in files.outputs() {
             if path.exists() && !path.is_file() {
-                return Err(ReportError::NotAFile(path));
+                return Err(ReportPathError::NotAFile(path));
             }
             inputs.iter().try_for_each(|input| check_distinct(&path, input))?;
         }
         let folder = folder(page);
-        let unwritable = |source| ReportError::Unwritable { path: page.to_owned(), source };
+        let unwritable = |source| ReportPathError::Unwritable { path: page.to_owned(), source };
         tempfile::tempfile_in(folder).map_err(unwritable)?;
         Ok(files)
     }
@@ -61,22 +61,22 @@ impl ReportFiles {
         ]
     }
 
-    pub(super) fn write(&self, report: &SimulationReport) -> Result<(), ReportError> {
+    pub(super) fn write(&self, report: &SimulationReport) -> Result<(), ReportPathError> {
         self.outputs().into_iter().try_for_each(|(path, text)| {
             let written = write_atomically(&path, &text(report));
-            written.map_err(|source| ReportError::Unwritable { path, source })
+            written.map_err(|source| ReportPathError::Unwritable { path, source })
         })
     }
 }
 
 /// Neither the input itself nor a file in the folder that it is.
-fn check_distinct(path: &Path, input: &Path) -> Result<(), ReportError> {
+fn check_distinct(path: &Path, input: &Path) -> Result<(), ReportPathError> {
     let Ok(input) = input.canonicalize() else { return Ok(()) };
     if path.canonicalize().is_ok_and(|path| path == input) {
-        return Err(ReportError::Input(path.to_owned()));
+        return Err(ReportPathError::Input(path.to_owned()));
     }
     if folder(path).canonicalize().is_ok_and(|folder| folder == input) {
-        return Err(ReportError::InTrace(folder(path).to_owned()));
+        return Err(ReportPathError::InTrace(folder(path).to_owned()));
     }
     Ok(())
 }

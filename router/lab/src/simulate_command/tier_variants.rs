@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use planner::{AttentionSpec, CheckpointInterval};
+use planner::{AttentionSpec, WindowCheckpointInterval};
 use simulator::trace::Trace;
 use simulator::{HardwareProfile, KvModel, KvModelError, TierPolicy};
 
@@ -73,11 +73,13 @@ impl TierVariant {
     pub(super) fn note(&self) -> Option<String> {
         let model = self.model.as_ref().filter(|_| self.policy == Some(TierPolicy::LowestCost))?;
         Some(match model.checkpoints() {
-            CheckpointInterval::Full => "the cheapest is to store every token's windows (`lowest_cost`)".to_owned(),
-            CheckpointInterval::EveryTokens(period) => {
+            WindowCheckpointInterval::Full => {
+                "the cheapest is to store every token's windows (`lowest_cost`)".to_owned()
+            }
+            WindowCheckpointInterval::EveryTokens(period) => {
                 format!("the cheapest is to store windows at every {period} tokens (`lowest_cost`)")
             }
-            CheckpointInterval::None => "the cheapest is to store no windows (`lowest_cost`)".to_owned(),
+            WindowCheckpointInterval::None => "the cheapest is to store no windows (`lowest_cost`)".to_owned(),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use clap::{Args, ValueEnum};
-use simulator::trace::{TrafficPattern, Workload};
+use simulator::trace::{SharingPattern, Workload};
 use vocabulary::TimeSpan;
 
 use vocabulary::flags;
@@ -52,8 +52,8 @@ enum WorkloadArg {
 /// Writes the sessions to standard output.
 pub(super) fn run(args: &GenerateArgs) -> std::io::Result<()> {
     let shape = match args.shape {
-        WorkloadArg::SharedPrefix => TrafficPattern::SharedPrefix { prefixes: args.fanout },
-        WorkloadArg::ForkedRollouts => TrafficPattern::ForkedRollouts { branches: args.fanout },
+        WorkloadArg::SharedPrefix => SharingPattern::SharedPrefix { prefixes: args.fanout },
+        WorkloadArg::ForkedRollouts => SharingPattern::ForkedRollouts { branches: args.fanout },
     };
     let GenerateArgs { sessions, shared_prefix_tokens, steps, new_tokens, output_tokens, think_time, seed, .. } = *args;
     let workload = Workload {

@@ -14,7 +14,7 @@ use simulator::{NEXT_SESSION_DELAY, SESSION_START_INTERVAL, SeededRng};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::demo::client::AgentClient;
+use crate::demo::client::ProxyClient;
 use crate::demo::local_cluster::{LocalCluster, LocalClusterError};
 
 /// Ids of the built-in tokenizer from here on are words; smaller ones are special.
@@ -42,7 +42,7 @@ pub(super) struct LiveReplay {
     /// Real seconds per engine second.
     slowdown: f64,
     proxy: SocketAddr,
-    client: AgentClient,
+    client: ProxyClient,
     next_session: Arc<AtomicUsize>,
     measurements: Arc<Mutex<LiveMeasurements>>,
     /// Finished steps of this and other runs.
@@ -60,7 +60,7 @@ impl LiveReplay {
             load,
             slowdown,
             proxy,
-            client: AgentClient::new(),
+            client: ProxyClient::new(),
             next_session: Arc::default(),
             measurements: Arc::default(),
             finished_steps,

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use planner::{Action, CostTerms, Decision, PlanCandidate, PlanningCase, Policy};
+use planner::{Action, CostTerms, Decision, PlanCandidate, Policy, RecordedPlanningInputs};
 use serde::Serialize;
 use vocabulary::{Micros, SessionId, WorkerId};
 
 use super::estimate::{MeanEstimate, SessionSums, percentile};
-use proxy::decisions::{RecordedAttempt, ReplayRecord};
+use proxy::decisions::{ReplayAttempt, ReplayRecord};
 use proxy::receipt::{AttemptLeg, RequestOutcome};
 use vocabulary::RoutingMode;
 
@@ -91,7 +91,7 @@ pub(super) struct PlanComparison {
 
 /// What is changed against the recorded world.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Counterfactual {
+pub(super) struct WhatIfScenario {
     /// The policy in place of the recorded one.
     pub(super) policy: Option<Policy>,
     pub(super) removed_workers: Vec<WorkerId>,
@@ -100,8 +100,8 @@ pub(super) struct Counterfactual {
     pub(super) link_speedup: Option<f64>,
 }
 
-impl Counterfactual {
-    fn apply(&self, mut case: PlanningCase) -> PlanningCase {
+impl WhatIfScenario {
+    fn apply(&self, mut case: RecordedPlanningInputs) -> RecordedPlanningInputs {
         if self.removed_workers.is_empty() && self.prefill_speedup.is_none() && self.link_speedup.is_none() {
             return case;
         }
@@ -169,7 +169,7 @@ fn chosen_candidate(decision: &Decision) -> Option<&PlanCandidate> {
 
 /// The candidate that was carried out. The bypass calls whatever it does at one worker colocated prefill, the planner tells apart
 /// what the worker lacks.
-fn served_candidate<'a>(decision: &'a Decision, tried: &RecordedAttempt) -> Option<&'a PlanCandidate> {
+fn served_candidate<'a>(decision: &'a Decision, tried: &ReplayAttempt) -> Option<&'a PlanCandidate> {
     let at =
         |candidate: &&PlanCandidate| candidate.sequence.legs().map(AttemptLeg::from).eq(tried.legs.iter().copied());
     let all = || decision.candidates.iter().filter(at);
@@ -178,7 +178,7 @@ fn served_candidate<'a>(decision: &'a Decision, tried: &RecordedAttempt) -> Opti
 
 impl ComparisonBuilder {
     /// One more record, beside `change`.
-    pub(super) fn add(&mut self, entry: ReplayRecord, change: &Counterfactual) {
+    pub(super) fn add(&mut self, entry: ReplayRecord, change: &WhatIfScenario) {
         let ReplayRecord { head, receipt: told, case } = entry;
         self.modes[told.mode as usize] += 1;
         let (Some(recorded), Some(case), Some(tried)) = (told.decision, case, told.attempts.last()) else {

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 
-use planner::{ActionSet, ClassificationInputs, PlanningCase, RequestProfile, SessionView, TransferPermission};
+use planner::{
+    ActionSet, ClassificationInputs, RecordedPlanningInputs, RequestProfile, SessionView, TransferPermission,
+};
 use serde_json::json;
 use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, TimeSpan, Tokens, WorkerId, WorkerView};
 
@@ -20,10 +22,10 @@ fn worker(id: u64, backlog: u64) -> WorkerView {
 }
 
 /// Worker 1 holds all but 100 of 1,000 tokens, worker 2 nothing.
-fn case(session: u128, backlog: u64) -> PlanningCase {
+fn case(session: u128, backlog: u64) -> RecordedPlanningInputs {
     let overlap =
         Overlap { worker: WorkerId(1), rank: Default::default(), tier: vocabulary::Tier::Hbm, blocks: Blocks(56) };
-    PlanningCase {
+    RecordedPlanningInputs {
         step: ClassificationInputs {
             prompt_tokens: Tokens(1_000),
             reused_tokens: Tokens(896),
@@ -50,7 +52,7 @@ fn case(session: u128, backlog: u64) -> PlanningCase {
 }
 
 /// A step of mode `mode` that was served at `served` and whose first token took `seen`.
-fn entry(case: PlanningCase, (mode, served): (&str, u64), seen: Micros) -> ReplayRecord {
+fn entry(case: RecordedPlanningInputs, (mode, served): (&str, u64), seen: Micros) -> ReplayRecord {
     let policy = Policy::default();
     let decision = case.plan(&policy, (None, &[])).unwrap();
     let told = json!({
@@ -64,7 +66,7 @@ fn entry(case: PlanningCase, (mode, served): (&str, u64), seen: Micros) -> Repla
     ReplayRecord { head: Arc::new(head), receipt: parsed, case: Some(case) }
 }
 
-fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayRecord>) -> PlanComparison {
+fn compared(change: WhatIfScenario, entries: impl IntoIterator<Item = ReplayRecord>) -> PlanComparison {
     let mut comparing = ComparisonBuilder::default();
     entries.into_iter().for_each(|entry| comparing.add(entry, &change));
     comparing.finish()
@@ -73,7 +75,7 @@ fn compared(change: Counterfactual, entries: impl IntoIterator<Item = ReplayReco
 #[test]
 fn active_mode_log_is_reproduced_and_saves_nothing() {
     let own = || (1..=4).map(|n| entry(case(n, 0), ("active", 1), Micros(12_000)));
-    let comparison = compared(Counterfactual::default(), own());
+    let comparison = compared(WhatIfScenario::default(), own());
     assert_eq!((comparison.modes.active, comparison.compared, comparison.sessions), (4, 4, 4));
     assert_eq!((comparison.replayed.reproduced, comparison.replayed.unreproduced, comparison.changed_plans), (4, 0, 0));
     let saved = comparison.predicted_ttft_saving_ms.unwrap();
@@ -83,9 +85,9 @@ fn active_mode_log_is_reproduced_and_saves_nothing() {
 
 #[test]
 fn records_without_displaced_kv_facts_are_counted() {
-    let old = |n| entry(PlanningCase { kv_occupancy: None, ..case(n, 0) }, ("active", 1), Micros(12_000));
+    let old = |n| entry(RecordedPlanningInputs { kv_occupancy: None, ..case(n, 0) }, ("active", 1), Micros(12_000));
     let comparison =
-        compared(Counterfactual::default(), [old(1), old(2), entry(case(3, 0), ("active", 1), Micros(12_000))]);
+        compared(WhatIfScenario::default(), [old(1), old(2), entry(case(3, 0), ("active", 1), Micros(12_000))]);
     assert_eq!((comparison.replayed.reproduced, comparison.replayed.without_memory), (3, 2));
 }
 
@@ -93,7 +95,7 @@ fn records_without_displaced_kv_facts_are_counted() {
 fn shadow_log_yields_predicted_savings() {
     // The bypass took the worker that holds nothing: 90 ms more, for every step.
     let comparison =
-        compared(Counterfactual::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
+        compared(WhatIfScenario::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
     let (served, planned) = (comparison.as_served.unwrap(), comparison.what_if.unwrap());
     assert_eq!((served.computed_tokens, planned.computed_tokens), (4_000, 416));
     let saved = comparison.predicted_ttft_saving_ms.unwrap();
@@ -119,7 +121,7 @@ fn bypass_colocated_step_matches_the_planner_action() {
     let entry = entry(continued, ("shadow", 1), Micros(12_000));
     let planned = entry.receipt.decision.as_ref().unwrap().plan.action;
     assert_ne!(planned, planner::Action::ColocatedPrefill);
-    let comparison = compared(Counterfactual::default(), [entry]);
+    let comparison = compared(WhatIfScenario::default(), [entry]);
     assert_eq!(
         (comparison.compared, comparison.changed_plans, comparison.predicted_ttft_saving_ms.unwrap().mean),
         (1, 0, 0.0)
@@ -129,9 +131,9 @@ fn bypass_colocated_step_matches_the_planner_action() {
 #[test]
 fn changed_fleet_is_compared_on_the_same_steps() {
     let own = |n| entry(case(n, 0), ("active", 1), Micros(12_000));
-    let without = |workers: &[u64]| Counterfactual {
+    let without = |workers: &[u64]| WhatIfScenario {
         removed_workers: workers.iter().copied().map(WorkerId).collect(),
-        ..Counterfactual::default()
+        ..WhatIfScenario::default()
     };
     let comparison = compared(without(&[1]), [own(1), own(2)]);
     assert_eq!(
@@ -140,7 +142,7 @@ fn changed_fleet_is_compared_on_the_same_steps() {
     );
     let comparison = compared(without(&[1, 2]), [own(1)]);
     assert_eq!((comparison.unservable, comparison.compared, comparison.what_if), (1, 0, None));
-    let faster = compared(Counterfactual { prefill_speedup: Some(2.0), ..Counterfactual::default() }, [own(1), own(2)]);
+    let faster = compared(WhatIfScenario { prefill_speedup: Some(2.0), ..WhatIfScenario::default() }, [own(1), own(2)]);
     assert!((faster.predicted_ttft_saving_ms.unwrap().mean - 5.2).abs() < 0.2, "{:?}", faster.predicted_ttft_saving_ms);
 }
 
@@ -148,15 +150,15 @@ fn changed_fleet_is_compared_on_the_same_steps() {
 fn changed_policy_gives_different_decisions() {
     let policy = Policy { policy: planner::SelectionRule::MatchRateMinusLoad, ..Policy::default() };
     let busy = || entry(case(1, 5_000), ("active", 2), Micros(100_000));
-    assert_eq!(compared(Counterfactual::default(), [busy()]).changed_plans, 0);
-    let comparison = compared(Counterfactual { policy: Some(policy), ..Counterfactual::default() }, [busy()]);
+    assert_eq!(compared(WhatIfScenario::default(), [busy()]).changed_plans, 0);
+    let comparison = compared(WhatIfScenario { policy: Some(policy), ..WhatIfScenario::default() }, [busy()]);
     assert_eq!((comparison.changed_plans, comparison.what_if.unwrap().computed_tokens), (1, 104));
 }
 
 #[test]
 fn observed_ttft_is_compared_with_the_prediction() {
     let first = |n| {
-        compared(Counterfactual::default(), [entry(case(n, 0), ("active", 1), Micros(1))]).ttft_prediction
+        compared(WhatIfScenario::default(), [entry(case(n, 0), ("active", 1), Micros(1))]).ttft_prediction
             [&planner::Action::ColocatedPrefill]
             .predicted_ms
     };
@@ -164,7 +166,7 @@ fn observed_ttft_is_compared_with_the_prediction() {
     // Twice as slow as predicted, for most.
     let slow = Micros((predicted * 2_000.0) as u64);
     let comparison = compared(
-        Counterfactual::default(),
+        WhatIfScenario::default(),
         (1..=5).map(|n| entry(case(n, 0), ("active", 1), if n == 1 { Micros(1) } else { slow })),
     );
     let accuracy = comparison.ttft_prediction[&planner::Action::ColocatedPrefill];
@@ -176,7 +178,7 @@ fn observed_ttft_is_compared_with_the_prediction() {
 fn unplanned_steps_are_counted_but_not_compared() {
     let mut bypass = entry(case(1, 0), ("bypass", 1), Micros(1));
     (bypass.receipt.decision, bypass.case) = (None, None);
-    let comparison = compared(Counterfactual::default(), [bypass]);
+    let comparison = compared(WhatIfScenario::default(), [bypass]);
     assert_eq!((comparison.modes.bypass, comparison.compared, comparison.predicted_ttft_saving_ms), (1, 0, None));
     assert!(comparison_text(&comparison, 1).contains("Nothing could be compared"));
 }

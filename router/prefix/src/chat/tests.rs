@@ -1,7 +1,7 @@
 use super::*;
 
 fn json(text: &str) -> Value {
-    serde_json::from_str::<JsonValue>(text).unwrap().0
+    serde_json::from_str::<TemplateValue>(text).unwrap().0
 }
 
 fn shaped(message: &str, format: ContentFormat) -> Result<String, PrefixError> {

@@ -2,12 +2,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use vocabulary::{ChainNamespace, HashSeed, Tokens};
+use vocabulary::{HashSeed, ModelNamespace, Tokens};
 
 use super::*;
 use crate::template_traits::AllowedSystemPosition;
 use crate::{
-    ModelFiles, ModelText, ModelTextSource, Prompt, PromptIdentity, PromptInputs, PromptResolver,
+    ExtraPromptInputs, ModelFiles, ModelTokenizer, ModelTokenizerSource, Prompt, PromptIdentity, PromptResolver,
     PromptResolverOptions, PromptWorkLimits,
 };
 
@@ -23,7 +23,7 @@ fn of_responses(body: &str) -> Result<String, PrefixError> {
 }
 
 fn text_of(converted: ConvertedRequest) -> String {
-    let read = ChatLayout::read(&converted.body).map(|layout| layout.message_list().to_vec());
+    let read = ChatBodyLayout::read(&converted.body).map(|layout| layout.message_list().to_vec());
     assert_eq!(read.as_deref(), Some(converted.layout().message_list()), "messages lie where they are said to");
     String::from_utf8(converted.body).unwrap()
 }
@@ -32,8 +32,10 @@ fn identifier(template: Option<&str>) -> PromptResolver {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let files = ModelFiles::read(&folder).unwrap();
     let chat_template = template.map_or(files.chat_template.clone(), |text| Some(text.as_bytes().to_vec().into()));
-    let text = Some(Arc::new(ModelText::load(ModelTextSource::Files(ModelFiles { chat_template, ..files })).unwrap()));
-    let namespace = ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "".into() };
+    let text = Some(Arc::new(
+        ModelTokenizer::load(ModelTokenizerSource::Files(ModelFiles { chat_template, ..files })).unwrap(),
+    ));
+    let namespace = ModelNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "".into() };
     PromptResolver::new(PromptResolverOptions {
         namespace,
         seed: HashSeed(7),
@@ -50,7 +52,7 @@ fn template_traits(template: &str) -> TemplateTraits {
 #[test]
 fn all_endpoints_convert_to_the_same_prompt() {
     let identifier = identifier(None);
-    let inputs = PromptInputs::default();
+    let inputs = ExtraPromptInputs::default();
     let chat = br#"{"messages":[{"role":"system","content":"Be."},{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes?"},{"role":"user","content":"More."}]}"#;
     let messages = br#"{"system":"Be.","max_tokens":1,"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":[{"type":"text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
     let responses = br#"{"instructions":"Be.","input":[{"role":"user","content":"Hi"},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
@@ -67,7 +69,7 @@ fn unconvertible_requests_fall_back_to_their_own_bytes() {
         PromptIdentity::Fallback(reason) => reason,
         PromptIdentity::Exact => panic!("exact"),
     };
-    let inputs = PromptInputs::default();
+    let inputs = ExtraPromptInputs::default();
     let stored = identifier.resolve_responses(br#"{"input":"a","previous_response_id":"resp_1"}"#, inputs);
     assert_eq!(reason(stored), FallbackReason::UnsupportedOption);
     let surrogate = identifier.resolve_messages(br#"{"messages":[{"role":"user","content":"\ud800"}]}"#, inputs);

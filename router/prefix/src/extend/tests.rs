@@ -3,10 +3,12 @@ use std::sync::{LazyLock, OnceLock};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use vocabulary::{Bytes, ChainNamespace, HashSeed, RootKeys};
+use vocabulary::{Bytes, HashSeed, ModelNamespace, RequestNamespace};
 
 use super::*;
-use crate::{ChatEndpoint, ConvertedRequest, ModelFiles, ModelTextSource, PromptResolverOptions, PromptWorkLimits};
+use crate::{
+    ChatEndpoint, ConvertedRequest, ModelFiles, ModelTokenizerSource, PromptResolverOptions, PromptWorkLimits,
+};
 
 /// Every committed model with a tokenizer and a template, loaded on first use because most tests need one.
 static MODELS: LazyLock<Vec<(PathBuf, OnceLock<PromptResolver>)>> = LazyLock::new(|| {
@@ -33,8 +35,8 @@ fn load(folder: &Path, template: Option<&str>) -> PromptResolver {
     if let Some(template) = template {
         files.chat_template = Some(template.as_bytes().to_vec().into());
     }
-    let text = ModelText::load(ModelTextSource::Files(files)).unwrap();
-    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let text = ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap();
+    let namespace = ModelNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
     let limits = PromptWorkLimits::default();
     PromptResolver::new(PromptResolverOptions {
         namespace,
@@ -74,11 +76,11 @@ fn resolve_and_verify_as(
     (body, now): (&str, WallTime),
     lookup: ConversationQuery<'_>,
 ) -> LookupTier {
-    let inputs = PromptInputs { keys: RootKeys::default(), now };
+    let inputs = ExtraPromptInputs { keys: RequestNamespace::default(), now };
     let whole = resolver.resolve_conversation(endpoint, body.as_bytes(), (inputs, None)).prompt;
     let converted = resolver.convert(endpoint, body.as_bytes());
     let layout = match &converted {
-        None => ChatLayout::read(body.as_bytes()),
+        None => ChatBodyLayout::read(body.as_bytes()),
         Some(converted) => converted.as_ref().ok().map(ConvertedRequest::layout),
     };
     match layout.and_then(|layout| resolver.extend(layout, inputs, lookup)) {
@@ -367,13 +369,15 @@ fn conversations_are_not_shared_across_tenants_salts_or_models() {
     let (conversations, tiny) = (trails(), model("tiny"));
     let text = body(&talk()[..4]).to_string();
     assert_eq!(resolve_and_verify(tiny, &text, memory(&conversations), WallTime::default()), LookupTier::Miss);
-    let layout = ChatLayout::read(text.as_bytes()).unwrap();
+    let layout = ChatBodyLayout::read(text.as_bytes()).unwrap();
     let other = ConversationQuery { tenant: "u", ..memory(&conversations) };
-    assert!(tiny.extend(layout, PromptInputs::default(), other).is_none());
-    let keys = RootKeys { salt: Some("s"), ..RootKeys::default() };
-    assert!(tiny.extend(layout, PromptInputs { keys, now: WallTime::default() }, memory(&conversations)).is_none());
-    assert!(model("qwen_like").extend(layout, PromptInputs::default(), memory(&conversations)).is_none());
-    assert!(tiny.extend(layout, PromptInputs::default(), memory(&conversations)).is_some());
+    assert!(tiny.extend(layout, ExtraPromptInputs::default(), other).is_none());
+    let keys = RequestNamespace { salt: Some("s"), ..RequestNamespace::default() };
+    assert!(
+        tiny.extend(layout, ExtraPromptInputs { keys, now: WallTime::default() }, memory(&conversations)).is_none()
+    );
+    assert!(model("qwen_like").extend(layout, ExtraPromptInputs::default(), memory(&conversations)).is_none());
+    assert!(tiny.extend(layout, ExtraPromptInputs::default(), memory(&conversations)).is_some());
 }
 
 #[test]
@@ -465,8 +469,8 @@ fn templates_that_count_or_print_the_time_disable_incremental_rendering() {
 fn template_step_limit_applies_to_incremental_rendering() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let limits = PromptWorkLimits { template_steps: 4000, ..PromptWorkLimits::default() };
-    let text = ModelText::load_with_limits(ModelTextSource::Folder(folder), limits).unwrap();
-    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let text = ModelTokenizer::load_with_limits(ModelTokenizerSource::Folder(folder), limits).unwrap();
+    let namespace = ModelNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
     let text = Some(text.into());
     let few = PromptResolver::new(PromptResolverOptions {
         namespace,
@@ -480,7 +484,7 @@ fn template_step_limit_applies_to_incremental_rendering() {
     while refused < 3 {
         messages.extend([json!({"role": "assistant", "content": "so"}), user("on")]);
         let tier = step(&few, &body(&messages), memory(&conversations));
-        let whole = few.resolve_chat(body(&messages).to_string().as_bytes(), PromptInputs::default());
+        let whole = few.resolve_chat(body(&messages).to_string().as_bytes(), ExtraPromptInputs::default());
         grown += u32::from(tier == LookupTier::Session);
         refused += u32::from(whole.identity != PromptIdentity::Exact);
     }
@@ -497,8 +501,8 @@ fn very_long_tool_definitions_are_rendered_in_full() {
     };
     let is_shown = |kilobytes: usize| {
         let text = long(kilobytes).to_string();
-        let layout = ChatLayout::read(text.as_bytes()).unwrap();
-        let step = tiny.extend_request(layout, PromptInputs::default()).unwrap();
+        let layout = ChatBodyLayout::read(text.as_bytes()).unwrap();
+        let step = tiny.extend_request(layout, ExtraPromptInputs::default()).unwrap();
         let scan = MessageScan::from_offset(layout.message_list(), 0, &[]).unwrap();
         let frame = ConversationHeader::of(&step, &ChatBody::parse(text.as_bytes()).unwrap(), &scan).unwrap();
         let before = HistorySummary {
@@ -507,7 +511,7 @@ fn very_long_tool_definitions_are_rendered_in_full() {
             last_role: MessageRole::System,
         };
         let new = &layout.message_list()[scan.messages[0].end..scan.end - 1];
-        step.cut(&frame, (&before, TurnChange::Next), new, &layout.message_list()[scan.end..]).is_some()
+        step.cut(&frame, (&before, TurnTransition::Next), new, &layout.message_list()[scan.end..]).is_some()
     };
     assert_eq!((is_shown(200), is_shown(300)), (true, false));
 }
@@ -518,7 +522,11 @@ fn forgotten_conversation_is_computed_in_full_and_cached_again() {
     let text = |end: usize| body(&talk()[..end]).to_string();
     let at = |end: usize| resolve_and_verify(tiny, &text(end), memory(&conversations), WallTime::default());
     assert_eq!((at(2), at(4)), (LookupTier::Miss, LookupTier::Session));
-    tiny.forget(ChatLayout::read(text(4).as_bytes()).unwrap(), PromptInputs::default(), memory(&conversations));
+    tiny.forget(
+        ChatBodyLayout::read(text(4).as_bytes()).unwrap(),
+        ExtraPromptInputs::default(),
+        memory(&conversations),
+    );
     assert!(conversations.is_empty());
     assert_eq!((at(6), at(8)), (LookupTier::Miss, LookupTier::Session));
 }
@@ -551,7 +559,7 @@ fn long_conversation_needs_little_memory_beyond_its_blocks() {
         let tier = step(tiny, &body(&messages), memory(&conversations));
         assert_eq!(tier, if n == 0 { LookupTier::Miss } else { LookupTier::Session });
     }
-    let whole = tiny.resolve_chat(body(&messages).to_string().as_bytes(), PromptInputs::default());
+    let whole = tiny.resolve_chat(body(&messages).to_string().as_bytes(), ExtraPromptInputs::default());
     assert_eq!(conversations.len(), 1);
     assert!(
         conversations.memory_bytes().0 < 16 * whole.chain.blocks().0 + (16 << 10),

@@ -6,8 +6,8 @@ use strum::VariantArray as _;
 use super::{HistorySummary, SENTINEL};
 use crate::chat::CallFieldOrder;
 use crate::content_format::ContentFormat;
-use crate::json_value::object;
 use crate::message_scan::{MessageRole, QuestionState};
+use crate::template_value::object;
 use crate::{ChatBody, PrefixError};
 
 /// Content of every placeholder except the one before the cut.

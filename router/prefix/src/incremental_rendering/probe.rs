@@ -1,12 +1,12 @@
 //! Proof, at load, that a template's prompts can be joined from a known part and a new one.
 
 use super::{
-    BodyEnvelope, CutSuccessor, HistorySummary, IncrementalRendering, RenderedCut, SystemVisibility, TurnChange,
+    BodyEnvelope, CutSuccessor, HistorySummary, RenderedTail, SystemPromptForm, TemplateCapabilities, TurnTransition,
     shorten_variables,
 };
 use crate::chat::{CallFieldOrder, TemplateVariables};
 use crate::message_scan::{MessageScan, QuestionState};
-use crate::{ChatBody, ModelText, TemplateKind, WallTime};
+use crate::{ChatBody, ModelTokenizer, PrefixStability, WallTime};
 
 const TOOLS: &str = r#""tools":[{"type":"function","function":{"name":"look","description":"Looks","parameters":{"type":"object","properties":{"at":{"type":"string"}}}}},{"type":"function","function":{"name":"listen","parameters":{}}}],"#;
 const SYSTEM: &str = r#"{"role":"system","content":"You are a heron."}"#;
@@ -29,10 +29,10 @@ const RESULT: [&str; 2] = [
     r#"{"role":"tool","tool_call_id":"callquail","content":"shrew"}"#,
 ];
 
-type RenderingProbe = (&'static str, &'static [&'static str]);
+type ProbeDialogue = (&'static str, &'static [&'static str]);
 
 /// Probe conversations. Those that a template rejects prove nothing.
-const PROBES: [RenderingProbe; 6] = [
+const PROBES: [ProbeDialogue; 6] = [
     ("", &[ASK[0], SAY[0], ASK[1], SAY[0], ASK[2]]),
     ("", &[SYSTEM, ASK[0], SAY[0], ASK[1], SAY[1], ASK[2]]),
     ("", &[ASK[0], SAY[1], ASK[1], SAY[2], ASK[2], SAY[0], ASK[0]]),
@@ -53,7 +53,7 @@ const PROBES: [RenderingProbe; 6] = [
 const LATE_SYSTEM: &str = r#"{"role":"system","content":"Mind the swans."}"#;
 
 /// Probe conversations with system messages among the others.
-const LATE_PROBES: [RenderingProbe; 3] = [
+const LATE_PROBES: [ProbeDialogue; 3] = [
     ("", &[SYSTEM, ASK[0], LATE_SYSTEM, SAY[0], ASK[1], LATE_SYSTEM, SAY[1], LATE_SYSTEM, ASK[2], SAY[0], ASK[0]]),
     ("", &[ASK[0], SAY[1], LATE_SYSTEM, ASK[1], SAY[2], ASK[2], LATE_SYSTEM, SAY[0], ASK[0]]),
     (
@@ -88,27 +88,27 @@ struct ProbeStep {
 struct CutPoint<'a> {
     step: &'a ProbeStep,
     message: usize,
-    following_turn: TurnChange,
-    cut: RenderedCut,
+    following_turn: TurnTransition,
+    cut: RenderedTail,
 }
 
 impl ProbeStep {
-    fn is_stable_within_day(&self, text: &ModelText) -> bool {
+    fn is_stable_within_day(&self, text: &ModelTokenizer) -> bool {
         let chat = ChatBody::parse(self.body.as_bytes());
         chat.is_ok_and(|chat| text.is_stable_within_day(&chat, (WallTime::default(), &self.prompt)))
     }
 }
 
-impl IncrementalRendering {
+impl TemplateCapabilities {
     /// Returns the least visibility with which all probes join exactly, or `None` if prompts must be rendered in
     /// full.
-    pub(crate) fn probe(text: &ModelText) -> Option<Self> {
-        let kind = text.template_kind();
+    pub(crate) fn probe(text: &ModelTokenizer) -> Option<Self> {
+        let kind = text.prefix_stability();
         let dated = text.template_mentions("strftime_now");
-        if kind == TemplateKind::Unsafe || dated && !text.prints_at_most_dates() {
+        if kind == PrefixStability::Unsafe || dated && !text.prints_at_most_dates() {
             return None;
         }
-        let all = |probes: &[RenderingProbe], order| -> Vec<Vec<ProbeStep>> {
+        let all = |probes: &[ProbeDialogue], order| -> Vec<Vec<ProbeStep>> {
             probes.iter().map(|probe| steps(text, *probe, order)).collect()
         };
         let probes = all(&PROBES, CallFieldOrder::Declared);
@@ -118,7 +118,7 @@ impl IncrementalRendering {
         let shown =
             |proven| Self { kind, proven, prints_date: dated, supports_late_system: false, supports_name_first: false };
         let least = |follows| {
-            let heads = [SystemVisibility::Placeholder, SystemVisibility::Full].into_iter();
+            let heads = [SystemPromptForm::Placeholder, SystemPromptForm::Full].into_iter();
             heads.map(Some).find(|heads| shown([*heads; 3]).is_proven(text, &probes, follows)).flatten()
         };
         let mut windowing = shown(CutSuccessor::ALL.map(least));
@@ -132,14 +132,14 @@ impl IncrementalRendering {
     }
 
     /// Returns whether these conversations prove every successor that is used.
-    fn is_proven_for(&self, text: &ModelText, probes: &[Vec<ProbeStep>]) -> bool {
+    fn is_proven_for(&self, text: &ModelTokenizer, probes: &[Vec<ProbeStep>]) -> bool {
         let mut used =
             CutSuccessor::ALL.into_iter().filter(|follows| self.proven[*follows as usize].is_some()).peekable();
         used.peek().is_some() && used.all(|follows| self.is_proven(text, probes, follows))
     }
 
     /// Returns whether every longer prompt joins exactly, and there was at least one.
-    fn is_proven(&self, text: &ModelText, probes: &[Vec<ProbeStep>], follows: CutSuccessor) -> bool {
+    fn is_proven(&self, text: &ModelTokenizer, probes: &[Vec<ProbeStep>], follows: CutSuccessor) -> bool {
         let mut proofs = 0;
         for steps in probes {
             for (n, early) in steps.iter().enumerate() {
@@ -162,7 +162,7 @@ impl IncrementalRendering {
     /// not how the prompt ends.
     fn cut_points<'a>(
         &self,
-        text: &ModelText,
+        text: &ModelTokenizer,
         step: &'a ProbeStep,
         follows: CutSuccessor,
     ) -> Option<Vec<CutPoint<'a>>> {
@@ -177,12 +177,12 @@ impl IncrementalRendering {
 
     fn render_cut_after(
         &self,
-        text: &ModelText,
+        text: &ModelTokenizer,
         step: &ProbeStep,
         after: usize,
-    ) -> Option<(TurnChange, CutSuccessor, RenderedCut)> {
+    ) -> Option<(TurnTransition, CutSuccessor, RenderedTail)> {
         let messages = &step.scan.messages;
-        let turn = TurnChange::of(&messages[after + 1..]);
+        let turn = TurnTransition::of(&messages[after + 1..]);
         let leads = step.scan.leading_roles()?;
         // Of the leading messages only the last one can be cut after.
         let own = after + 1 == leads.len();
@@ -199,7 +199,7 @@ impl IncrementalRendering {
         let head = if shown == 0 { step.scan.start } else { messages[shown - 1].end };
         let around = BodyEnvelope { head: &body[..head], suffix: &body[step.scan.end..], call_order: step.order };
         let new = &body[messages[after].end..step.scan.end - 1];
-        let heads = self.system_visibility(turn, &before)?;
+        let heads = self.system_prompt_form(turn, &before)?;
         let cut = text.render_cut((&before, new), (heads, &step.variables, around), WallTime::default()).ok()??;
         Some((turn, CutSuccessor::of(turn, &before), cut))
     }
@@ -208,7 +208,7 @@ impl IncrementalRendering {
     /// would not be tried here.
     fn joins_exactly(
         &self,
-        text: &ModelText,
+        text: &ModelTokenizer,
         known: &CutPoint<'_>,
         (late, wanted): (&ProbeStep, CutSuccessor),
     ) -> Option<bool> {
@@ -222,13 +222,13 @@ impl IncrementalRendering {
     }
 }
 
-fn steps(text: &ModelText, (head, messages): RenderingProbe, order: CallFieldOrder) -> Vec<ProbeStep> {
+fn steps(text: &ModelTokenizer, (head, messages): ProbeDialogue, order: CallFieldOrder) -> Vec<ProbeStep> {
     let has_question = |message: &str| message.contains(r#""role":"user""#) || message.contains(r#""role":"tool""#);
     let ends = (1..=messages.len()).filter(|end| has_question(messages[end - 1]));
     ends.filter_map(|end| step(text, (head, &messages[..end]), order)).collect()
 }
 
-fn step(text: &ModelText, (head, messages): (&str, &[&str]), order: CallFieldOrder) -> Option<ProbeStep> {
+fn step(text: &ModelTokenizer, (head, messages): (&str, &[&str]), order: CallFieldOrder) -> Option<ProbeStep> {
     let body = format!("{{{head}\"messages\":[{}]}}", messages.join(","));
     let chat = ChatBody::parse(body.as_bytes()).ok()?.with_call_order(order);
     let prompt = text.render(&chat, WallTime::default()).ok()?;

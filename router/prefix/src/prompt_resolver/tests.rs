@@ -4,15 +4,15 @@ use proptest::prelude::*;
 use vocabulary::Blocks;
 
 use super::*;
-use crate::{ModelFiles, ModelTextSource, TemplateKind};
+use crate::{ModelFiles, ModelTokenizerSource, PrefixStability};
 
-fn tiny() -> Arc<ModelText> {
+fn tiny() -> Arc<ModelTokenizer> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
-    Arc::new(ModelText::load(ModelTextSource::Files(ModelFiles::read(&folder).unwrap())).unwrap())
+    Arc::new(ModelTokenizer::load(ModelTokenizerSource::Files(ModelFiles::read(&folder).unwrap())).unwrap())
 }
 
-fn identifier_of(text: Option<Arc<ModelText>>) -> PromptResolver {
-    let namespace = ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "ignored".into() };
+fn identifier_of(text: Option<Arc<ModelTokenizer>>) -> PromptResolver {
+    let namespace = ModelNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "ignored".into() };
     PromptResolver::new(PromptResolverOptions {
         namespace,
         seed: HashSeed(7),
@@ -38,13 +38,13 @@ fn chat_is_identified_by_the_token_ids_of_its_rendering() {
     let identifier = identifier();
     let body =
         br#"{"model":"tiny","messages":[{"role":"user","content":"Hello there, how are you?"}],"temperature":0}"#;
-    let prompt = identifier.resolve_chat(body, PromptInputs::default());
+    let prompt = identifier.resolve_chat(body, ExtraPromptInputs::default());
     let rendered = "<|im_start|>user\nHello there, how are you?<|im_end|>\n<|im_start|>assistant\n";
     let ids = identifier.text().unwrap().encode(rendered, SpecialTokens::Without).unwrap();
     assert_eq!(prompt.token_ids(), Some(&ids[..]));
     assert_eq!(
         prompt.chain,
-        PrefixChain::over_tokens(identifier.root(RootKeys::default()), HashSeed(7), Tokens(4), &ids)
+        PrefixChain::over_tokens(identifier.root(RequestNamespace::default()), HashSeed(7), Tokens(4), &ids)
     );
     assert!(prompt.chain.blocks() > Blocks(1));
     assert_eq!((prompt.identity, prompt.detail), (PromptIdentity::Exact, None));
@@ -54,18 +54,18 @@ fn chat_is_identified_by_the_token_ids_of_its_rendering() {
 fn text_and_token_ids_of_a_completion_give_the_same_chain() {
     let identifier = identifier();
     let text =
-        identifier.resolve_completion(br#"{"prompt":"The quick brown fox jumps over"}"#, PromptInputs::default());
+        identifier.resolve_completion(br#"{"prompt":"The quick brown fox jumps over"}"#, ExtraPromptInputs::default());
     let ids = format!(r#"{{"prompt":{:?}}}"#, text[0].token_ids().unwrap());
-    assert_eq!(identifier.resolve_completion(ids.as_bytes(), PromptInputs::default()), text);
-    let batch =
-        identifier.resolve_completion(br#"{"prompt":["The quick brown fox jumps over","b"]}"#, PromptInputs::default());
+    assert_eq!(identifier.resolve_completion(ids.as_bytes(), ExtraPromptInputs::default()), text);
+    let batch = identifier
+        .resolve_completion(br#"{"prompt":["The quick brown fox jumps over","b"]}"#, ExtraPromptInputs::default());
     assert_eq!((batch.len(), &batch[0]), (2, &text[0]));
 }
 
 #[test]
 fn batch_with_an_unresolvable_prompt_falls_back_as_a_whole() {
     let body = br#"{"prompt":["fine","\ud800"]}"#;
-    let prompts = identifier().resolve_completion(body, PromptInputs::default());
+    let prompts = identifier().resolve_completion(body, ExtraPromptInputs::default());
     assert_eq!(prompts.len(), 1);
     assert_eq!(fallback_reason(&prompts[0]), Some(FallbackReason::LoneSurrogate));
 }
@@ -73,10 +73,11 @@ fn batch_with_an_unresolvable_prompt_falls_back_as_a_whole() {
 #[test]
 fn text_without_a_tokenizer_falls_back_but_token_ids_do_not() {
     let identifier = identifier_of(None);
-    let chat = identifier.resolve_chat(br#"{"messages":[{"role":"user","content":"x"}]}"#, PromptInputs::default());
+    let chat =
+        identifier.resolve_chat(br#"{"messages":[{"role":"user","content":"x"}]}"#, ExtraPromptInputs::default());
     assert_eq!(fallback_reason(&chat), Some(FallbackReason::NoTokenizer));
     assert!(chat.detail.is_some_and(|detail| detail.contains("no tokenizer")));
-    let ids = identifier.resolve_completion(br#"{"prompt":[1,2,3,4,5]}"#, PromptInputs::default());
+    let ids = identifier.resolve_completion(br#"{"prompt":[1,2,3,4,5]}"#, ExtraPromptInputs::default());
     assert_eq!((ids[0].identity, ids[0].chain.blocks()), (PromptIdentity::Exact, Blocks(1)));
     assert_eq!(&*identifier.namespace().tokenizer, "");
 }
@@ -109,13 +110,13 @@ fn every_fallback_reason_is_distinguished() {
     ];
     for (body, expected) in cases {
         assert_eq!(
-            fallback_reason(&identifier.resolve_chat(body.as_bytes(), PromptInputs::default())),
+            fallback_reason(&identifier.resolve_chat(body.as_bytes(), ExtraPromptInputs::default())),
             Some(expected),
             "{body}"
         );
     }
     assert_eq!(
-        fallback_reason(&identifier.resolve_chat(b"\xff{", PromptInputs::default())),
+        fallback_reason(&identifier.resolve_chat(b"\xff{", ExtraPromptInputs::default())),
         Some(FallbackReason::Malformed)
     );
 }
@@ -125,7 +126,7 @@ fn surrogate_pairs_and_escaped_backslashes_are_valid_text() {
     for content in [r#""\ud83c\udf0d""#, r#""\\ud83c""#, r#""\ud83c\udf0d\ud83c\udf0d""#] {
         let body = format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#);
         assert_eq!(
-            identifier().resolve_chat(body.as_bytes(), PromptInputs::default()).identity,
+            identifier().resolve_chat(body.as_bytes(), ExtraPromptInputs::default()).identity,
             PromptIdentity::Exact,
             "{content}"
         );
@@ -148,9 +149,9 @@ fn refusing_or_missing_template_falls_back() {
         let mut files = ModelFiles::read(&folder).unwrap();
         files.chat_template = template.map(|template| template.as_bytes().to_vec().into());
         let limits = PromptWorkLimits { template_steps: 10_000, ..PromptWorkLimits::default() };
-        let text = ModelText::load_with_limits(ModelTextSource::Files(files), limits).unwrap();
+        let text = ModelTokenizer::load_with_limits(ModelTokenizerSource::Files(files), limits).unwrap();
         let body = br#"{"messages":[{"role":"user","content":"x"}]}"#;
-        let prompt = identifier_of(Some(Arc::new(text))).resolve_chat(body, PromptInputs::default());
+        let prompt = identifier_of(Some(Arc::new(text))).resolve_chat(body, ExtraPromptInputs::default());
         assert_eq!(fallback_reason(&prompt), Some(expected));
         assert_eq!(prompt.content, PromptContent::Bytes(b":{\"role\":\"user\",\"content\":\"x\"}\n".to_vec()));
     }
@@ -160,18 +161,18 @@ fn refusing_or_missing_template_falls_back() {
 fn root_keys_change_the_whole_chain_and_fallback_has_its_own_root() {
     let identifier = identifier();
     let body = br#"{"messages":[{"role":"user","content":"Hello there, how are you?"}]}"#;
-    let plain = identifier.resolve_chat(body, PromptInputs::default());
-    let keys = RootKeys { salt: Some("tenant"), ..RootKeys::default() };
-    let salted = identifier.resolve_chat(body, PromptInputs { keys, now: WallTime::default() });
+    let plain = identifier.resolve_chat(body, ExtraPromptInputs::default());
+    let keys = RequestNamespace { salt: Some("tenant"), ..RequestNamespace::default() };
+    let salted = identifier.resolve_chat(body, ExtraPromptInputs { keys, now: WallTime::default() });
     assert_eq!(plain.token_ids(), salted.token_ids());
     assert!(plain.chain.ids.iter().zip(&salted.chain.ids).all(|(a, b)| a != b));
     let error = PrefixError::unresolvable(FallbackReason::Multimodal, "x");
-    assert_ne!(identifier.fallback_prompt(body, &error, RootKeys::default()).chain.root, plain.chain.root);
+    assert_ne!(identifier.fallback_prompt(body, &error, RequestNamespace::default()).chain.root, plain.chain.root);
 }
 
 #[test]
 fn fallback_prompt_has_no_token_ids() {
-    let prompt = identifier_of(None).resolve_chat(b"{}", PromptInputs::default());
+    let prompt = identifier_of(None).resolve_chat(b"{}", ExtraPromptInputs::default());
     assert_eq!(prompt.token_ids(), None);
 }
 
@@ -185,7 +186,10 @@ fn zero_block_size_does_not_divide_by_zero() {
         text: None,
         limits: PromptWorkLimits::default(),
     };
-    assert_eq!(PromptResolver::new(options).resolve_completion(br#"{"prompt":[1]}"#, PromptInputs::default()).len(), 1);
+    assert_eq!(
+        PromptResolver::new(options).resolve_completion(br#"{"prompt":[1]}"#, ExtraPromptInputs::default()).len(),
+        1
+    );
 }
 
 fn body_of(messages: &[(String, String)]) -> String {
@@ -205,14 +209,15 @@ proptest! {
     #[test]
     fn extending_a_conversation_extends_its_chain(messages in conversation()) {
         let exact = IDENTIFIER.with(Clone::clone);
-        prop_assert_eq!(exact.text().unwrap().template_kind(), TemplateKind::AppendOnly);
+        prop_assert_eq!(exact.text().unwrap().prefix_stability(), PrefixStability::AppendOnly);
         let bytes = identifier_of(None);
         for identifier in [&exact, &bytes] {
-            let full = identifier.resolve_chat(body_of(&messages).as_bytes(), PromptInputs::default());
+            let full = identifier.resolve_chat(body_of(&messages).as_bytes(), ExtraPromptInputs::default());
             for turns in 1..messages.len() {
                 // With an append-only template the next turn starts after a special token, so tokens cannot merge
                 // across the boundary.
-                let part = identifier.resolve_chat(no_generation(&messages[..turns]).as_bytes(), PromptInputs::default());
+                let environment = ExtraPromptInputs::default();
+                let part = identifier.resolve_chat(no_generation(&messages[..turns]).as_bytes(), environment);
                 prop_assert!(full.chain.ids.starts_with(&part.chain.ids));
             }
         }
@@ -223,8 +228,8 @@ proptest! {
         let identifier = IDENTIFIER.with(Clone::clone);
         let wrapped = format!(r#"{{"messages":[{json}],"prompt":[{json}]}}"#);
         for body in [&body[..], json.as_bytes(), wrapped.as_bytes()] {
-            identifier.resolve_chat(body, PromptInputs::default());
-            prop_assert!(!identifier.resolve_completion(body, PromptInputs::default()).is_empty());
+            identifier.resolve_chat(body, ExtraPromptInputs::default());
+            prop_assert!(!identifier.resolve_completion(body, ExtraPromptInputs::default()).is_empty());
         }
     }
 }

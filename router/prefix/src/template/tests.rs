@@ -1,6 +1,6 @@
 use super::*;
 use crate::FallbackReason;
-use crate::json_value::JsonValue;
+use crate::template_value::TemplateValue;
 
 fn compile(template: &str) -> ChatTemplate {
     let text = TemplateSource { plain: template.into(), with_tools: None };
@@ -8,7 +8,7 @@ fn compile(template: &str) -> ChatTemplate {
 }
 
 fn render_with(template: &str, json: &str) -> Result<String, Error> {
-    let value = serde_json::from_str::<JsonValue>(json).unwrap().0;
+    let value = serde_json::from_str::<TemplateValue>(json).unwrap().0;
     let size = RenderSize { hint: 0, limit: 10_000 };
     let rendered = compile(template).render(vec![("x".into(), value)], WallTime { unix_seconds: 0 }, size);
     rendered.map(|(text, _)| text)

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ChatBody, ModelFiles, ModelText, ModelTextSource, SpecialTokens, WallTime};
+use crate::{ChatBody, ModelFiles, ModelTokenizer, ModelTokenizerSource, SpecialTokens, WallTime};
 
 const FOLDERS: [&str; 4] = [
     "../../configs/models/tiny",
@@ -14,19 +14,19 @@ const FOLDERS: [&str; 4] = [
 ];
 
 /// Loaded on first use.
-static MODELS: [LazyLock<ModelText>; 4] = [
+static MODELS: [LazyLock<ModelTokenizer>; 4] = [
     LazyLock::new(|| load(FOLDERS[0])),
     LazyLock::new(|| load(FOLDERS[1])),
     LazyLock::new(|| load(FOLDERS[2])),
     LazyLock::new(|| load(FOLDERS[3])),
 ];
 
-fn load(folder: &str) -> ModelText {
+fn load(folder: &str) -> ModelTokenizer {
     let files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
-    ModelText::load(ModelTextSource::Files(files)).unwrap()
+    ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap()
 }
 
-fn tokenize_from(model: &ModelText, text: &str, checkpoint: Option<&TokenCheckpoint>) -> TokenizedPrompt {
+fn tokenize_from(model: &ModelTokenizer, text: &str, checkpoint: Option<&TokenCheckpoint>) -> TokenizedPrompt {
     tokenize(text, checkpoint, (model.tokenizer(), model.digest())).unwrap()
 }
 
@@ -57,7 +57,7 @@ fn checkpoint_of_another_text_tokenizer_or_offset_is_ignored() {
     let model = &MODELS[0];
     let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>";
     let checkpoint = tokenize_from(model, text, None).next_checkpoint.unwrap();
-    let known = |text: &str, checkpoint: &TokenCheckpoint, model: &ModelText| {
+    let known = |text: &str, checkpoint: &TokenCheckpoint, model: &ModelTokenizer| {
         tokenize_from(model, text, Some(checkpoint)).reused_tokens
     };
     assert_eq!(known(text, &checkpoint, model), checkpoint.token_count());
@@ -97,7 +97,7 @@ fn tokens_that_may_span_a_cut_are_not_cut_tokens() {
     more(9_002, "<<a<<");
     more(9_003, "<|fine|>");
     files.tokenizer_json = serde_json::to_vec(&json).unwrap().into();
-    let model = ModelText::load(ModelTextSource::Files(files)).unwrap();
+    let model = ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap();
     let cuts: Vec<&str> = model.tokenizer().cut_tokens().iter().map(|token| &**token).collect();
     assert_eq!(cuts, Vec::<&str>::new(), "the end of <|im_end|> begins another one, and so do all of its kind");
 }

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, FallbackReason, ModelFiles, ModelText, ModelTextSource, PrefixError, PromptResolver,
+    ChatEndpoint, FallbackReason, ModelFiles, ModelTokenizer, ModelTokenizerSource, PrefixError, PromptResolver,
     PromptResolverOptions, PromptWorkLimits, WallTime,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::{ChainNamespace, HashSeed, Tokens};
+use vocabulary::{HashSeed, ModelNamespace, Tokens};
 
 use crate::recorded::folder;
 
@@ -25,8 +25,8 @@ struct ConversionGolden {
 fn echo(template: &str) -> PromptResolver {
     let mut files = ModelFiles::read(&folder("tiny")).unwrap();
     files.chat_template = Some(std::fs::read(folder(template).join("chat_template.jinja")).unwrap().into());
-    let text = Some(Arc::new(ModelText::load(ModelTextSource::Files(files)).unwrap()));
-    let namespace = ChainNamespace { model: "echo".into(), revision: "".into(), tokenizer: "".into() };
+    let text = Some(Arc::new(ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap()));
+    let namespace = ModelNamespace { model: "echo".into(), revision: "".into(), tokenizer: "".into() };
     PromptResolver::new(PromptResolverOptions {
         namespace,
         seed: HashSeed(7),

@@ -8,7 +8,9 @@ mod traces;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use prefix::{ChatBody, FallbackReason, ModelFiles, ModelText, ModelTextSource, SpecialTokens, TextDecoder, WallTime};
+use prefix::{
+    ChatBody, FallbackReason, ModelFiles, ModelTokenizer, ModelTokenizerSource, SpecialTokens, TextDecoder, WallTime,
+};
 use recorded::{IdsDigest, folder};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -18,7 +20,7 @@ struct GoldenFile {
     now: i64,
     chats: Vec<ChatGolden>,
     texts: Vec<TextGolden>,
-    long: Vec<LongGolden>,
+    long: Vec<RepeatedTextGolden>,
 }
 
 #[derive(Deserialize)]
@@ -42,7 +44,7 @@ struct TextGolden {
 
 /// Single user message that repeats `unit`.
 #[derive(Deserialize)]
-struct LongGolden {
+struct RepeatedTextGolden {
     model: String,
     unit: String,
     times: usize,
@@ -64,13 +66,13 @@ fn testdata() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata")
 }
 
-fn load(model: &str) -> ModelText {
+fn load(model: &str) -> ModelTokenizer {
     if model == "quirks" {
         let mut files = ModelFiles::read(&folder("tiny")).unwrap();
         files.chat_template = Some(std::fs::read(folder(model).join("chat_template.jinja")).unwrap().into());
-        return ModelText::load(ModelTextSource::Files(files)).unwrap();
+        return ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap();
     }
-    ModelText::load(ModelTextSource::Folder(folder(model))).unwrap()
+    ModelTokenizer::load(ModelTokenizerSource::Folder(folder(model))).unwrap()
 }
 
 fn read<T: for<'a> Deserialize<'a>>(file: &str) -> T {
@@ -146,7 +148,7 @@ fn very_long_lines_encode_as_in_transformers_or_are_rejected() {
     let goldens: GoldenFile = read("goldens.json");
     let mut models = HashMap::new();
     let mut refused = 0;
-    for LongGolden { model, unit, times, ids } in &goldens.long {
+    for RepeatedTextGolden { model, unit, times, ids } in &goldens.long {
         let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
         let content = serde_json::to_string(&unit.repeat(*times)).unwrap();
         let body = format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#);

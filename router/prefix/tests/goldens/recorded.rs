@@ -8,16 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, FallbackReason, ModelText, ModelTextSource,
-    PromptIdentity, PromptInputs, PromptResolver, PromptResolverOptions, PromptWorkLimits, TokenCheckpoint, WallTime,
+    ChatBodyLayout, ChatEndpoint, ConversationCache, ConversationQuery, ExtraPromptInputs, FallbackReason,
+    ModelTokenizer, ModelTokenizerSource, PromptIdentity, PromptResolver, PromptResolverOptions, PromptWorkLimits,
+    TokenCheckpoint, WallTime,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::{Bytes, ChainNamespace, HashSeed, Tokens};
+use vocabulary::{Bytes, HashSeed, ModelNamespace, Tokens};
 
 /// Digests of the token ids of `transformers`, by model and by the session's index in its file.
 #[derive(Deserialize)]
-pub(crate) struct StepGoldens {
+pub(crate) struct SessionGoldens {
     now: i64,
     tools: Option<Box<RawValue>>,
     models: BTreeMap<String, BTreeMap<usize, Vec<Option<IdsDigest>>>>,
@@ -104,13 +105,13 @@ pub(crate) fn folder(model: &str) -> PathBuf {
 /// Checks every step of the sessions, for every model of the goldens.
 pub(crate) fn check(sessions: &Path, goldens: &Path) -> BTreeMap<String, CheckReport> {
     let sessions = read_sessions(sessions);
-    let goldens: StepGoldens = serde_json::from_slice(&std::fs::read(goldens).unwrap()).unwrap();
+    let goldens: SessionGoldens = serde_json::from_slice(&std::fs::read(goldens).unwrap()).unwrap();
     let now = WallTime { unix_seconds: goldens.now };
     let check_model = |(model, expected): (&String, &BTreeMap<usize, Vec<Option<IdsDigest>>>)| {
         let identifier = identifier(model);
         let mut checked = CheckReport::default();
         for (at, steps) in expected {
-            let inputs = PromptInputs { now, ..PromptInputs::default() };
+            let inputs = ExtraPromptInputs { now, ..ExtraPromptInputs::default() };
             let conversations = ConversationCache::new(Bytes(64 << 20));
             // Every other client names its sessions.
             let session = (at % 2 == 0).then_some(*at as u128);
@@ -133,8 +134,8 @@ fn read_sessions(path: &Path) -> Vec<RecordedSession> {
 }
 
 fn identifier(model: &str) -> PromptResolver {
-    let text = ModelText::load(ModelTextSource::Folder(folder(model))).unwrap();
-    let namespace = ChainNamespace { model: model.into(), revision: "".into(), tokenizer: "".into() };
+    let text = ModelTokenizer::load(ModelTokenizerSource::Folder(folder(model))).unwrap();
+    let namespace = ModelNamespace { model: model.into(), revision: "".into(), tokenizer: "".into() };
     PromptResolver::new(PromptResolverOptions {
         namespace,
         seed: HashSeed(7),
@@ -147,7 +148,7 @@ fn identifier(model: &str) -> PromptResolver {
 /// One session being replayed.
 struct SessionReplay<'a> {
     identifier: &'a PromptResolver,
-    asked: PromptInputs<'a>,
+    asked: ExtraPromptInputs<'a>,
     known: Option<TokenCheckpoint>,
     trails: ConversationCache,
     session: Option<u128>,
@@ -167,7 +168,7 @@ impl SessionReplay<'_> {
         }
         checked.reused += from.reused_tokens.0;
         self.known = from.next_checkpoint.or(self.known.take());
-        let layout = ChatLayout::read(body.as_bytes()).expect("a chat body with messages");
+        let layout = ChatBodyLayout::read(body.as_bytes()).expect("a chat body with messages");
         let memory = ConversationQuery { cache: &self.trails, tenant: "recorded", session: self.session };
         match self.identifier.extend(layout, self.asked, memory) {
             Some(grown) => {

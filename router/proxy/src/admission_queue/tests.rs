@@ -148,7 +148,7 @@ async fn step(router: &TestRouter, word: &str) -> ClassifiedStep {
     };
     let request = parse(incoming, GenerationEndpoint::Completions, None).unwrap();
     let model = router.gateway.catalog().model(&request.model);
-    let request = identify::UnidentifiedRequest::new(request, model);
+    let request = identify::IdentificationInput::new(request, model);
     let found = request.compute_whole(&router.gateway.caches.prefix_cache.conversations, None);
     let named = request.with_prompt(found);
     plan::classify(

@@ -4,7 +4,7 @@ use planner::{Action, StepKind};
 use serde::Deserialize;
 use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
-use super::record::{RecordedAttempt, RecordedPrompt};
+use super::record::{ReplayAttempt, ReplayLookup};
 use crate::receipt::{self, Attempt, Receipt, RequestOutcome, rfc3339};
 use vocabulary::RoutingMode;
 
@@ -46,10 +46,10 @@ pub(crate) struct ReceiptFields {
     pub(crate) arrived_at: u64,
     tenant: TenantId,
     model: ModelId,
-    lookup: RecordedPrompt,
+    lookup: ReplayLookup,
     mode: RoutingMode,
     decision: Option<DecisionFields>,
-    attempts: Vec<RecordedAttempt>,
+    attempts: Vec<ReplayAttempt>,
     observed: Option<ObservationFields>,
 }
 
@@ -76,13 +76,13 @@ impl ObservationFields {
 
 impl From<&Receipt> for ReceiptFields {
     fn from(receipt: &Receipt) -> Self {
-        let tried = |attempt: &Attempt| RecordedAttempt { action: attempt.action, legs: attempt.legs.clone() };
+        let tried = |attempt: &Attempt| ReplayAttempt { action: attempt.action, legs: attempt.legs.clone() };
         Self {
             request_id: receipt.request_id,
             arrived_at: receipt.arrived_at,
             tenant: receipt.tenant.clone(),
             model: receipt.model.clone(),
-            lookup: RecordedPrompt { session_id: receipt.lookup.session_id },
+            lookup: ReplayLookup { session_id: receipt.lookup.session_id },
             mode: receipt.mode,
             decision: receipt.decision.as_ref().map(|decision| DecisionFields { step_kind: decision.step_kind }),
             attempts: receipt.attempts.last().map(tried).into_iter().collect(),

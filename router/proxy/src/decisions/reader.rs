@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use planner::{Decision, PlanningCase};
+use planner::{Decision, RecordedPlanningInputs};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -14,7 +14,7 @@ use vocabulary::{Micros, RequestId};
 
 use super::files::{self, CURRENT_FILE, LogSegment};
 use super::filter::{DecisionFilter, ReceiptFields};
-use super::record::{DecisionLogHeader, FORMAT_VERSION, RecordedAttempt, RecordedPrompt};
+use super::record::{DecisionLogHeader, FORMAT_VERSION, ReplayAttempt, ReplayLookup};
 use super::version_1;
 use crate::receipt::{RequestOutcome, rfc3339};
 use vocabulary::RoutingMode;
@@ -55,7 +55,7 @@ fn parse_line<T: DeserializeOwned>(line: &str, version: u32) -> serde_json::Resu
 
 /// Appends matching receipts that are not in `search` yet, newest first, until there are `limit`. Returns whether
 /// everything relevant was searched.
-pub(super) fn search(folder: &Path, (wanted, limit): (&DecisionFilter, usize), search: &mut DecisionSearch) -> bool {
+pub(super) fn search(folder: &Path, (wanted, limit): (&DecisionFilter, usize), search: &mut DecisionMatches) -> bool {
     let begun = Instant::now();
     // Read before listing the other files: a file rotated meanwhile is found twice instead of missed.
     let current = files::read_text(&folder.join(CURRENT_FILE)).unwrap_or_default();
@@ -79,12 +79,12 @@ pub(super) fn search(folder: &Path, (wanted, limit): (&DecisionFilter, usize), s
 }
 
 #[derive(Debug, Default)]
-pub(super) struct DecisionSearch {
+pub(super) struct DecisionMatches {
     pub(super) receipts: Vec<Box<RawValue>>,
     pub(super) requests: HashSet<RequestId>,
 }
 
-impl DecisionSearch {
+impl DecisionMatches {
     /// Appends matching receipts of a file, from its end. Returns whether there are enough.
     fn search_text(&mut self, text: &str, (wanted, limit): (&DecisionFilter, usize)) -> bool {
         // A text search rejects most lines faster than parsing them would.
@@ -135,19 +135,19 @@ pub struct ReplayRecord {
     /// Header of its file.
     pub head: Arc<DecisionLogHeader>,
     /// The decision and its result.
-    pub receipt: ReceiptExtract,
+    pub receipt: ReplayReceipt,
     /// Inputs of the planner; `None` if it was not asked.
-    pub case: Option<PlanningCase>,
+    pub case: Option<RecordedPlanningInputs>,
 }
 
 /// Part of a receipt that is compared.
 #[derive(Deserialize, Debug)]
-pub struct ReceiptExtract {
-    pub lookup: RecordedPrompt,
+pub struct ReplayReceipt {
+    pub lookup: ReplayLookup,
     pub mode: RoutingMode,
     pub decision: Option<Decision>,
     pub admission_wait: Option<ReplayWait>,
-    pub attempts: Vec<RecordedAttempt>,
+    pub attempts: Vec<ReplayAttempt>,
     pub observed: Option<ReplayObservation>,
 }
 
@@ -167,9 +167,9 @@ pub struct ReplayObservation {
 
 #[derive(Deserialize)]
 struct ReplayRecordLine {
-    receipt: ReceiptExtract,
+    receipt: ReplayReceipt,
     #[serde(rename = "planning_inputs")]
-    case: Option<PlanningCase>,
+    case: Option<RecordedPlanningInputs>,
 }
 
 /// A log cannot be read.

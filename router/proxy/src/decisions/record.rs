@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use planner::{Action, AttentionSpec, ParallelShape, PlanningCase, Policy};
+use planner::{Action, AttentionSpec, ParallelShape, Policy, RecordedPlanningInputs};
 use serde::{Deserialize, Serialize};
 use vocabulary::{ModelId, SessionId, WorkerId};
 
@@ -48,14 +48,14 @@ pub struct StaticPlanningInputs {
 #[derive(Debug)]
 pub(super) struct DecisionRecord {
     pub(super) receipt: Arc<Receipt>,
-    pub(super) case: Option<PlanningCase>,
+    pub(super) case: Option<RecordedPlanningInputs>,
 }
 
 impl DecisionRecord {
     /// Size of the record in entries: candidates, planned workers and sessions that would be evicted there.
     pub(super) fn entry_count(&self) -> usize {
         let candidates = self.receipt.decision.as_ref().map_or(0, |decision| decision.candidates.len());
-        let victims = |case: &PlanningCase| {
+        let victims = |case: &RecordedPlanningInputs| {
             case.kv_occupancy.iter().flatten().map(|told| 1 + told.eviction_candidates.len()).sum::<usize>()
         };
         1 + candidates + self.case.as_ref().map_or(0, |case| case.workers.len() + case.overlaps.len() + victims(case))
@@ -63,13 +63,13 @@ impl DecisionRecord {
 }
 
 #[derive(Deserialize, Debug)]
-pub struct RecordedPrompt {
+pub struct ReplayLookup {
     pub session_id: SessionId,
 }
 
 /// An attempt of a recorded step, as far as a replay needs it.
 #[derive(Clone, Deserialize, Debug)]
-pub struct RecordedAttempt {
+pub struct ReplayAttempt {
     /// Action of its plan.
     pub action: Action,
     /// Legs of its plan.

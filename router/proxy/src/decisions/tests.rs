@@ -26,7 +26,7 @@ impl DecisionLogFixture {
     }
 
     fn open(&self, bytes: usize, in_memory: usize) -> DecisionHistory {
-        let log = DecisionLogOptions {
+        let log = DecisionLogParts {
             folder: &self.path(),
             policy: &self.policy,
             static_inputs: StaticPlanningInputs::default(),
@@ -50,8 +50,8 @@ fn receipt_at(n: u64) -> Receipt {
     Receipt { arrived_at: n, ..receipt(u128::from(n)) }
 }
 
-fn case_at(tokens: u64) -> PlanningCase {
-    PlanningCase {
+fn case_at(tokens: u64) -> RecordedPlanningInputs {
+    RecordedPlanningInputs {
         step: ClassificationInputs { prompt_tokens: Tokens(tokens), ..ClassificationInputs::default() },
         request: RequestProfile {
             model: "m".into(),

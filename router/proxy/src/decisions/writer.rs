@@ -39,7 +39,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 struct RecordLine<'a> {
     receipt: &'a Receipt,
     #[serde(rename = "planning_inputs", skip_serializing_if = "Option::is_none")]
-    case: Option<&'a planner::PlanningCase>,
+    case: Option<&'a planner::RecordedPlanningInputs>,
 }
 
 /// Handle of the writer thread.

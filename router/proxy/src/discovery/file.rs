@@ -12,7 +12,7 @@ use super::{WorkerDiscovery, WorkerSource};
 use crate::discovery::{WorkerConfig, workers_problem};
 use crate::renamed_keys;
 use crate::toml_errors::{describe_toml_error, without_text};
-use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
+use crate::watched_files::{FileStamp, ReloadReporter, follow, stamp_of};
 
 /// Time between two checks of the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ impl WorkerFile {
     }
 
     /// Publishes the file's list whenever it changes. Never returns.
-    pub async fn follow(self, discovery: Arc<WorkerDiscovery>, files: WatchedFiles) {
+    pub async fn follow(self, discovery: Arc<WorkerDiscovery>, files: ReloadReporter) {
         let Self { path, stamp: seen } = self;
         let take = || {
             let workers = read(&path)?;

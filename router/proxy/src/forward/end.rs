@@ -9,7 +9,7 @@ use prometheus::IntCounter;
 use vocabulary::{Epoch, KvIndexState, Micros, SessionId, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
 
-use super::UsageBounds;
+use super::MaxPlausibleUsage;
 use crate::decisions::DecisionHistory;
 use crate::identified_request::ParsedRequest;
 use crate::ledger_access::LedgerAccess;
@@ -30,7 +30,7 @@ const BYTES_PER_TOKEN: usize = 4;
 #[must_use]
 pub struct ForwardEnd {
     /// The step that follows a stored response; `None` where the request is no step.
-    pub(crate) step: Option<ForwardedStep>,
+    pub(crate) step: Option<ForwardedContinuation>,
     /// The worker that answered.
     pub(crate) worker: WorkerId,
     /// Status of the answer.
@@ -46,12 +46,12 @@ pub struct ForwardEnd {
     /// Tokens reserved from the tenant's quota.
     pub(crate) reservation: Option<TokenReservation>,
     /// The usage that is believed.
-    pub(super) bounds: UsageBounds,
+    pub(super) bounds: MaxPlausibleUsage,
 }
 
 /// A step that follows a stored response: its history is stored at its worker, so no plan is made for it.
 #[derive(Debug)]
-pub struct ForwardedStep {
+pub struct ForwardedContinuation {
     /// The request.
     pub(crate) request: ParsedRequest,
     /// Its session.
@@ -62,12 +62,12 @@ pub struct ForwardedStep {
 
 /// Everything that takes the end of a forwarded request.
 #[derive(Debug)]
-pub struct ForwardEnds {
+pub struct ForwardEndSinks {
     quota: ForwardQuotaSink,
     receipt: ForwardReceiptSink,
 }
 
-impl ForwardEnds {
+impl ForwardEndSinks {
     /// Connects the sinks; `implausible` counts usage that is not believed.
     pub fn new(
         ledger: LedgerAccess,
@@ -125,7 +125,7 @@ impl ForwardReceiptSink {
         }
     }
 
-    fn receipt(&self, end: &ForwardEnd, step: &ForwardedStep) -> Receipt {
+    fn receipt(&self, end: &ForwardEnd, step: &ForwardedContinuation) -> Receipt {
         let incoming = &step.request.incoming;
         let seen = observation(end, step);
         let attempt = Attempt {
@@ -154,7 +154,7 @@ impl ForwardReceiptSink {
         }
     }
 
-    fn prompt_summary(&self, step: &ForwardedStep) -> PromptLookupSummary {
+    fn prompt_summary(&self, step: &ForwardedContinuation) -> PromptLookupSummary {
         let counted = step.usage.map(|usage| usage.prompt).filter(|prompt| *prompt > Tokens::ZERO);
         let estimate = Tokens((step.request.incoming.body.len() / BYTES_PER_TOKEN).max(1) as u64);
         let stale = self.ledger.directory().view().quorum().stale;
@@ -183,7 +183,7 @@ impl ForwardReceiptSink {
     }
 }
 
-fn observation(end: &ForwardEnd, step: &ForwardedStep) -> StepObservation {
+fn observation(end: &ForwardEnd, step: &ForwardedContinuation) -> StepObservation {
     let incoming = &step.request.incoming;
     let arrived = incoming.arrived;
     StepObservation {

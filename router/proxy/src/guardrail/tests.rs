@@ -3,9 +3,9 @@ use strum::VariantArray as _;
 use super::*;
 
 /// Pseudo-random samples from a seed.
-struct SeededSamples(u64);
+struct SampleRng(u64);
 
-impl SeededSamples {
+impl SampleRng {
     fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
@@ -28,7 +28,7 @@ fn step(session: u64, arm: ComparisonArm, seconds: f64) -> StepSample {
 /// by half an order of magnitude; one step in 50 waits ten times as long. Returns the number of sessions until the
 /// slowdown was detected.
 fn sessions_until_detected(seed: u64, factor: f64, most: u64) -> Option<u64> {
-    let (guardrail, mut chance) = (Guardrail::default(), SeededSamples(seed));
+    let (guardrail, mut chance) = (Guardrail::default(), SampleRng(seed));
     (0..most).find(|session| {
         let arm = if chance.uniform() < 0.5 { ComparisonArm::Control } else { ComparisonArm::Treatment };
         let own = if arm == ComparisonArm::Treatment { factor } else { 1.0 };
@@ -102,13 +102,13 @@ fn no_verdict_before_each_arm_has_twenty_sessions() {
 fn repeated_steps_of_a_session_do_not_narrow_the_interval() {
     let of = |steps| {
         let guardrail = Guardrail::default();
-        let mut chance = SeededSamples(3);
+        let mut chance = SampleRng(3);
         for session in 0..60 {
             let arm = ComparisonArm::VARIANTS[session as usize % 2];
             let seconds = (0.5 * chance.normal()).exp();
             (0..steps).for_each(|_| assert_eq!(guardrail.add(&step(session, arm, seconds)), None));
         }
-        let ComparisonReport { ttft_ratio_lower, ttft_ratio_upper, .. } = guardrail.of(FETCH);
+        let ArmComparisonReport { ttft_ratio_lower, ttft_ratio_upper, .. } = guardrail.of(FETCH);
         (ttft_ratio_lower.unwrap(), ttft_ratio_upper.unwrap())
     };
     let (once, often) = (of(1), of(30));
@@ -126,7 +126,7 @@ fn a_slower_action_stays_flagged_until_reset() {
     assert_eq!(add_slow_sessions(&guardrail, FETCH, 100), None, "steps that were under way change nothing");
     assert_eq!(guardrail.of(FETCH), compared);
     guardrail.reset(FETCH);
-    assert_eq!((guardrail.of(FETCH), guardrail.slower_actions()), (ComparisonReport::default(), Vec::new()));
+    assert_eq!((guardrail.of(FETCH), guardrail.slower_actions()), (ArmComparisonReport::default(), Vec::new()));
     assert!(add_slow_sessions(&guardrail, FETCH, 100).is_some());
 }
 

@@ -37,7 +37,7 @@ fn id(view: &WorkerView) -> (WorkerId, Incarnation) {
 
 /// Records this many failures of a worker; returns the result of the last.
 fn record_failures(
-    outliers: &mut Outliers,
+    outliers: &mut OutlierDetector,
     workers: &[WorkerView],
     (which, times): (u64, u32),
     now: Instant,
@@ -49,7 +49,7 @@ fn record_failures(
 #[test]
 fn consecutive_failures_eject_and_an_answer_resets_the_count() {
     let (workers, now) = (fleet(4), Instant::now());
-    let mut outliers = Outliers::new(OutlierConfig::default());
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
     assert_eq!(record_failures(&mut outliers, &workers, (1, 4), now), None);
     assert!(!outliers.record_success(id(&workers[0]), (now, now)), "it was never away");
     assert_eq!(record_failures(&mut outliers, &workers, (1, 4), now), None);
@@ -64,7 +64,7 @@ fn a_failure_ratio_over_enough_requests_ejects() {
     let (workers, begin) = (fleet(4), Instant::now());
     let config = OutlierConfig { consecutive_failures: 0, ..OutlierConfig::default() };
     let run = |gap: Duration, volume: u32| {
-        let mut outliers = Outliers::new(config);
+        let mut outliers = OutlierDetector::new(config);
         (0..volume).find_map(|n| {
             let now = begin + gap * n;
             match n % 2 {
@@ -84,7 +84,7 @@ fn a_failure_ratio_over_enough_requests_ejects() {
 fn ejection_spares_the_last_worker_of_a_model_and_half_of_the_fleet() {
     let now = Instant::now();
     let ejects = |workers: &[WorkerView], which: u64| {
-        let mut outliers = Outliers::new(OutlierConfig::default());
+        let mut outliers = OutlierDetector::new(OutlierConfig::default());
         record_failures(&mut outliers, workers, (which, 5), now).is_some()
     };
     assert!(ejects(&fleet(2), 1));
@@ -97,18 +97,18 @@ fn ejection_spares_the_last_worker_of_a_model_and_half_of_the_fleet() {
     let gone = WorkerView { health: WorkerHealth::Unreachable, ..worker(2) };
     assert!(!ejects(&[worker(1), gone], 1), "the other one is not reached");
 
-    let (workers, mut outliers) = (fleet(5), Outliers::new(OutlierConfig::default()));
+    let (workers, mut outliers) = (fleet(5), OutlierDetector::new(OutlierConfig::default()));
     let out = (1..=5).filter(|which| record_failures(&mut outliers, &workers, (*which, 5), now).is_some()).count();
     assert_eq!((out, outliers.excluded(&workers, now).len()), (2, 2), "at most half of five");
     assert_eq!(outliers.excluded(&workers, now + SECOND * 10), []);
     let none = OutlierConfig { max_ejection_percent: Percent::NONE, ..OutlierConfig::default() };
-    assert_eq!(record_failures(&mut Outliers::new(none), &workers, (1, 50), now), None);
+    assert_eq!(record_failures(&mut OutlierDetector::new(none), &workers, (1, 50), now), None);
 }
 
 #[test]
 fn a_trial_request_ends_or_extends_the_ejection() {
     let (workers, begin) = (fleet(3), Instant::now());
-    let mut outliers = Outliers::new(OutlierConfig::default());
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
     record_failures(&mut outliers, &workers, (1, 5), begin);
     let at = |seconds: u32| begin + SECOND * seconds;
     assert_eq!(outliers.excluded(&workers, at(9)), [WorkerId(1)]);
@@ -134,7 +134,7 @@ fn a_trial_request_ends_or_extends_the_ejection() {
     assert!(outliers.record_success(id(&workers[0]), (at(31), at(82))), "what the first one says counts as well");
     assert_eq!((outliers.ejection(&workers[0]), outliers.excluded(&workers, at(82))), (None, vec![]));
     // Failing again soon: ejected for longer than the first time. After a long healthy time: as the first time.
-    let again = |outliers: &mut Outliers, now| {
+    let again = |outliers: &mut OutlierDetector, now| {
         record_failures(outliers, &workers, (1, 5), now);
         outliers.ejection(&workers[0]).unwrap().time_to_trial(now)
     };
@@ -147,7 +147,7 @@ fn a_trial_request_ends_or_extends_the_ejection() {
 #[test]
 fn a_request_during_the_ejection_pause_is_not_a_trial() {
     let (workers, begin) = (fleet(3), Instant::now());
-    let mut outliers = Outliers::new(OutlierConfig::default());
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
     record_failures(&mut outliers, &workers, (1, 5), begin);
     let before = outliers.ejection(&workers[0]);
     let soon = begin + SECOND;
@@ -160,7 +160,7 @@ fn a_request_during_the_ejection_pause_is_not_a_trial() {
 #[test]
 fn an_inconclusive_trial_frees_the_slot_for_the_next() {
     let (workers, begin) = (fleet(3), Instant::now());
-    let mut outliers = Outliers::new(OutlierConfig::default());
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
     record_failures(&mut outliers, &workers, (1, 5), begin);
     let at = |seconds: u32| begin + SECOND * seconds;
     for second in [10, 11, 12] {
@@ -180,7 +180,7 @@ fn an_inconclusive_trial_frees_the_slot_for_the_next() {
 fn a_trial_whose_answer_began_does_not_count_as_hanging() {
     let (workers, begin) = (fleet(3), Instant::now());
     let times = |heard: bool| {
-        let mut outliers = Outliers::new(OutlierConfig::default());
+        let mut outliers = OutlierDetector::new(OutlierConfig::default());
         record_failures(&mut outliers, &workers, (1, 5), begin);
         let at = |seconds: u32| begin + SECOND * seconds;
         outliers.record_sent(WorkerId(1), at(10));
@@ -197,8 +197,9 @@ fn a_trial_whose_answer_began_does_not_count_as_hanging() {
 #[test]
 fn a_worker_on_trial_still_counts_as_ejected() {
     let (workers, begin) = (fleet(4), Instant::now());
-    let mut outliers = Outliers::new(OutlierConfig::default());
-    let ejects = |outliers: &mut Outliers, which, now| record_failures(outliers, &workers, (which, 5), now).is_some();
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
+    let ejects =
+        |outliers: &mut OutlierDetector, which, now| record_failures(outliers, &workers, (which, 5), now).is_some();
     assert!(ejects(&mut outliers, 1, begin) && ejects(&mut outliers, 2, begin));
     let later = begin + SECOND * 11;
     assert_eq!(outliers.excluded(&workers, later), []);
@@ -211,7 +212,7 @@ fn a_worker_on_trial_still_counts_as_ejected() {
 #[test]
 fn ejection_time_is_capped() {
     let (workers, mut now) = (fleet(2), Instant::now());
-    let mut outliers = Outliers::new(OutlierConfig::default());
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
     record_failures(&mut outliers, &workers, (1, 5), now);
     for _ in 0..100 {
         let pause = outliers.ejection(&workers[0]).unwrap().time_to_trial(now);
@@ -226,7 +227,7 @@ fn ejection_time_is_capped() {
 #[test]
 fn a_new_incarnation_starts_clean_and_departed_workers_are_forgotten() {
     let (mut workers, now) = (fleet(3), Instant::now());
-    let mut outliers = Outliers::new(OutlierConfig::default());
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
     record_failures(&mut outliers, &workers, (1, 5), now);
     workers[0].incarnation = Incarnation(2);
     assert_eq!(outliers.excluded(&workers, now), []);
@@ -358,10 +359,11 @@ async fn broken_streams_eject() {
 
 #[test]
 fn of_failures_without_a_second_opinion_one_of_each_tenant_counts_in_an_interval() {
-    let mut outliers = Outliers::new(OutlierConfig::default());
+    let mut outliers = OutlierDetector::new(OutlierConfig::default());
     let (begin, tenant) = (Instant::now(), |n: usize| vocabulary::TenantId(n.to_string().into()));
-    let counted =
-        |outliers: &mut Outliers, now| (0..300).filter(|n| outliers.counts_unconfirmed(&tenant(n % 2), now)).count();
+    let counted = |outliers: &mut OutlierDetector, now| {
+        (0..300).filter(|n| outliers.counts_unconfirmed(&tenant(n % 2), now)).count()
+    };
     assert_eq!(counted(&mut outliers, begin), 2);
     assert_eq!((counted(&mut outliers, begin + SECOND * 9), counted(&mut outliers, begin + SECOND * 10)), (0, 2));
     let many = (0..5000).filter(|n| outliers.counts_unconfirmed(&tenant(*n), begin + SECOND * 30)).count();

@@ -7,13 +7,13 @@ use parking_lot::{Mutex, MutexGuard};
 use vocabulary::{WorkerId, WorkerView};
 use workers_shim::fleet::Fleet;
 
-use super::{OutlierConfig, Outliers};
+use super::{OutlierConfig, OutlierDetector};
 use crate::telemetry::decision_metrics::OutlierMetrics;
 
 /// The failure statistics, with the fleet that they are about. Clones share them.
 #[derive(Clone, Debug)]
 pub struct OutlierTracker {
-    outliers: Arc<Mutex<Outliers>>,
+    outliers: Arc<Mutex<OutlierDetector>>,
     fleet: Arc<Fleet>,
     metrics: OutlierMetrics,
 }
@@ -21,11 +21,11 @@ pub struct OutlierTracker {
 impl OutlierTracker {
     /// Returns a tracker without statistics.
     pub fn new(config: OutlierConfig, fleet: Arc<Fleet>, metrics: OutlierMetrics) -> Self {
-        Self { outliers: Arc::new(Mutex::new(Outliers::new(config))), fleet, metrics }
+        Self { outliers: Arc::new(Mutex::new(OutlierDetector::new(config))), fleet, metrics }
     }
 
     /// Locks the statistics. Hold them briefly, never across an await.
-    pub fn lock(&self) -> MutexGuard<'_, Outliers> {
+    pub fn lock(&self) -> MutexGuard<'_, OutlierDetector> {
         self.outliers.lock()
     }
 

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ownership::Topic;
+use ownership::PeerTopic;
 use tokio::time::{sleep, timeout};
 use vocabulary::NodeId;
-use workers_shim::fleet::{InFlightEntry, InFlightReport};
+use workers_shim::fleet::{InFlightReport, RankInFlightCounts};
 
 use super::PeerExchange;
 use super::message::write_table;
@@ -30,15 +30,15 @@ const SEND_TIMEOUT: Duration = Duration::from_millis(800);
 
 #[derive(Default)]
 struct TableDelivery {
-    last_sent: Option<(Arc<[InFlightEntry]>, Instant)>,
+    last_sent: Option<(Arc<[RankInFlightCounts]>, Instant)>,
     /// Whether the peer has not answered the last table yet.
     is_busy: Arc<AtomicBool>,
 }
 
 impl TableDelivery {
-    fn is_due(&self, flows: &[InFlightEntry], now: Instant) -> bool {
+    fn is_due(&self, flows: &[RankInFlightCounts], now: Instant) -> bool {
         let is_free = !self.is_busy.load(Ordering::Relaxed);
-        let is_recent = |(entries, at): &(Arc<[InFlightEntry]>, Instant)| {
+        let is_recent = |(entries, at): &(Arc<[RankInFlightCounts]>, Instant)| {
             **entries == *flows && now.duration_since(*at) < HEARTBEAT
         };
         is_free && !self.last_sent.as_ref().is_some_and(is_recent)
@@ -60,7 +60,7 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
         if peers.is_empty() {
             continue;
         }
-        let flows: Arc<[InFlightEntry]> = exchange.fleet.in_flight().into();
+        let flows: Arc<[RankInFlightCounts]> = exchange.fleet.in_flight().into();
         let mut message = None;
         for node in peers {
             let delivery = deliveries.entry(node).or_default();
@@ -83,7 +83,7 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
 }
 
 fn send(exchange: &Arc<PeerExchange>, node: NodeId, message: Bytes, is_busy: &Arc<AtomicBool>) {
-    let (reply, is_busy) = (exchange.peers.call(node, Topic::Exchange, message), is_busy.clone());
+    let (reply, is_busy) = (exchange.peers.call(node, PeerTopic::Exchange, message), is_busy.clone());
     let tables = exchange.metrics.tables.clone();
     is_busy.store(true, Ordering::Relaxed);
     tokio::spawn(async move {
@@ -99,9 +99,9 @@ mod tests {
 
     use super::*;
 
-    fn flows(dispatched: u64) -> Arc<[InFlightEntry]> {
+    fn flows(dispatched: u64) -> Arc<[RankInFlightCounts]> {
         let rank = DpRank(0);
-        [InFlightEntry { worker: WorkerId(1), rank, dispatched, begun: 0, finished: 0, pending: Tokens(0) }].into()
+        [RankInFlightCounts { worker: WorkerId(1), rank, dispatched, begun: 0, finished: 0, pending: Tokens(0) }].into()
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use ownership::{Directory, OwnershipError, QuorumStatus};
+use ownership::{LedgerNodeError, OwnershipDirectory, QuorumStatus};
 use serde::Deserialize;
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 
@@ -52,17 +52,17 @@ pub enum LedgerFault {
 
 /// Whether a node belongs to its cluster.
 #[derive(Clone, Copy)]
-enum MembershipState {
+enum MemberStatus {
     Member,
     Removed,
 }
 
 impl LedgerFault {
     /// Returns the fault of a node's quorum. For a removed node that is the removal, whatever the quorum.
-    fn of_quorum(state: MembershipState, view: &QuorumStatus) -> Option<Self> {
+    fn of_quorum(state: MemberStatus, view: &QuorumStatus) -> Option<Self> {
         match state {
-            MembershipState::Removed => Some(Self::RemovedFromCluster),
-            MembershipState::Member => view.stale.then_some(Self::NoQuorum),
+            MemberStatus::Removed => Some(Self::RemovedFromCluster),
+            MemberStatus::Member => view.stale.then_some(Self::NoQuorum),
         }
     }
 }
@@ -73,8 +73,8 @@ pub struct LedgerHealth(OnceLock<LedgerFault>);
 
 impl LedgerHealth {
     /// Returns the current faults.
-    pub fn active_faults(&self, directory: &Directory) -> impl Iterator<Item = LedgerFault> {
-        let membership = if directory.is_removed() { MembershipState::Removed } else { MembershipState::Member };
+    pub fn active_faults(&self, directory: &OwnershipDirectory) -> impl Iterator<Item = LedgerFault> {
+        let membership = if directory.is_removed() { MemberStatus::Removed } else { MemberStatus::Member };
         let quorum = LedgerFault::of_quorum(membership, &directory.view().quorum());
         // A log whose directory is gone may have failed first; then restarting this node is no remedy.
         let gone = directory.is_folder_gone().then_some(LedgerFault::DataDirMissing);
@@ -82,10 +82,10 @@ impl LedgerHealth {
     }
 
     /// Records that the ledger has stopped for good.
-    pub fn record_failure(&self, error: &OwnershipError) {
+    pub fn record_failure(&self, error: &LedgerNodeError) {
         let trouble = match error {
-            OwnershipError::Reverted { .. } => LedgerFault::LogEntriesLost,
-            OwnershipError::FolderGone { .. } => LedgerFault::DataDirMissing,
+            LedgerNodeError::Reverted { .. } => LedgerFault::LogEntriesLost,
+            LedgerNodeError::FolderGone { .. } => LedgerFault::DataDirMissing,
             _ => LedgerFault::LogWriteFailed,
         };
         if self.0.set(trouble).is_ok() {
@@ -97,8 +97,8 @@ impl LedgerHealth {
 impl LedgerFailurePolicy {
     /// Whether requests are still served after this error. A node whose directory is gone is never stopped: a
     /// supervisor would restart it with an empty directory, and it would found a second cluster.
-    pub fn keeps_serving(self, error: &OwnershipError) -> bool {
-        self == Self::Serve || matches!(error, OwnershipError::FolderGone { .. })
+    pub fn keeps_serving(self, error: &LedgerNodeError) -> bool {
+        self == Self::Serve || matches!(error, LedgerNodeError::FolderGone { .. })
     }
 }
 
@@ -110,15 +110,15 @@ mod tests {
     #[test]
     fn removed_node_reports_removal_instead_of_a_missing_quorum() {
         let (stale, fresh) = (QuorumStatus { stale: true, ..QuorumStatus::default() }, QuorumStatus::default());
-        assert_eq!(LedgerFault::of_quorum(MembershipState::Removed, &stale), Some(LedgerFault::RemovedFromCluster));
-        assert_eq!(LedgerFault::of_quorum(MembershipState::Member, &stale), Some(LedgerFault::NoQuorum));
-        assert_eq!(LedgerFault::of_quorum(MembershipState::Member, &fresh), None);
+        assert_eq!(LedgerFault::of_quorum(MemberStatus::Removed, &stale), Some(LedgerFault::RemovedFromCluster));
+        assert_eq!(LedgerFault::of_quorum(MemberStatus::Member, &stale), Some(LedgerFault::NoQuorum));
+        assert_eq!(LedgerFault::of_quorum(MemberStatus::Member, &fresh), None);
         assert!(LedgerFault::RemovedFromCluster.to_string().contains("empty data directory and --join"));
     }
 
     #[test]
     fn missing_data_folder_never_stops_the_process() {
-        let (gone, full) = (OwnershipError::FolderGone { path: "log".into() }, OwnershipError::Failed("full".into()));
+        let (gone, full) = (LedgerNodeError::FolderGone { path: "log".into() }, LedgerNodeError::Failed("full".into()));
         let goes_on = |on: LedgerFailurePolicy| (on.keeps_serving(&gone), on.keeps_serving(&full));
         assert_eq!(
             (goes_on(LedgerFailurePolicy::Serve), goes_on(LedgerFailurePolicy::Stop)),

@@ -37,7 +37,7 @@ pub(super) fn read_table(bytes: &[u8]) -> Option<InFlightReport> {
 
 /// A question about residency snapshots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ResidencyRequest {
+pub(super) enum SnapshotTransferRequest {
     /// Opens a transfer of everything that is known of this rank of this process.
     Open { worker: WorkerId, rank: DpRank, process: Incarnation },
     /// Requests a later chunk.
@@ -46,7 +46,7 @@ pub(super) enum ResidencyRequest {
 
 /// The answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum ResidencyReply {
+pub(super) enum SnapshotTransferReply {
     /// The peer does not know all of it.
     NotKnown,
     /// The first of `chunks` chunks.
@@ -59,18 +59,18 @@ pub(super) enum ResidencyReply {
     Busy,
 }
 
-impl ResidencyRequest {
+impl SnapshotTransferRequest {
     pub(super) fn write(self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(24);
         bytes.put_u8(VERSION);
         match self {
-            ResidencyRequest::Open { worker, rank, process } => {
+            SnapshotTransferRequest::Open { worker, rank, process } => {
                 bytes.put_u8(0);
                 bytes.put_u64_le(worker.0);
                 bytes.put_u16_le(rank.0);
                 bytes.put_u64_le(process.0);
             }
-            ResidencyRequest::Chunk { transfer, index } => {
+            SnapshotTransferRequest::Chunk { transfer, index } => {
                 bytes.put_u8(1);
                 bytes.put_u64_le(transfer);
                 bytes.put_u32_le(index);
@@ -82,37 +82,39 @@ impl ResidencyRequest {
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_first_chunk::<2>()?;
         match (head, rest.len()) {
-            ([VERSION, 0], 18) => Some(ResidencyRequest::Open {
+            ([VERSION, 0], 18) => Some(SnapshotTransferRequest::Open {
                 worker: WorkerId(u64_at(rest, 0)?),
                 rank: DpRank(u16::from_le_bytes(rest.get(8..10)?.try_into().ok()?)),
                 process: Incarnation(u64_at(rest, 10)?),
             }),
-            ([VERSION, 1], 12) => Some(ResidencyRequest::Chunk { transfer: u64_at(rest, 0)?, index: u32_at(rest, 8)? }),
+            ([VERSION, 1], 12) => {
+                Some(SnapshotTransferRequest::Chunk { transfer: u64_at(rest, 0)?, index: u32_at(rest, 8)? })
+            }
             _ => None,
         }
     }
 }
 
-impl ResidencyReply {
+impl SnapshotTransferReply {
     pub(super) fn write(&self) -> Bytes {
         let mut bytes = BytesMut::new();
         bytes.put_u8(VERSION);
         match self {
-            ResidencyReply::NotKnown => bytes.put_u8(0),
-            ResidencyReply::Opened { transfer: loan, chunks, first } => {
+            SnapshotTransferReply::NotKnown => bytes.put_u8(0),
+            SnapshotTransferReply::Opened { transfer: loan, chunks, first } => {
                 bytes.reserve(13 + first.len());
                 bytes.put_u8(1);
                 bytes.put_u64_le(*loan);
                 bytes.put_u32_le(*chunks);
                 bytes.put_slice(first);
             }
-            ResidencyReply::Chunk(chunk) => {
+            SnapshotTransferReply::Chunk(chunk) => {
                 bytes.reserve(1 + chunk.len());
                 bytes.put_u8(2);
                 bytes.put_slice(chunk);
             }
-            ResidencyReply::Expired => bytes.put_u8(3),
-            ResidencyReply::Busy => bytes.put_u8(4),
+            SnapshotTransferReply::Expired => bytes.put_u8(3),
+            SnapshotTransferReply::Busy => bytes.put_u8(4),
         }
         bytes.freeze()
     }
@@ -120,14 +122,14 @@ impl ResidencyReply {
     pub(super) fn read(bytes: &Bytes) -> Option<Self> {
         let (head, rest) = bytes.split_first_chunk::<2>()?;
         match (head, rest.len()) {
-            ([VERSION, 0], 0) => Some(ResidencyReply::NotKnown),
+            ([VERSION, 0], 0) => Some(SnapshotTransferReply::NotKnown),
             ([VERSION, 1], 12..) => {
                 let first = bytes.slice(14..);
-                Some(ResidencyReply::Opened { transfer: u64_at(rest, 0)?, chunks: u32_at(rest, 8)?, first })
+                Some(SnapshotTransferReply::Opened { transfer: u64_at(rest, 0)?, chunks: u32_at(rest, 8)?, first })
             }
-            ([VERSION, 2], _) => Some(ResidencyReply::Chunk(bytes.slice(2..))),
-            ([VERSION, 3], 0) => Some(ResidencyReply::Expired),
-            ([VERSION, 4], 0) => Some(ResidencyReply::Busy),
+            ([VERSION, 2], _) => Some(SnapshotTransferReply::Chunk(bytes.slice(2..))),
+            ([VERSION, 3], 0) => Some(SnapshotTransferReply::Expired),
+            ([VERSION, 4], 0) => Some(SnapshotTransferReply::Busy),
             _ => None,
         }
     }
@@ -145,32 +147,32 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use proptest::prelude::*;
     use vocabulary::Tokens;
-    use workers_shim::fleet::InFlightEntry;
+    use workers_shim::fleet::RankInFlightCounts;
 
     use super::*;
 
     #[test]
     fn messages_round_trip() {
         let questions = [
-            ResidencyRequest::Open { worker: WorkerId(u64::MAX), rank: DpRank(7), process: Incarnation(3) },
-            ResidencyRequest::Chunk { transfer: 5, index: u32::MAX },
+            SnapshotTransferRequest::Open { worker: WorkerId(u64::MAX), rank: DpRank(7), process: Incarnation(3) },
+            SnapshotTransferRequest::Chunk { transfer: 5, index: u32::MAX },
         ];
         for question in questions {
-            assert_eq!(ResidencyRequest::read(&question.write()), Some(question));
+            assert_eq!(SnapshotTransferRequest::read(&question.write()), Some(question));
         }
         let chunk = Bytes::from_static(b"a chunk");
         let answers = [
-            ResidencyReply::NotKnown,
-            ResidencyReply::Opened { transfer: 9, chunks: 3, first: chunk.clone() },
-            ResidencyReply::Chunk(chunk),
-            ResidencyReply::Chunk(Bytes::new()),
-            ResidencyReply::Expired,
-            ResidencyReply::Busy,
+            SnapshotTransferReply::NotKnown,
+            SnapshotTransferReply::Opened { transfer: 9, chunks: 3, first: chunk.clone() },
+            SnapshotTransferReply::Chunk(chunk),
+            SnapshotTransferReply::Chunk(Bytes::new()),
+            SnapshotTransferReply::Expired,
+            SnapshotTransferReply::Busy,
         ];
         for answer in answers {
-            assert_eq!(ResidencyReply::read(&answer.write()), Some(answer));
+            assert_eq!(SnapshotTransferReply::read(&answer.write()), Some(answer));
         }
-        let flow = InFlightEntry {
+        let flow = RankInFlightCounts {
             worker: WorkerId(1),
             rank: DpRank(2),
             dispatched: 3,
@@ -186,7 +188,7 @@ mod tests {
 
     #[test]
     fn unknown_versions_and_oversized_tables_are_rejected() {
-        let flow = InFlightEntry {
+        let flow = RankInFlightCounts {
             worker: WorkerId(1),
             rank: DpRank(0),
             dispatched: 0,
@@ -200,9 +202,9 @@ mod tests {
         let mut other = write_table(&table(1)).unwrap().to_vec();
         other[0] = 2;
         assert_eq!(read_table(&other), None);
-        let mut question = ResidencyRequest::Chunk { transfer: 5, index: 0 }.write().to_vec();
+        let mut question = SnapshotTransferRequest::Chunk { transfer: 5, index: 0 }.write().to_vec();
         question[0] = 2;
-        assert_eq!(ResidencyRequest::read(&question), None);
+        assert_eq!(SnapshotTransferRequest::read(&question), None);
     }
 
     proptest! {
@@ -214,10 +216,10 @@ mod tests {
                     *first = version;
                 }
                 let _ = read_table(&bytes);
-                if let Some(question) = ResidencyRequest::read(&bytes) {
+                if let Some(question) = SnapshotTransferRequest::read(&bytes) {
                     prop_assert!(question.write() == bytes);
                 }
-                if let Some(answer) = ResidencyReply::read(&Bytes::copy_from_slice(&bytes)) {
+                if let Some(answer) = SnapshotTransferReply::read(&Bytes::copy_from_slice(&bytes)) {
                     prop_assert!(answer.write() == bytes);
                 }
             }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ownership::ledger::{Command, KvOrigin, OwnershipTransition, PrefixPoint, Scope, StepCommit};
+use ownership::ledger::{ChainDescriptor, Command, OwnershipTransition, PrefixPoint, Scope, StepCommit};
 use smart_default::SmartDefault;
 use vocabulary::{Blocks, NodeId, Owner, PrefixChain, PrefixId, SessionId};
 
@@ -24,7 +24,7 @@ pub struct UncommittedStep {
     /// The session that this one was forked from, where it is new.
     pub parent: Option<SessionId>,
     /// Tenant, model and KV shape of the blocks.
-    pub origin: KvOrigin,
+    pub origin: ChainDescriptor,
     /// The sealed part of prompt and answer.
     pub chain: PrefixChain,
     /// The head whose history the client rewrote.
@@ -99,7 +99,7 @@ pub enum QuorumReachability {
 
 /// Result of submitting a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CommitOutcome {
+pub enum SubmissionOutcome {
     /// The ledger has answered, whatever its answer.
     Answered,
     /// The ledger may have it or not; submitting it again is harmless.
@@ -108,7 +108,7 @@ pub enum CommitOutcome {
 
 /// What to do after adding a step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct CommitActions {
+pub struct SubmissionActions {
     /// Submit this step at once.
     pub send: Option<Arc<UncommittedStep>>,
     /// This step will not be submitted: a newer one replaces it.
@@ -129,7 +129,7 @@ pub struct PendingCommitLimits {
 }
 
 #[derive(Clone, Debug, Default)]
-enum SendState {
+enum SubmissionState {
     #[default]
     NotSent,
     InFlight(Arc<UncommittedStep>),
@@ -138,7 +138,7 @@ enum SendState {
 
 #[derive(Clone, Debug)]
 struct PendingSession {
-    send_state: SendState,
+    send_state: SubmissionState,
     waiting: Option<Arc<UncommittedStep>>,
     /// Sequence number of the last change.
     sequence: u64,
@@ -148,21 +148,21 @@ struct PendingSession {
 impl PendingSession {
     fn newest(&self) -> Option<&Arc<UncommittedStep>> {
         self.waiting.as_ref().or(match &self.send_state {
-            SendState::NotSent => None,
-            SendState::InFlight(step) | SendState::Done(step) => Some(step),
+            SubmissionState::NotSent => None,
+            SubmissionState::InFlight(step) | SubmissionState::Done(step) => Some(step),
         })
     }
 
     fn blocks(&self) -> usize {
         let sent = match &self.send_state {
-            SendState::NotSent => 0,
-            SendState::InFlight(step) | SendState::Done(step) => step.chain.ids.len(),
+            SubmissionState::NotSent => 0,
+            SubmissionState::InFlight(step) | SubmissionState::Done(step) => step.chain.ids.len(),
         };
         sent + self.waiting.as_ref().map_or(0, |step| step.chain.ids.len())
     }
 
     fn is_on_its_way(&self) -> bool {
-        matches!(self.send_state, SendState::InFlight(_))
+        matches!(self.send_state, SubmissionState::InFlight(_))
     }
 }
 
@@ -187,10 +187,10 @@ impl PendingCommits {
     }
 
     /// Adds a step that has ended.
-    pub fn add(&mut self, step: UncommittedStep, reach: QuorumReachability, now: Instant) -> CommitActions {
-        let mut actions = CommitActions::default();
+    pub fn add(&mut self, step: UncommittedStep, reach: QuorumReachability, now: Instant) -> SubmissionActions {
+        let mut actions = SubmissionActions::default();
         let mut entry = self.remove(step.session).unwrap_or(PendingSession {
-            send_state: SendState::NotSent,
+            send_state: SubmissionState::NotSent,
             waiting: None,
             sequence: 0,
             updated_at: now,
@@ -209,7 +209,7 @@ impl PendingCommits {
         if entry.is_on_its_way() || reach == QuorumReachability::NoQuorum {
             entry.waiting = Some(step.clone());
         } else {
-            entry.send_state = SendState::InFlight(step.clone());
+            entry.send_state = SubmissionState::InFlight(step.clone());
             actions.send = Some(step.clone());
         }
         (entry.sequence, entry.updated_at) = (self.next_sequence(), now);
@@ -222,20 +222,20 @@ impl PendingCommits {
     pub fn complete(
         &mut self,
         step: &Arc<UncommittedStep>,
-        outcome: CommitOutcome,
+        outcome: SubmissionOutcome,
         reach: QuorumReachability,
     ) -> Option<Arc<UncommittedStep>> {
         let mut entry = self.remove(step.session)?;
         let mut next = None;
-        if matches!(&entry.send_state, SendState::InFlight(sent) if Arc::ptr_eq(sent, step)) {
+        if matches!(&entry.send_state, SubmissionState::InFlight(sent) if Arc::ptr_eq(sent, step)) {
             entry.send_state = match outcome {
-                CommitOutcome::Answered => SendState::Done(step.clone()),
-                CommitOutcome::Unknown => SendState::NotSent,
+                SubmissionOutcome::Answered => SubmissionState::Done(step.clone()),
+                SubmissionOutcome::Unknown => SubmissionState::NotSent,
             };
             match (outcome, entry.waiting.take()) {
-                (CommitOutcome::Unknown, None) => entry.waiting = Some(step.clone()),
-                (CommitOutcome::Answered, Some(waiting)) if reach == QuorumReachability::Quorum => {
-                    entry.send_state = SendState::InFlight(waiting.clone());
+                (SubmissionOutcome::Unknown, None) => entry.waiting = Some(step.clone()),
+                (SubmissionOutcome::Answered, Some(waiting)) if reach == QuorumReachability::Quorum => {
+                    entry.send_state = SubmissionState::InFlight(waiting.clone());
                     next = Some(waiting);
                 }
                 (_, waiting) => entry.waiting = waiting,
@@ -254,7 +254,7 @@ impl PendingCommits {
         for id in due {
             let Some(mut entry) = self.remove(id) else { continue };
             if let Some(step) = entry.waiting.take() {
-                entry.send_state = SendState::InFlight(step.clone());
+                entry.send_state = SubmissionState::InFlight(step.clone());
                 steps.push(step);
             }
             self.insert(id, entry);
@@ -265,7 +265,7 @@ impl PendingCommits {
     /// Removes committed steps: at once where `shows` returns true, else after `COMMITTED_RETENTION`.
     pub fn sweep(&mut self, now: Instant, shows: impl Fn(&UncommittedStep) -> bool) {
         let over = |entry: &PendingSession| match (&entry.send_state, &entry.waiting) {
-            (SendState::Done(step), None) => {
+            (SubmissionState::Done(step), None) => {
                 shows(step) || now.saturating_duration_since(entry.updated_at) > COMMITTED_RETENTION
             }
             _ => false,
@@ -290,7 +290,7 @@ impl PendingCommits {
     pub fn pending_count(&self) -> usize {
         self.sessions
             .values()
-            .filter(|entry| !matches!((&entry.send_state, &entry.waiting), (SendState::Done(_), None)))
+            .filter(|entry| !matches!((&entry.send_state, &entry.waiting), (SubmissionState::Done(_), None)))
             .count()
     }
 

@@ -10,16 +10,16 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, stream};
 use ownership::ledger::PrefixPoint;
-use ownership::{Directory, MAX_CALL_BYTES, PeerError, PeerService, Topic};
+use ownership::{MAX_CALL_BYTES, OwnershipDirectory, PeerError, PeerService, PeerTopic};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use vocabulary::{Blocks, HashSeed, ModelId, NodeId, PrefixChain, PrefixId, TenantId, Tokens};
 
 use super::RouterPeers;
-use crate::prompts::{PromptStore, StoredPrompt, TokenIdsUnavailable};
+use crate::prompts::{PromptStore, RetainedPrompt, TokenIdsUnavailable};
 use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
-use crate::token_ids::PromptTokenIds;
+use crate::token_ids::LazyTokenIds;
 
 const VERSION: u8 = 1;
 /// Number of peers asked at once.
@@ -57,7 +57,7 @@ struct PromptReply {
 
 impl PromptReply {
     /// Builds the answer; `None`, before anything is encoded, where there are too many tokens for one.
-    fn of(prompt: &StoredPrompt, point: PrefixPoint) -> Option<Self> {
+    fn of(prompt: &RetainedPrompt, point: PrefixPoint) -> Option<Self> {
         let can_be_lent = point.blocks.tokens(prompt.chain.block).0 <= MAX_TOKENS as u64;
         let tokens = can_be_lent.then(|| prompt.first_token_ids(point.blocks))??;
         let PrefixChain { root, block, .. } = prompt.chain;
@@ -65,14 +65,14 @@ impl PromptReply {
     }
 
     /// Converts the answer into a stored prompt; `None` where it does not lead to the point.
-    fn into_stored_prompt(self, key: &PromptKey, seed: HashSeed) -> Option<StoredPrompt> {
+    fn into_stored_prompt(self, key: &PromptKey, seed: HashSeed) -> Option<RetainedPrompt> {
         let Self { model, root, block, tokens, salt } = self;
         if block == Tokens::ZERO {
             return None;
         }
         let chain = PrefixChain::over_tokens(root, seed, block, &tokens);
-        let tokens = PromptTokenIds::Known(tokens);
-        let prompt = StoredPrompt { tenant: key.tenant.clone(), model, chain, tokens, salt };
+        let tokens = LazyTokenIds::Known(tokens);
+        let prompt = RetainedPrompt { tenant: key.tenant.clone(), model, chain, tokens, salt };
         key.point.is_on_chain(&prompt.chain).then_some(prompt)
     }
 }
@@ -110,8 +110,8 @@ impl PeerService for PromptService {
 }
 
 /// Serves prompts to the other nodes of this directory from now on.
-pub fn serve_prompts(directory: &Directory, prompts: Arc<PromptStore>, metrics: ExchangeMetrics) {
-    directory.serve_peers(Topic::Prompts, Arc::new(PromptService { prompts, metrics }));
+pub fn serve_prompts(directory: &OwnershipDirectory, prompts: Arc<PromptStore>, metrics: ExchangeMetrics) {
+    directory.serve_peers(PeerTopic::Prompts, Arc::new(PromptService { prompts, metrics }));
 }
 
 /// Asks all peers for a prompt, a few at a time; returns the first valid answer.
@@ -120,11 +120,11 @@ pub async fn fetch_prompt(
     key: &PromptKey,
     seed_of: impl Fn(&ModelId) -> HashSeed,
     metrics: &ExchangeMetrics,
-) -> Option<StoredPrompt> {
+) -> Option<RetainedPrompt> {
     let question = PromptRequest { tenant: key.tenant.clone(), blocks: key.point.blocks, prefix: key.point.id };
     let question = encode(&question)?;
     let ask = |node| {
-        let call = peers.call(node, Topic::Prompts, question.clone());
+        let call = peers.call(node, PeerTopic::Prompts, question.clone());
         async move { (node, timeout(REQUEST_TIMEOUT, call).await) }
     };
     let mut answers = stream::iter(peers.peers()).map(ask).buffer_unordered(MAX_CONCURRENT_REQUESTS);
@@ -174,11 +174,11 @@ mod tests {
 
     const SEED: HashSeed = HashSeed(3);
 
-    fn kept(tokens: std::ops::Range<u32>) -> StoredPrompt {
+    fn kept(tokens: std::ops::Range<u32>) -> RetainedPrompt {
         let tokens: Vec<u32> = tokens.collect();
         let chain = PrefixChain::over_tokens(PrefixId(9), SEED, Tokens(16), &tokens);
-        let tokens = PromptTokenIds::Known(tokens);
-        StoredPrompt { tenant: TenantId("a".into()), model: "m".into(), chain, tokens, salt: Some("s".into()) }
+        let tokens = LazyTokenIds::Known(tokens);
+        RetainedPrompt { tenant: TenantId("a".into()), model: "m".into(), chain, tokens, salt: Some("s".into()) }
     }
 
     fn wanted(tenant: &str, blocks: u64) -> PromptKey {
@@ -186,7 +186,7 @@ mod tests {
         PromptKey { tenant: TenantId(tenant.into()), point }
     }
 
-    fn lender(prompts: Vec<StoredPrompt>) -> Arc<dyn PeerService> {
+    fn lender(prompts: Vec<RetainedPrompt>) -> Arc<dyn PeerService> {
         let kept = Arc::<PromptStore>::default();
         (0..).zip(prompts).for_each(|(session, prompt)| kept.insert(SessionId(session), prompt));
         Arc::new(PromptService { prompts: kept, metrics: Metrics::default().exchange })
@@ -208,7 +208,7 @@ mod tests {
             self.0.keys().copied().chain([NodeId(99)]).collect()
         }
 
-        fn call(&self, node: NodeId, _: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        fn call(&self, node: NodeId, _: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
             match self.0.get(&node) {
                 Some(service) => service.answer(NodeId(0), question),
                 None => std::future::ready(Err(PeerError::Unknown(node))).boxed(),
@@ -220,7 +220,7 @@ mod tests {
         StubPeers((1..).map(NodeId).zip(services).collect())
     }
 
-    async fn borrowed(street: &StubPeers, key: &PromptKey) -> (Option<StoredPrompt>, u64) {
+    async fn borrowed(street: &StubPeers, key: &PromptKey) -> (Option<RetainedPrompt>, u64) {
         let metrics = Metrics::default().exchange;
         let found = fetch_prompt(street, key, |_| SEED, &metrics).await;
         (found, metrics.prompts.with_label_values(&["mismatch"]).get())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use ownership::Topic;
+use ownership::PeerTopic;
 use residency::{ReadProgress, ResidencySnapshot};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -14,7 +14,7 @@ use vocabulary::NodeId;
 use workers_shim::events::{SnapshotProvider, SnapshotRequest};
 
 use super::RouterPeers;
-use super::message::{ResidencyReply, ResidencyRequest};
+use super::message::{SnapshotTransferReply, SnapshotTransferRequest};
 use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 
 /// Maximum number of concurrent fetches.
@@ -36,7 +36,7 @@ pub struct SnapshotClient {
 }
 
 /// Why a peer's snapshot cannot be used.
-enum SnapshotRejection {
+enum SnapshotFetchError {
     NotKnown,
     /// The fetch failed; the value is a metric label.
     Failed(&'static str),
@@ -63,8 +63,8 @@ impl SnapshotClient {
                     self.metrics.residency_snapshots.with_label_values(&["received"]).inc();
                     return Some(imprint);
                 }
-                Err(SnapshotRejection::NotKnown) => "not_found",
-                Err(SnapshotRejection::Failed(cause)) => {
+                Err(SnapshotFetchError::NotKnown) => "not_found",
+                Err(SnapshotFetchError::Failed(cause)) => {
                     tracing::warn!(%node, worker = %request.worker, reason = cause, "a snapshot of another router is of no use");
                     cause
                 }
@@ -78,50 +78,57 @@ impl SnapshotClient {
         &self,
         node: NodeId,
         request: &SnapshotRequest,
-    ) -> Result<ResidencySnapshot, SnapshotRejection> {
-        let open = ResidencyRequest::Open { worker: request.worker, rank: request.rank, process: request.process };
+    ) -> Result<ResidencySnapshot, SnapshotFetchError> {
+        let open =
+            SnapshotTransferRequest::Open { worker: request.worker, rank: request.rank, process: request.process };
         let (transfer, chunks, first) = match self.ask_with_retry(node, open).await? {
-            ResidencyReply::Opened { transfer, chunks, first } => (transfer, chunks, first),
-            ResidencyReply::NotKnown => return Err(SnapshotRejection::NotKnown),
-            ResidencyReply::Busy => return Err(SnapshotRejection::Failed("busy")),
-            ResidencyReply::Chunk(_) | ResidencyReply::Expired => return Err(SnapshotRejection::Failed("malformed")),
+            SnapshotTransferReply::Opened { transfer, chunks, first } => (transfer, chunks, first),
+            SnapshotTransferReply::NotKnown => return Err(SnapshotFetchError::NotKnown),
+            SnapshotTransferReply::Busy => return Err(SnapshotFetchError::Failed("busy")),
+            SnapshotTransferReply::Chunk(_) | SnapshotTransferReply::Expired => {
+                return Err(SnapshotFetchError::Failed("malformed"));
+            }
         };
         let mut reader = request.reader();
         let mut chunk: Bytes = first;
         for index in 1.. {
-            match reader.take(&chunk).map_err(|error| SnapshotRejection::Failed(error.label()))? {
+            match reader.take(&chunk).map_err(|error| SnapshotFetchError::Failed(error.label()))? {
                 ReadProgress::Complete(snapshot) => return Ok(snapshot),
                 ReadProgress::More(next) => reader = next,
             }
             if index >= chunks {
                 break;
             }
-            chunk = match self.ask(node, ResidencyRequest::Chunk { transfer, index }).await? {
-                ResidencyReply::Chunk(chunk) => chunk,
-                _ => return Err(SnapshotRejection::Failed("expired")),
+            chunk = match self.ask(node, SnapshotTransferRequest::Chunk { transfer, index }).await? {
+                SnapshotTransferReply::Chunk(chunk) => chunk,
+                _ => return Err(SnapshotFetchError::Failed("expired")),
             };
         }
-        Err(SnapshotRejection::Failed("corrupt"))
+        Err(SnapshotFetchError::Failed("corrupt"))
     }
 
     async fn ask_with_retry(
         &self,
         node: NodeId,
-        question: ResidencyRequest,
-    ) -> Result<ResidencyReply, SnapshotRejection> {
+        question: SnapshotTransferRequest,
+    ) -> Result<SnapshotTransferReply, SnapshotFetchError> {
         for _ in 1..MAX_ATTEMPTS {
             match self.ask(node, question).await? {
-                ResidencyReply::Busy => tokio::time::sleep(BUSY_RETRY_INTERVAL).await,
+                SnapshotTransferReply::Busy => tokio::time::sleep(BUSY_RETRY_INTERVAL).await,
                 answer => return Ok(answer),
             }
         }
         self.ask(node, question).await
     }
 
-    async fn ask(&self, node: NodeId, question: ResidencyRequest) -> Result<ResidencyReply, SnapshotRejection> {
-        let answer = self.peers.call(node, Topic::Residency, question.write()).await;
-        let answer = answer.map_err(|error| SnapshotRejection::Failed(error.cause()))?;
-        ResidencyReply::read(&answer).ok_or(SnapshotRejection::Failed("malformed"))
+    async fn ask(
+        &self,
+        node: NodeId,
+        question: SnapshotTransferRequest,
+    ) -> Result<SnapshotTransferReply, SnapshotFetchError> {
+        let answer = self.peers.call(node, PeerTopic::Residency, question.write()).await;
+        let answer = answer.map_err(|error| SnapshotFetchError::Failed(error.cause()))?;
+        SnapshotTransferReply::read(&answer).ok_or(SnapshotFetchError::Failed("malformed"))
     }
 }
 

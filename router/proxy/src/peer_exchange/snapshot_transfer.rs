@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use workers_shim::events::EncodedSnapshot;
 use workers_shim::fleet::Fleet;
 
-use super::message::{ResidencyReply, ResidencyRequest};
+use super::message::{SnapshotTransferReply, SnapshotTransferRequest};
 use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 
 /// Timeout for the follower's export, which it does between two messages of its engine.
@@ -23,15 +23,15 @@ const MAX_BYTES: usize = 512 << 20;
 
 /// Snapshots that peers are fetching.
 #[derive(Default)]
-pub(super) struct SnapshotServer(Mutex<OpenTransfers>);
+pub(super) struct SnapshotServer(Mutex<OutgoingSnapshots>);
 
 #[derive(Default)]
-struct OpenTransfers {
-    open: HashMap<u64, ResidencyTransfer>,
+struct OutgoingSnapshots {
+    open: HashMap<u64, OutgoingSnapshot>,
     last_id: u64,
 }
 
-struct ResidencyTransfer {
+struct OutgoingSnapshot {
     chunks: Vec<Bytes>,
     last_used: Instant,
 }
@@ -43,53 +43,55 @@ impl SnapshotServer {
         metrics: &ExchangeMetrics,
         question: &[u8],
     ) -> Result<Bytes, PeerError> {
-        let answer = match ResidencyRequest::read(question)
+        let answer = match SnapshotTransferRequest::read(question)
             .ok_or_else(|| PeerError::Garbled("a question about snapshots".into()))?
         {
-            ResidencyRequest::Chunk { transfer, index } => self.0.lock().chunk(transfer, index),
-            ResidencyRequest::Open { .. } if self.0.lock().is_full(Instant::now()) => ResidencyReply::Busy,
-            ResidencyRequest::Open { worker, rank, process } => {
+            SnapshotTransferRequest::Chunk { transfer, index } => self.0.lock().chunk(transfer, index),
+            SnapshotTransferRequest::Open { .. } if self.0.lock().is_full(Instant::now()) => {
+                SnapshotTransferReply::Busy
+            }
+            SnapshotTransferRequest::Open { worker, rank, process } => {
                 let written = timeout(EXPORT_TIMEOUT, fleet.residency_snapshot(worker, rank)).await.ok().flatten();
                 let written = written.filter(|written| written.head.process == process);
-                written.map_or(ResidencyReply::NotKnown, |written| self.0.lock().begin(written, Instant::now()))
+                written.map_or(SnapshotTransferReply::NotKnown, |written| self.0.lock().begin(written, Instant::now()))
             }
         };
-        if matches!(answer, ResidencyReply::Opened { .. }) {
+        if matches!(answer, SnapshotTransferReply::Opened { .. }) {
             metrics.residency_snapshots.with_label_values(&["sent"]).inc();
         }
         Ok(answer.write())
     }
 }
 
-impl OpenTransfers {
+impl OutgoingSnapshots {
     fn is_full(&mut self, now: Instant) -> bool {
         self.open.retain(|_, transfer| now.saturating_duration_since(transfer.last_used) < TRANSFER_TTL);
         let bytes: usize = self.open.values().flat_map(|transfer| &transfer.chunks).map(Bytes::len).sum();
         self.open.len() >= MAX_TRANSFERS || bytes >= MAX_BYTES
     }
 
-    fn begin(&mut self, written: EncodedSnapshot, now: Instant) -> ResidencyReply {
-        let Some(first) = written.chunks.first().cloned() else { return ResidencyReply::NotKnown };
-        let Ok(chunks) = u32::try_from(written.chunks.len()) else { return ResidencyReply::NotKnown };
+    fn begin(&mut self, written: EncodedSnapshot, now: Instant) -> SnapshotTransferReply {
+        let Some(first) = written.chunks.first().cloned() else { return SnapshotTransferReply::NotKnown };
+        let Ok(chunks) = u32::try_from(written.chunks.len()) else { return SnapshotTransferReply::NotKnown };
         if chunks == 1 {
-            return ResidencyReply::Opened { transfer: 0, chunks, first };
+            return SnapshotTransferReply::Opened { transfer: 0, chunks, first };
         }
         if self.is_full(now) {
-            return ResidencyReply::Busy;
+            return SnapshotTransferReply::Busy;
         }
         self.last_id += 1;
-        self.open.insert(self.last_id, ResidencyTransfer { chunks: written.chunks, last_used: now });
-        ResidencyReply::Opened { transfer: self.last_id, chunks, first }
+        self.open.insert(self.last_id, OutgoingSnapshot { chunks: written.chunks, last_used: now });
+        SnapshotTransferReply::Opened { transfer: self.last_id, chunks, first }
     }
 
-    fn chunk(&mut self, id: u64, index: u32) -> ResidencyReply {
-        let Some(transfer) = self.open.get_mut(&id) else { return ResidencyReply::Expired };
-        let Some(chunk) = transfer.chunks.get(index as usize).cloned() else { return ResidencyReply::Expired };
+    fn chunk(&mut self, id: u64, index: u32) -> SnapshotTransferReply {
+        let Some(transfer) = self.open.get_mut(&id) else { return SnapshotTransferReply::Expired };
+        let Some(chunk) = transfer.chunks.get(index as usize).cloned() else { return SnapshotTransferReply::Expired };
         transfer.last_used = Instant::now();
         if index as usize + 1 == transfer.chunks.len() {
             self.open.remove(&id);
         }
-        ResidencyReply::Chunk(chunk)
+        SnapshotTransferReply::Chunk(chunk)
     }
 }
 
@@ -106,34 +108,34 @@ mod tests {
         EncodedSnapshot { head, chunks }
     }
 
-    fn transfer_of(answer: ResidencyReply) -> u64 {
-        let ResidencyReply::Opened { transfer, .. } = answer else { panic!("{answer:?}") };
+    fn transfer_of(answer: SnapshotTransferReply) -> u64 {
+        let SnapshotTransferReply::Opened { transfer, .. } = answer else { panic!("{answer:?}") };
         transfer
     }
 
     #[test]
     fn transfer_closes_after_its_last_chunk() {
-        let (mut transfers, now) = (OpenTransfers::default(), Instant::now());
+        let (mut transfers, now) = (OutgoingSnapshots::default(), Instant::now());
         let id = transfer_of(transfers.begin(written(3), now));
-        assert_eq!(transfers.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])));
-        assert_eq!(transfers.chunk(id, 1), ResidencyReply::Chunk(Bytes::from_static(&[1])), "asked again");
-        assert_eq!(transfers.chunk(id, 2), ResidencyReply::Chunk(Bytes::from_static(&[2])));
-        assert_eq!((transfers.chunk(id, 2), transfers.open.len()), (ResidencyReply::Expired, 0));
+        assert_eq!(transfers.chunk(id, 1), SnapshotTransferReply::Chunk(Bytes::from_static(&[1])));
+        assert_eq!(transfers.chunk(id, 1), SnapshotTransferReply::Chunk(Bytes::from_static(&[1])), "asked again");
+        assert_eq!(transfers.chunk(id, 2), SnapshotTransferReply::Chunk(Bytes::from_static(&[2])));
+        assert_eq!((transfers.chunk(id, 2), transfers.open.len()), (SnapshotTransferReply::Expired, 0));
         assert_eq!(
             transfers.begin(written(1), now),
-            ResidencyReply::Opened { transfer: 0, chunks: 1, first: Bytes::from_static(&[0]) }
+            SnapshotTransferReply::Opened { transfer: 0, chunks: 1, first: Bytes::from_static(&[0]) }
         );
-        assert_eq!((transfers.begin(written(0), now), transfers.open.len()), (ResidencyReply::NotKnown, 0));
+        assert_eq!((transfers.begin(written(0), now), transfers.open.len()), (SnapshotTransferReply::NotKnown, 0));
     }
 
     #[test]
     fn open_transfers_are_bounded_and_expire() {
-        let (mut transfers, now) = (OpenTransfers::default(), Instant::now());
+        let (mut transfers, now) = (OutgoingSnapshots::default(), Instant::now());
         for _ in 0..MAX_TRANSFERS {
             transfer_of(transfers.begin(written(2), now));
         }
-        assert_eq!(transfers.begin(written(2), now), ResidencyReply::Busy);
+        assert_eq!(transfers.begin(written(2), now), SnapshotTransferReply::Busy);
         assert!(transfers.is_full(now + TRANSFER_TTL / 2) && !transfers.is_full(now + TRANSFER_TTL));
-        assert_eq!(transfers.chunk(1, 0), ResidencyReply::Expired);
+        assert_eq!(transfers.chunk(1, 0), SnapshotTransferReply::Expired);
     }
 }

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
-use residency::{RoutedBlockLimits, SourceRules};
+use residency::{BlockMappingRules, RoutedBlockLimits};
 use tokio::task::JoinHandle;
-use vocabulary::{Blocks, ChainNamespace, DpRank, HashSeed, PrefixChain, RootKeys, Tokens, WorkerId, WorkerRole};
+use vocabulary::{
+    Blocks, DpRank, HashSeed, ModelNamespace, PrefixChain, RequestNamespace, Tokens, WorkerId, WorkerRole,
+};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::{FleetOptions, ProbeSettings, WorkerDefinition};
 use workers_shim::sim::{EngineProfile, EventOptions, SimOptions, SimWorker};
 
 use super::*;
-use crate::lab::sim_command::ModelCodec;
+use crate::lab::sim_command::ModelTextCodec;
 use crate::telemetry::metrics::Metrics;
 use crate::testing::{post, wait_until};
 
@@ -30,7 +32,7 @@ impl RouterPeers for NetworkEndpoint {
         self.network.0.lock().keys().copied().filter(|node| *node != self.me).collect()
     }
 
-    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+    fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         match self.network.0.lock().get(&node) {
             Some(exchange) => exchange.answer(topic, self.me, question),
             None => std::future::ready(Err(PeerError::Unknown(node))).boxed(),
@@ -59,7 +61,7 @@ impl TestPeer {
             workers: workers.iter().map(|worker| WorkerDefinition::at(&url(worker), WorkerRole::Hybrid)).collect(),
             pace: ProbeSettings::default(),
             index: index.clone(),
-            rules: Arc::new(|_| Some(SourceRules::new(Tokens(16), HashSeed(1), namespace()))),
+            rules: Arc::new(|_| Some(BlockMappingRules::new(Tokens(16), HashSeed(1), namespace()))),
             liveness: None,
             routed_limits: RoutedBlockLimits::default(),
             snapshots: Some(Arc::new(SnapshotClient::new(peers.clone(), metrics.exchange.clone()))),
@@ -76,7 +78,7 @@ impl TestPeer {
 
     /// Returns how many blocks of a prompt a worker holds.
     fn depth(&self, worker: &SimWorker, prompt: &[u32]) -> Blocks {
-        let root = namespace().root(HashSeed(1), RootKeys::default());
+        let root = namespace().root(HashSeed(1), RequestNamespace::default());
         let chain = PrefixChain::over_tokens(root, HashSeed(1), Tokens(16), prompt);
         let overlaps = self.index.read().overlaps_of_chain(&chain);
         let there = overlaps.iter().find(|overlap| overlap.worker == WorkerId::of_endpoint(&url(worker)));
@@ -88,8 +90,8 @@ impl TestPeer {
     }
 }
 
-fn namespace() -> ChainNamespace {
-    ChainNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
+fn namespace() -> ModelNamespace {
+    ModelNamespace { model: "tiny".into(), revision: "".into(), tokenizer: "t".into() }
 }
 
 fn url(worker: &SimWorker) -> String {
@@ -98,7 +100,7 @@ fn url(worker: &SimWorker) -> String {
 
 /// Workers that replay only their last message.
 async fn workers(count: usize) -> Vec<SimWorker> {
-    let codec = Arc::new(ModelCodec::load(None).unwrap());
+    let codec = Arc::new(ModelTextCodec::load(None).unwrap());
     let mut workers = Vec::new();
     for _ in 0..count {
         let events = EventOptions { buffer: 1, ..EventOptions::default() };
@@ -166,7 +168,7 @@ async fn malformed_messages_are_rejected_and_counted() {
     let street = Arc::new(InProcessNetwork::default());
     let router = TestPeer::open(&street, 1, &[]);
     let exchange = street.0.lock()[&NodeId(1)].clone();
-    for topic in [Topic::Exchange, Topic::Residency] {
+    for topic in [PeerTopic::Exchange, PeerTopic::Residency] {
         for message in [&b""[..], b"\x01", b"\x02\x00", b"nonsense"] {
             let answer = exchange.answer(topic, NodeId(2), Bytes::copy_from_slice(message)).await;
             assert!(matches!(answer, Err(PeerError::Garbled(_))), "{topic:?} {message:?}");

@@ -55,7 +55,7 @@ impl SuspectPair {
 
 /// Whether a worker eventually answered a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum AnswerStatus {
+pub(super) enum AnswerOutcome {
     Answered,
     Unanswered,
 }
@@ -66,14 +66,14 @@ pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<EjectionTrials>)>
 
 /// Failures of one request that no worker is charged with yet.
 #[derive(Default)]
-pub(super) struct BlameRecord {
+pub(super) struct UnattributedFailures {
     /// Two workers, one of which failed the last attempt, and that attempt's trials, kept until the culprit is known.
     pub(super) suspects: Option<(SuspectPair, Option<EjectionTrials>)>,
     /// Workers that have answered this request with an error so far.
     pub(super) failures: FailedWorkers,
 }
 
-impl BlameRecord {
+impl UnattributedFailures {
     /// Decides which of the suspects failed, given the worker `well` that answers now; `None` where the attempt after
     /// theirs failed as well.
     pub(super) fn resolve_suspects(&mut self, well: Option<WorkerId>) {
@@ -101,14 +101,14 @@ impl OutlierReporter {
     /// that failed at two workers and was answered by none would fail at all of them, so it counts against none. Where
     /// there are several tenants, unconfirmed failures count only at a limited rate, so that one tenant's requests
     /// cannot take workers from the others.
-    pub(super) fn settle_failures(&self, step: &ClassifiedStep, failures: FailedWorkers, settled: AnswerStatus) {
+    pub(super) fn settle_failures(&self, step: &ClassifiedStep, failures: FailedWorkers, settled: AnswerOutcome) {
         let incoming = &step.located.identified.request.incoming;
-        if settled == AnswerStatus::Unanswered && failures.len() >= 2 {
+        if settled == AnswerOutcome::Unanswered && failures.len() >= 2 {
             let request = incoming.id;
             tracing::warn!(%request, workers = failures.len(), "a request failed at every worker that was asked: it counts against none");
             return;
         }
-        let is_confirmed = settled == AnswerStatus::Answered || !self.isolation.keys().has_several_tenants();
+        let is_confirmed = settled == AnswerOutcome::Answered || !self.isolation.keys().has_several_tenants();
         for (worker, asked, _trials) in failures {
             if is_confirmed || self.outliers.lock().counts_unconfirmed(&incoming.tenant, Instant::now()) {
                 self.outliers.record_failure(&step.located.workers, (worker, asked));
@@ -129,10 +129,10 @@ impl OutlierReporter {
 mod tests {
     use http::{Response, StatusCode};
     use planner::{
-        Action, CostTerms, Leg, LegRole, OwnershipEffect, PlanRationale, PlanSequence, SelectionRule, WorkerRank,
+        Action, CostTerms, Leg, LegRole, OwnershipEffect, PlanParts, PlanRationale, SelectionRule, WorkerRank,
     };
     use vocabulary::{Bytes, DpRank, Micros};
-    use workers_shim::engine_api::EngineResponse;
+    use workers_shim::engine_api::AnswerSummary;
 
     use super::*;
 
@@ -140,7 +140,7 @@ mod tests {
         Leg::new(role, WorkerRank { worker: WorkerId(id), rank: DpRank(0) })
     }
 
-    fn plan(sequence: PlanSequence) -> Plan {
+    fn plan(sequence: PlanParts) -> Plan {
         let rationale = PlanRationale {
             policy: SelectionRule::LowestCost,
             cost_terms: CostTerms::default(),
@@ -155,14 +155,14 @@ mod tests {
         let (prefill, decode) = (leg(LegRole::Prefill, 1), leg(LegRole::Decode, 2));
         let (kind, source, target) = (HandoffKind::RemotePrefill, prefill.at(), decode.at());
         let handoff = Handoff { kind, source, target, blocks: None, bytes: Bytes(1) };
-        plan(PlanSequence::remote_prefill(prefill, handoff, decode))
+        plan(PlanParts::remote_prefill(prefill, handoff, decode))
     }
 
     #[test]
     fn a_failure_counts_against_the_worker_that_caused_it() {
         let opened = |status| {
             let answer = Response::builder().status(status).body(bytes::Bytes::new()).unwrap();
-            Ok(LegResponse::Whole(answer, EngineResponse::default()))
+            Ok(LegResponse::Whole(answer, AnswerSummary::default()))
         };
         let sick = |events: &[AttemptEvent], opened: Result<LegResponse, LegError>| {
             culprit(&remote_prefill(), events, opened.as_ref()).map(|worker| worker.0)
@@ -193,7 +193,7 @@ mod tests {
             "it computed all of it"
         );
         assert_eq!(SuspectPair::of(&both, (&[], &LegError::NoSource), now), None, "the decode leg was not asked");
-        let alone = plan(PlanSequence::serve(leg(LegRole::Serve, 2)));
+        let alone = plan(PlanParts::serve(leg(LegRole::Serve, 2)));
         assert_eq!(SuspectPair::of(&alone, (&[], &failed), now), None);
     }
 }

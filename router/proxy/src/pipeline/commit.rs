@@ -7,13 +7,14 @@ use std::time::Instant;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use ownership::ledger::{
-    Command, KvOrigin, OwnershipTransition, PrefixPoint, PrefixRef, ReplicateReadonly, SetIntent, StepOutcome,
+    ChainDescriptor, Command, OwnershipTransition, PrefixPoint, PrefixRef, ReplicateReadonly, SetIntent,
+    StepCommitOutcome,
 };
 use planner::{Handoff, HandoffKind, OwnershipEffect, Plan};
 use vocabulary::{Blocks, Micros, Owner, PrefixChain};
 
 use crate::ledger_access::LedgerAccess;
-use crate::peer_exchange::pending_commits::{CommitOutcome, UncommittedStep};
+use crate::peer_exchange::pending_commits::{SubmissionOutcome, UncommittedStep};
 use crate::request_states::{ClassifiedStep, LocatedRequest, serving_owner};
 use vocabulary::RoutingMode;
 
@@ -66,7 +67,7 @@ fn finished_step(located: &LocatedRequest, plan: &Plan, owner: Owner) -> Uncommi
     UncommittedStep {
         session: located.session.id,
         parent: located.parent,
-        origin: KvOrigin {
+        origin: ChainDescriptor {
             tenant: request.incoming.tenant.clone(),
             model: request.model.clone(),
             root: chain.root,
@@ -108,11 +109,11 @@ pub fn submit_commits(ledger: &LedgerAccess, step: Arc<UncommittedStep>) {
 }
 
 /// Submits the step on top of what the ledger view shows of its chain.
-fn submit_commit(ledger: &LedgerAccess, step: &Arc<UncommittedStep>) -> BoxFuture<'static, CommitOutcome> {
+fn submit_commit(ledger: &LedgerAccess, step: &Arc<UncommittedStep>) -> BoxFuture<'static, SubmissionOutcome> {
     let view = ledger.directory().view();
     let known = view.deepest_boundary(step.scope(), &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
     let command = |base| step.command(base, ledger.node_id());
-    let Some(command_now) = command(known) else { return ready(CommitOutcome::Answered).boxed() };
+    let Some(command_now) = command(known) else { return ready(SubmissionOutcome::Answered).boxed() };
     let sent = ledger.commit(command_now);
     // The answer matters only if the ledger has merged away the base that this command was written on.
     let restart = (known > Blocks::ZERO).then(|| command(Blocks::ZERO)).flatten();
@@ -124,12 +125,12 @@ fn submit_commit(ledger: &LedgerAccess, step: &Arc<UncommittedStep>) -> BoxFutur
     let ledger = ledger.clone();
     async move {
         let outcome = match (sent.await, restart) {
-            (Some(outcome), Some(restart)) if StepOutcome::of(&outcome).restart_from_root => {
+            (Some(outcome), Some(restart)) if StepCommitOutcome::of(&outcome).restart_from_root => {
                 ledger.commit(restart).await
             }
             (outcome, _) => outcome,
         };
-        if outcome.is_some() { CommitOutcome::Answered } else { CommitOutcome::Unknown }
+        if outcome.is_some() { SubmissionOutcome::Answered } else { SubmissionOutcome::Unknown }
     }
     .boxed()
 }

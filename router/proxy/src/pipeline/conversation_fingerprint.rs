@@ -1,11 +1,11 @@
 //! Conversation fingerprint: a stable id for clients that name no session, derived from how the conversation began.
 
 use bytes::Bytes;
-use prefix::{ChatEndpoint, ConvertedRequest, Prompt, PromptInputs};
+use prefix::{ChatEndpoint, ConvertedRequest, ExtraPromptInputs, Prompt};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{Blocks, SessionId};
-use workers_shim::engine_api::{JsonFields, JsonSplice};
+use workers_shim::engine_api::{JsonSplice, ScannedJson};
 
 use crate::client_request::GenerationEndpoint;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest};
@@ -19,7 +19,7 @@ const FINGERPRINT_BYTES: usize = 1024;
 /// It is used where a value must be stable over a conversation's steps without a ledger lookup: the rollout share and
 /// the affinity of the fallback policy. Conversations with the same beginning share it.
 pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
-    let field = |name| request.body.json_fields().get(name).and_then(|raw| std::str::from_utf8(raw).ok());
+    let field = |name| request.body.scanned_json().get(name).and_then(|raw| std::str::from_utf8(raw).ok());
     let text = match request.endpoint {
         GenerationEndpoint::ChatCompletions | GenerationEndpoint::Messages => {
             field("messages").and_then(first_messages)
@@ -48,16 +48,16 @@ fn shared_prefix_prompt(identified: &IdentifiedRequest, converted: Option<&Conve
     let identifier = &identified.model.identifier;
     let converted = match (request.endpoint.chat_form()?, converted) {
         (ChatEndpoint::Chat, _) => None,
-        (_, converted) => Some(JsonFields::scan(Bytes::copy_from_slice(converted?.body()), &[]).ok()?),
+        (_, converted) => Some(ScannedJson::scan(Bytes::copy_from_slice(converted?.body()), &[]).ok()?),
     };
-    let fields = converted.as_ref().unwrap_or(request.body.json_fields());
+    let fields = converted.as_ref().unwrap_or(request.body.scanned_json());
     let before = fields.get("messages").and_then(|raw| std::str::from_utf8(raw).ok()).and_then(text_before_user)?;
     let mut splice = JsonSplice::new(fields);
     splice.set("messages", format!("[{before}]").into_bytes());
     splice.set("add_generation_prompt", b"false".as_slice());
     splice.remove("continue_final_message");
     let keys = identified.model.root_keys(request.cache_salt());
-    Some(identifier.resolve_chat(&splice.finish(), PromptInputs { keys, now: identified.wall_time }))
+    Some(identifier.resolve_chat(&splice.finish(), ExtraPromptInputs { keys, now: identified.wall_time }))
 }
 
 /// Returns the text of the messages before the first user message; `None` when there are none.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use vocabulary::Micros;
 
-use super::blame::{AnswerStatus, BlameRecord, OutlierReporter, SuspectPair, culprit};
+use super::blame::{AnswerOutcome, OutlierReporter, SuspectPair, UnattributedFailures, culprit};
 use super::end_guard::RequestState;
 use super::plan::PlanGuards;
 use super::planning::{AttemptLog, FailedStep, InterruptedAnswer, LastFailure, Planning, UnansweredStep};
@@ -26,7 +26,7 @@ pub struct Dispatched {
     pub planned: Box<PlannedStep>,
     pub(super) guards: PlanGuards,
     pub(super) history: AttemptLog,
-    pub(super) blame: BlameRecord,
+    pub(super) blame: UnattributedFailures,
     /// The answer that the plan is to go on with, where one broke off.
     pub(super) resumes: Option<InterruptedAnswer>,
     /// When the plan was made.
@@ -45,9 +45,9 @@ impl Dispatched {
         let mut failures = blame.failures;
         match healthy_worker {
             // The request was refused: that is the client's error, whatever failed before.
-            None => reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerStatus::Unanswered),
+            None => reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerOutcome::Unanswered),
             Some(_) if resumes.is_none() => {
-                reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerStatus::Answered);
+                reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerOutcome::Answered);
             }
             // Of a resumed answer only the end shows whether the worker is healthy.
             Some(_) => {}

@@ -1,6 +1,6 @@
 //! Acts on the guardrail's findings at the end of a step: disables actions, and logs.
 
-use crate::guardrail::{ComparisonReport, Guardrail, GuardrailEvent, StepSample, can_be_disabled};
+use crate::guardrail::{ArmComparisonReport, Guardrail, GuardrailEvent, StepSample, can_be_disabled};
 use crate::routing::LiveRouting;
 
 /// Adds a complete step of a compared session to the guardrail's comparison, and disables an action that proved slower.
@@ -8,7 +8,7 @@ pub(crate) fn enforce_guardrail(guardrail: &Guardrail, routing: &LiveRouting, st
     let Some(found) = guardrail.add(step) else { return };
     let action = step.action;
     let (GuardrailEvent::Slower(compared) | GuardrailEvent::Recovered(compared)) = found;
-    let ComparisonReport { control_sessions, treatment_sessions, .. } = compared;
+    let ArmComparisonReport { control_sessions, treatment_sessions, .. } = compared;
     let [ratio, low, high] = [compared.ttft_ratio, compared.ttft_ratio_lower, compared.ttft_ratio_upper]
         .map(|figure| figure.map_or_else(|| "unknown".to_owned(), |figure| format!("{figure:.2}")));
     match found {

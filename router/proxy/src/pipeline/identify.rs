@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use prefix::{
-    ChatEndpoint, ChatLayout, ConversationCache, ConversationQuery, ConvertedRequest, ExtendedPrompt, LookupTier,
-    PrefixError, Prompt, PromptIdentity, PromptInputs, ResolvedPrompt, TokenCheckpoint, WallTime,
+    ChatBodyLayout, ChatEndpoint, ConversationCache, ConversationQuery, ConvertedRequest, ExtendedPrompt,
+    ExtraPromptInputs, LookupTier, PrefixError, Prompt, PromptIdentity, ResolvedPrompt, TokenCheckpoint, WallTime,
 };
 use prometheus::IntCounterVec;
 use vocabulary::{PrefixChain, SessionId, Tokens};
@@ -17,7 +17,7 @@ use crate::checkpoints::{TokenCheckpointStore, TokenCheckpointUpdate};
 use crate::error::ApiError;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 use crate::memory_budget::MemoryReservation;
-use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::prefix_cache::PrefixCache;
 
 /// A prompt, and how it was identified.
@@ -34,7 +34,7 @@ pub struct IdentifiedPrompt {
 
 /// A request whose prompt is not yet identified.
 #[derive(Debug)]
-pub struct UnidentifiedRequest {
+pub struct IdentificationInput {
     request: ParsedRequest,
     model: Arc<Model>,
     wall_time: WallTime,
@@ -58,7 +58,7 @@ pub struct IdentificationResult {
     pub converted: Option<ConvertedRequest>,
 }
 
-impl UnidentifiedRequest {
+impl IdentificationInput {
     /// Starts identification of a request for this model.
     pub fn new(request: ParsedRequest, model: Arc<Model>) -> Self {
         let key = request.session_key.as_ref();
@@ -84,15 +84,15 @@ impl UnidentifiedRequest {
         &self.request
     }
 
-    fn prompt_options(&self) -> PromptInputs<'_> {
-        PromptInputs { keys: self.model.root_keys(self.request.cache_salt()), now: self.wall_time }
+    fn prompt_options(&self) -> ExtraPromptInputs<'_> {
+        ExtraPromptInputs { keys: self.model.root_keys(self.request.cache_salt()), now: self.wall_time }
     }
 
-    fn layout(&self) -> Option<ChatLayout<'_>> {
+    fn layout(&self) -> Option<ChatBodyLayout<'_>> {
         match self.request.endpoint.chat_form()? {
             ChatEndpoint::Chat => {
-                let fields = self.request.body.json_fields();
-                ChatLayout::new(fields.body(), fields.all())
+                let fields = self.request.body.scanned_json();
+                ChatBodyLayout::new(fields.body(), fields.all())
             }
             ChatEndpoint::Messages | ChatEndpoint::Responses => {
                 self.converted.as_ref()?.as_ref().ok().map(ConvertedRequest::layout)
@@ -225,7 +225,7 @@ pub async fn identify(
     if let Some(derived) = &mut derived {
         derived.grow(request.body.derived_bytes())?;
     }
-    let (request, found, derived) = extend_known(stage, UnidentifiedRequest::new(request, model), derived).await?;
+    let (request, found, derived) = extend_known(stage, IdentificationInput::new(request, model), derived).await?;
     let (request, found) = match found {
         Some(found) => {
             drop(derived);
@@ -252,11 +252,11 @@ pub async fn identify(
 /// which may outlive its client.
 async fn extend_known(
     stage: &IdentifyStage,
-    request: UnidentifiedRequest,
+    request: IdentificationInput,
     derived: Option<MemoryReservation>,
-) -> Result<(UnidentifiedRequest, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
+) -> Result<(IdentificationInput, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
     let (load, conversations) =
-        (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+        (OffloadSpec::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
     let work = move || {
         let request = if request.needs_conversion() { request.converted() } else { request };
         let found = request.extend_known(&conversations);
@@ -267,11 +267,11 @@ async fn extend_known(
 
 async fn compute_whole(
     stage: &IdentifyStage,
-    (request, known): (UnidentifiedRequest, Option<TokenCheckpoint>),
+    (request, known): (IdentificationInput, Option<TokenCheckpoint>),
     derived: Option<MemoryReservation>,
-) -> Result<(UnidentifiedRequest, IdentifiedPrompt), ApiError> {
+) -> Result<(IdentificationInput, IdentifiedPrompt), ApiError> {
     let (load, conversations) =
-        (OffloadTask::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+        (OffloadSpec::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
     let work = move || {
         let found = request.compute_whole(&conversations, known.as_ref());
         drop(derived);

@@ -18,7 +18,7 @@ use super::step_workers;
 use crate::error::ApiError;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 use crate::ledger_access::LedgerAccess;
-use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::prefix_cache::tokenizer_drift::TokenizerDrift;
 use crate::receipt::{LedgerFreshness, LookupEvidence};
 use crate::request_states::{LocatedRequest, sealable_blocks_of};
@@ -46,7 +46,7 @@ pub async fn locate(
         return Ok(build_located(stage, &view, (identified, found, Blocks::ZERO)));
     }
     // Decide whether this is a fork, or another conversation with the same system prompt.
-    let task = OffloadTask::of(&identified.request.incoming);
+    let task = OffloadSpec::of(&identified.request.incoming);
     let work = move || (shared_prefix_blocks(&identified, converted.as_ref()), identified);
     let (preamble, identified) = task.run(&stage.offload_pool, work).await?;
     // Read the view again: own steps that were applied meanwhile are no longer pending.

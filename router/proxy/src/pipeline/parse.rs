@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
 use crate::identified_request::{ParsedRequest, leg_options};
-use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::request_parser::parse;
 use crate::retries::RetryBudget;
 use crate::telemetry::metrics::RequestMetrics;
@@ -28,7 +28,7 @@ pub async fn parse_request(
 ) -> Result<ParsedRequest, ApiError> {
     stage.retries.earn(&incoming.tenant);
     let salt = stage.isolation.salt_of(&incoming.tenant);
-    let load = OffloadTask::of(&incoming);
+    let load = OffloadSpec::of(&incoming);
     let request = load.run(&stage.offload_pool, move || parse(incoming, endpoint, salt)).await??;
     stage.requests.count_stripped(request.body.stripped(&leg_options(&request)));
     if let Some(reserved) = &request.incoming.token_reservation {

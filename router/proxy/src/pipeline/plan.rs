@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use planner::{
-    AdmissionRequest, DisabledFeatures, PlanningError, PlanningInputs, Policy, RequestProfile, SelectionRule,
-    TransferObstacle, TransferPermission, classify as kind_of,
+    AdmissionRequest, DisabledFeatures, PlanningError, PlanningInputs, Policy, RequestProfile, RequestTransferBlocker,
+    SelectionRule, TransferPermission, classify as kind_of,
 };
 use prometheus::HistogramVec;
 use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
@@ -16,22 +16,22 @@ use vocabulary::{KvIndexState, Tokens, WorkerId, WorkerView};
 use super::ResumeConfig;
 use super::resume_blocker::resume_blocker;
 use crate::error::ApiError;
-use crate::kv_reservation::{KvReservation, OccupancyGuard, OccupancyTracker};
+use crate::kv_reservation::{KvReservation, LockedOccupancy, OccupancyTracker};
 use crate::outliers::{EjectionTrials, OutlierTracker};
 use crate::prefix_replication::{PrefixReplicationConfig, PrefixReplicator};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep, step_facts};
-use crate::retries::{RetryBudget, RetryConfig, TenantShare};
+use crate::retries::{RetryBudget, RetryBudgetConfig, TenantShare};
 use crate::routing::LiveRouting;
 use crate::telemetry::metrics::RequestMetrics;
 use crate::tenant_isolation::TenantIsolation;
-use crate::transfer_check::TransferChecks;
+use crate::transfer_check::TransferCheckState;
 use crate::worker_client::WorkerClient;
 use vocabulary::RoutingMode;
 use vocabulary::truncated;
 
 /// The planner's policy, and the state that is kept between steps. Clones share it.
 #[derive(Clone, Debug)]
-pub struct RoutingPolicies {
+pub struct PlannerState {
     planner: Arc<Policy>,
     occupancy: OccupancyTracker,
     /// Budget for retries.
@@ -48,12 +48,12 @@ pub struct RoutingPolicySettings<'a> {
     /// Prices and switches of the planner.
     pub planner: &'a Policy,
     /// Budget for retries.
-    pub retries: RetryConfig,
+    pub retries: RetryBudgetConfig,
     /// When a prefix is replicated before a step asks for it.
     pub prefix_replication: PrefixReplicationConfig,
 }
 
-impl RoutingPolicies {
+impl PlannerState {
     /// Builds the policies as configured. One tenant gets `share` of the retry budget.
     pub fn new(settings: RoutingPolicySettings<'_>, share: TenantShare, outliers: OutlierTracker) -> Self {
         let policy = settings.planner;
@@ -83,7 +83,7 @@ pub struct ClassifyStage {
     pub(super) planner: Arc<Policy>,
     pub(super) occupancy: OccupancyTracker,
     pub(super) routing: Arc<LiveRouting>,
-    pub(super) transfer_checks: Arc<TransferChecks>,
+    pub(super) transfer_checks: Arc<TransferCheckState>,
     /// Which broken streams resume at another worker.
     pub(super) resume: ResumeConfig,
 }
@@ -150,8 +150,8 @@ fn transfers(located: &LocatedRequest) -> TransferPermission {
     use prefix::FallbackReason::Multimodal;
     let bar = located.identified.request.transfer_bar.or(match located.identified.fallback_reason() {
         None => None,
-        Some(Multimodal) => Some(TransferObstacle::MultimodalContent),
-        Some(_) => Some(TransferObstacle::TokenIdsUnavailable),
+        Some(Multimodal) => Some(RequestTransferBlocker::MultimodalContent),
+        Some(_) => Some(RequestTransferBlocker::TokenIdsUnavailable),
     });
     bar.map_or(TransferPermission::Allowed, TransferPermission::Forbidden)
 }
@@ -217,7 +217,7 @@ fn may_queue(step: &ClassifiedStep, (failed, planned): (&[WorkerId], &PlannedSte
 fn decide(
     stage: &PlanStage,
     step: &ClassifiedStep,
-    (excluded, account): (&[WorkerId], &OccupancyGuard<'_>),
+    (excluded, account): (&[WorkerId], &LockedOccupancy<'_>),
 ) -> Result<PlannedStep, ApiError> {
     let shapes = stage.client.pool().shapes();
     let mut pinned = step.located.session.clone();

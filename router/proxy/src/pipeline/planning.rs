@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Action, AdmissionDecision, AdmissionReason};
+use planner::{Action, AdmissionDecision, StepStartReason};
 use vocabulary::{Micros, Tokens, WorkerId, WorkerView};
 use workers_shim::engine_api::TokenUsage;
 
-use super::blame::BlameRecord;
+use super::blame::UnattributedFailures;
 use super::dispatched::Dispatched;
 use super::end_guard::{RequestEndRecorder, RequestState};
 use super::plan::{PlanGuards, PlanStage};
@@ -26,7 +26,7 @@ pub struct Planning {
     step: ClassifiedStep,
     origin: PlanningOrigin,
     history: AttemptLog,
-    blame: BlameRecord,
+    blame: UnattributedFailures,
 }
 
 /// Why a step is to be planned.
@@ -67,7 +67,7 @@ pub(super) struct AttemptLog {
 
 /// An answer that broke off.
 #[derive(Debug)]
-pub struct BrokenAnswer {
+pub struct StreamBreak {
     /// How it broke off.
     pub event: AttemptEvent,
     /// The error for the client when the answer cannot resume.
@@ -123,7 +123,12 @@ impl FailedStep {
 impl Planning {
     /// Starts a step; nothing has been attempted.
     pub fn first(step: ClassifiedStep) -> Self {
-        Self { step, origin: PlanningOrigin::First, history: AttemptLog::default(), blame: BlameRecord::default() }
+        Self {
+            step,
+            origin: PlanningOrigin::First,
+            history: AttemptLog::default(),
+            blame: UnattributedFailures::default(),
+        }
     }
 
     /// Continues a step after a failed attempt; `partial` where its answer had broken off before.
@@ -131,7 +136,7 @@ impl Planning {
         step: ClassifiedStep,
         (partial, failure): (Option<InterruptedAnswer>, LastFailure),
         attempts: AttemptLog,
-        blame: BlameRecord,
+        blame: UnattributedFailures,
     ) -> Self {
         let origin = match partial {
             None => PlanningOrigin::Retry(failure),
@@ -155,7 +160,7 @@ impl Planning {
         } else {
             stage.requests.retries_refused.inc();
             // No other worker was asked, so whose fault the failures were is unknown.
-            self.blame = BlameRecord::default();
+            self.blame = UnattributedFailures::default();
             Err(ApiError::Overloaded { what: "too many requests are tried again" })
         };
         let (planned, guards) = match prepared {
@@ -205,7 +210,7 @@ impl Planning {
     /// Ends the step's wait, if it was waiting, with the plan that starts it. Also returns that the queue was full.
     fn finished_wait(&self, stage: &PlanStage, planned: &PlannedStep) -> Option<AdmissionWait> {
         let wait_outcome = match planned.admission {
-            Some((asking, Some(AdmissionDecision::Start { why: AdmissionReason::NoPlace }))) => {
+            Some((asking, Some(AdmissionDecision::Start { why: StepStartReason::NoPlace }))) => {
                 let (duration, outcome) = (Micros::ZERO, WaitOutcome::QueueFull);
                 let wait = AdmissionWait { duration, displaced_compute: asking.displaced_compute, outcome };
                 wait.record(&stage.admission_wait);
@@ -275,7 +280,7 @@ pub(super) struct UnansweredStep {
     pub(super) planned: Box<PlannedStep>,
     pub(super) guards: PlanGuards,
     pub(super) history: AttemptLog,
-    pub(super) blame: BlameRecord,
+    pub(super) blame: UnattributedFailures,
     pub(super) partial: Option<InterruptedAnswer>,
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use planner::Leg;
 use tokio::sync::oneshot;
-use workers_shim::engine_api::{EngineResponse, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
+use workers_shim::engine_api::{AnswerSummary, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
 
 use super::reverse_pull::ReversePullSource;
 use crate::leg_outcome::{LegError, LegResponse};
@@ -138,7 +138,7 @@ async fn run_source_leg(
     legs: &Legs,
     pair: &LegPair,
     (transfer, readback): (&KvTransfer, Option<ReversePullParams>),
-) -> Result<EngineResponse, LegError> {
+) -> Result<AnswerSummary, LegError> {
     let body = legs.body.prefill(&legs.options, (transfer, readback));
     let _counted = legs.dispatch(&pair.prefill);
     tokio::select! {
@@ -154,7 +154,7 @@ async fn run_reverse_pull(
     (legs, pair): (&Legs, &LegPair),
     transfer: &KvTransfer,
     source: ReversePullSource,
-) -> Result<EngineResponse, LegError> {
+) -> Result<AnswerSummary, LegError> {
     let ReversePullSource { params: readback, holder: keeper, outcomes: fates } = source;
     let count = |fate: ReversePullOutcome| fates.with_label_values(&[fate.as_ref()]).inc();
     let answer = tokio::select! {

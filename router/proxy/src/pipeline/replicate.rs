@@ -13,7 +13,7 @@ use crate::prefix_mover::{PrefixMove, PrefixMover, TokenIdsFuture};
 use crate::prompts::{PromptStore, TokenIdsUnavailable};
 use crate::receipt::AttemptEvent;
 use crate::request_states::ClassifiedStep;
-use crate::token_ids::PromptTokenIds;
+use crate::token_ids::LazyTokenIds;
 
 /// Replicates the first blocks of the prompt as the plan's handoff says. A failure is returned as an event; the step is
 /// served all the same.
@@ -40,13 +40,11 @@ pub async fn replicate(
 /// Returns the token ids of the first blocks of a step's prompt.
 fn first_token_ids(prompts: Arc<PromptStore>, identified: &IdentifiedRequest, blocks: Blocks) -> TokenIdsFuture {
     let chain = identified.prompt.chain.clone();
-    let ids = PromptTokenIds::of(identified);
+    let ids = LazyTokenIds::of(identified);
     async move {
         let length = usize::try_from(blocks.tokens(chain.block).0).map_err(|_| TokenIdsUnavailable::Unavailable)?;
         match ids.ok_or(TokenIdsUnavailable::Unavailable)? {
-            PromptTokenIds::Known(ids) => {
-                ids.get(..length).map(<[u32]>::to_vec).ok_or(TokenIdsUnavailable::Unavailable)
-            }
+            LazyTokenIds::Known(ids) => ids.get(..length).map(<[u32]>::to_vec).ok_or(TokenIdsUnavailable::Unavailable),
             ids => prompts.read(move || Some(ids.read(&chain)?.get(..length)?.to_vec())).await,
         }
     }

@@ -16,7 +16,7 @@ use std::time::Instant;
 use planner::{Action, HandoffKind};
 use vocabulary::{Bytes, Micros, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
-use workers_shim::fleet::{Fleet, InFlightRequest};
+use workers_shim::fleet::{Fleet, InFlightGuard};
 
 use super::blame::FailedWorkers;
 use super::plan::PlanGuards;
@@ -31,7 +31,7 @@ pub(super) use occupancy_sink::OccupancySink;
 pub(super) use prompt_sink::PromptSink;
 pub(super) use quota_sink::QuotaSink;
 pub(super) use receipt_sink::ReceiptSink;
-pub(super) use usage_filter::UsageFilter;
+pub(super) use usage_filter::ImplausibleUsageFilter;
 
 /// A request that has ended.
 #[must_use]
@@ -51,7 +51,7 @@ pub struct RequestEnd {
     /// What the client got.
     pub answer: AnswerRecord,
     /// The request as counted in the target's load; `None` when no worker serves it.
-    pub in_flight: Option<InFlightRequest>,
+    pub in_flight: Option<InFlightGuard>,
     /// Workers that have failed and are not judged yet.
     pub(super) failures: FailedWorkers,
     /// How it ended.

@@ -2,10 +2,10 @@
 //! ids: only where the engine keeps no other state of the answer.
 
 use memchr::memmem;
-use planner::TransferObstacle;
+use planner::RequestTransferBlocker;
 use prefix::FallbackReason;
 use serde_json::Value;
-use workers_shim::engine_api::JsonFields;
+use workers_shim::engine_api::ScannedJson;
 
 use crate::client_request::GenerationEndpoint;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest, ResponseDelivery};
@@ -31,7 +31,7 @@ const MEDIA_KEYS: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b
 /// Returns why this request's answer cannot resume by token ids; `None` where it can, from an engine that returns them.
 pub fn resume_blocker(identified: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
     let request = &identified.request;
-    let fields = request.body.json_fields();
+    let fields = request.body.scanned_json();
     let is_on = |name: &str| is_on(fields, name);
     match () {
         () if request.delivery == ResponseDelivery::Whole => Some(ResumeBlocker::NotStreamed),
@@ -40,7 +40,9 @@ pub fn resume_blocker(identified: &IdentifiedRequest, config: ResumeConfig) -> O
         () if !matches!(request.endpoint, GenerationEndpoint::ChatCompletions | GenerationEndpoint::Completions) => {
             Some(ResumeBlocker::Endpoint)
         }
-        () if request.transfer_bar == Some(TransferObstacle::SeveralChoices) => Some(ResumeBlocker::SeveralChoices),
+        () if request.transfer_bar == Some(RequestTransferBlocker::SeveralChoices) => {
+            Some(ResumeBlocker::SeveralChoices)
+        }
         () if request.transfer_bar.is_some() || is_on("logprobs") || is_on("top_logprobs") => {
             Some(ResumeBlocker::Logprobs)
         }
@@ -66,13 +68,13 @@ fn has_engine_state(request: &ParsedRequest) -> bool {
     if request.endpoint != GenerationEndpoint::Responses {
         return false;
     }
-    let fields = request.body.json_fields();
+    let fields = request.body.scanned_json();
     let tools = fields.read::<Vec<Value>>("tools").unwrap_or_default();
     tools.iter().any(|tool| !matches!(tool["type"].as_str(), Some("function" | "custom"))) || fields.has("conversation")
 }
 
 /// Whether a field has a value other than null, false, zero or an empty one. Reads no further than it must.
-pub(super) fn is_on(fields: &JsonFields, name: &str) -> bool {
+pub(super) fn is_on(fields: &ScannedJson, name: &str) -> bool {
     let Some(value) = fields.get(name) else { return false };
     match value {
         b"null" | b"false" | b"\"\"" => false,
@@ -82,14 +84,14 @@ pub(super) fn is_on(fields: &JsonFields, name: &str) -> bool {
     }
 }
 
-fn has_format(fields: &JsonFields) -> bool {
+fn has_format(fields: &ScannedJson) -> bool {
     let format = fields.read::<Value>("response_format");
     format.is_some_and(|format| format["type"] != "text")
 }
 
 /// Whether the prompt holds more than text. Known where there is a tokenizer; else everything that may be more counts.
 fn is_more_than_text(identified: &IdentifiedRequest) -> bool {
-    let fields = identified.request.body.json_fields();
+    let fields = identified.request.body.scanned_json();
     match identified.fallback_reason() {
         None => false,
         Some(FallbackReason::Multimodal) => true,

@@ -11,7 +11,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use parking_lot::Mutex;
-use planner::{AttentionSpec, DisabledLink, LayerState, Leg, LegRole, WorkerRank, check_kv_compatibility};
+use planner::{AttentionSpec, DirectedLink, LayerState, Leg, LegRole, WorkerRank, check_kv_compatibility};
 use prometheus::IntCounterVec;
 use vocabulary::{HashSeed, Owner, PrefixChain, PrefixId, SessionId, Tokens, WorkerHealth, WorkerId};
 use workers_shim::engine_api::{ReturnsKv, ReversePullParams, answer_token_ids, redact_answer};
@@ -24,7 +24,7 @@ use crate::leg_outcome::LegResponse;
 use crate::legs::Legs;
 use crate::receipt::ReversePullOutcome;
 use crate::request_states::{ClassifiedStep, owner_at};
-use crate::token_ids::PromptTokenIds;
+use crate::token_ids::LazyTokenIds;
 
 /// How long parameters are kept: a minute less than an engine keeps the blocks (`decoder_kv_blocks_ttl`).
 const RETENTION: Duration = Duration::from_secs(420);
@@ -128,7 +128,7 @@ fn can_fetch_from(stage: &ExecuteStage, (step, pair): (&ClassifiedStep, &LegPair
         && source.health != WorkerHealth::Unreachable
         && fabric(source).is_some_and(|source_fabric| Some(source_fabric) == fabric(target))
         && transfer.is_some_and(|transfer| transfer.returns_kv() == ReturnsKv::WithWholeAnswers)
-        && !step.disabled_links.contains(&DisabledLink { from, to })
+        && !step.disabled_links.contains(&DirectedLink { from, to })
         && !is_converted_by_guess(stage.client.fleet(), &step.located.identified, to)
 }
 
@@ -146,7 +146,7 @@ async fn starts_with_returned(stage: &ExecuteStage, identified: &IdentifiedReque
     if !is_known || !is_single_prompt || chain.tokens < entry.params.tokens() {
         return false;
     }
-    let Some(ids) = PromptTokenIds::of(identified) else { return false };
+    let Some(ids) = LazyTokenIds::of(identified) else { return false };
     let prompt_id = move || Some(content_id(chain.root, ids.read(&chain)?.get(..length)?));
     stage.prompts.read(prompt_id).await.is_ok_and(|prompt_id| prompt_id == Some(returned_id))
 }

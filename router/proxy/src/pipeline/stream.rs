@@ -21,23 +21,23 @@ use futures::stream::poll_fn;
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
 use http_body::Body as _;
-use planner::TransferObstacle;
+use planner::RequestTransferBlocker;
 use prefix::SpecialTokens;
 use tracing::Span;
 use vocabulary::Tokens;
-use workers_shim::engine_api::{SseScanner, TokenTranscript, TokenUsage, TranscriptDefect};
+use workers_shim::engine_api::{ContinuationBlocker, SseFilter, TokenTranscript, TokenUsage};
 
 use super::blame::OutlierReporter;
 use super::end_guard::{EndGuard, RequestEndRecorder, RequestState};
 use super::execute::ExecuteStage;
 use super::locate::{self, LocateStage};
 use super::plan::PlanStage;
-use super::planning::BrokenAnswer;
+use super::planning::StreamBreak;
 use super::request_end::RequestEnd;
 use super::resume::{ResumeFrom, ResumedAnswer, resume};
 use super::resume_recording::with_resume_recording;
 use super::stage_span::stage_span;
-use super::streaming::{AnswerEnd, AnswerState, Streaming};
+use super::streaming::{AnswerCompletion, AnswerEnd, Streaming};
 use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};
 use crate::identified_request::ResponseDelivery;
@@ -48,7 +48,7 @@ use crate::quotas::BYTES_PER_TOKEN;
 use crate::receipt::{AttemptEvent, RequestOutcome};
 use crate::request_states::ResumeBlocker;
 use crate::stored_responses::StoredResponses;
-use crate::stored_responses::listener::{BodyFormat, ResponseListener};
+use crate::stored_responses::listener::{BodyFormat, ResponseRecorder};
 use crate::telemetry::metrics::RequestMetrics;
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 use crate::worker_client::WorkerClient;
@@ -78,13 +78,13 @@ pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streamin
                 listener.on_chunk(answer.body());
             }
             let delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
-            let state = AnswerState::Whole(answer.status());
+            let state = AnswerCompletion::Whole(answer.status());
             stage.ends.record(streaming.ended(AnswerEnd { state, delivered, usage: report.usage }));
             answer.map(Body::from)
         }
         LegResponse::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
-            let mut events = WorkerEventStream::new(stage, (head.status, rest), streaming);
+            let mut events = ClientEventStream::new(stage, (head.status, rest), streaming);
             events.on_chunk(first);
             let mut response =
                 Response::new(Body::from_stream(poll_fn(move |cx| events.guarded(|events| events.poll_chunk(cx)))));
@@ -103,12 +103,12 @@ fn response_listener(
     streaming: &Streaming,
     status: StatusCode,
     form: BodyFormat,
-) -> Option<ResponseListener> {
+) -> Option<ResponseRecorder> {
     let identified = &streaming.step.located.identified;
     let request = &identified.request;
     let is_wanted = request.endpoint == GenerationEndpoint::Responses && status.is_success();
     is_wanted.then(|| {
-        ResponseListener::new(
+        ResponseRecorder::new(
             (stage.responses.clone(), stage.offload_pool.clone()),
             (&request.incoming, Some(identified.affinity_key)),
             streaming.target(),
@@ -118,13 +118,13 @@ fn response_listener(
 }
 
 /// A worker's events on their way to the client. Dropping it before the end means that the client left.
-struct WorkerEventStream {
+struct ClientEventStream {
     stage: Arc<StreamStage>,
     client: ErrorRecipient,
     ready: VecDeque<Bytes>,
     /// Whether more than one choice was requested.
     has_several_choices: bool,
-    listener: Option<ResponseListener>,
+    listener: Option<ResponseRecorder>,
     state: StreamState,
     /// The span of stage `stream`.
     span: Span,
@@ -133,7 +133,7 @@ struct WorkerEventStream {
 enum StreamState {
     Answering(Box<EndGuard<AnsweringWorker>>),
     /// The answer broke off and is being resumed. The future ends the request if nobody waits for it any more.
-    Resuming(BoxFuture<'static, Result<ResumedAnswer, ApiError>>, Box<SseScanner>),
+    Resuming(BoxFuture<'static, Result<ResumedAnswer, ApiError>>, Box<SseFilter>),
     /// The stream has ended.
     Over,
 }
@@ -142,7 +142,7 @@ enum StreamState {
 struct AnsweringWorker {
     body: WorkerBody,
     liveness: LivenessWatch,
-    scanner: Box<SseScanner>,
+    scanner: Box<SseFilter>,
     streaming: Streaming,
 }
 
@@ -152,7 +152,7 @@ enum StreamItem {
 }
 
 impl StreamState {
-    fn of(stage: &StreamStage, (body, scanner): (WorkerBody, Box<SseScanner>), streaming: Streaming) -> Self {
+    fn of(stage: &StreamStage, (body, scanner): (WorkerBody, Box<SseFilter>), streaming: Streaming) -> Self {
         let mut liveness = LivenessWatch::new(stage.client.fleet().clone(), streaming.target());
         // The first byte has arrived.
         liveness.record_activity();
@@ -199,17 +199,17 @@ impl AnsweringWorker {
         }
         let scanner = &self.scanner;
         let lost_ids =
-            scanner.transcript().and_then(|transcript| transcript.resume_ids().err()).map(TranscriptDefect::reason);
+            scanner.transcript().and_then(|transcript| transcript.resume_ids().err()).map(ContinuationBlocker::reason);
         let without_ids = self.streaming.step.resume_blocker.map(ResumeBlocker::reason).or(lost_ids);
         match (scanner.resume_ids(), without_ids) {
             (Ok(None), _) => Ok(ResumeFrom::Beginning),
             (Ok(Some((prompt, answer))), _) => {
                 Ok(ResumeFrom::TokenIds { prompt: prompt.to_vec(), answer: answer.to_vec() })
             }
-            (Err(TranscriptDefect::Sampled), Some(why)) => {
-                Err(format!("{why}, and {}", TranscriptDefect::Sampled.reason()).into())
+            (Err(ContinuationBlocker::Sampled), Some(why)) => {
+                Err(format!("{why}, and {}", ContinuationBlocker::Sampled.reason()).into())
             }
-            (Err(TranscriptDefect::NoIds), Some(why)) => Err(why.into()),
+            (Err(ContinuationBlocker::NoIds), Some(why)) => Err(why.into()),
             (Err(defect), _) => Err(defect.reason().into()),
         }
     }
@@ -225,7 +225,7 @@ impl AnsweringWorker {
         self.scanner.facts().usage.or_else(|| self.scanner.transcript().and_then(TokenTranscript::usage))
     }
 
-    fn ended(self, state: AnswerState, usage: Option<TokenUsage>) -> RequestEnd {
+    fn ended(self, state: AnswerCompletion, usage: Option<TokenUsage>) -> RequestEnd {
         let delivered = self.delivered_tokens();
         self.streaming.ended(AnswerEnd { state, delivered, usage })
     }
@@ -235,22 +235,22 @@ impl RequestState for AnsweringWorker {
     /// Of a stream that the client has left, the worker's events say how it ended.
     fn into_end(self, outcome: RequestOutcome) -> Option<RequestEnd> {
         let state = match outcome {
-            RequestOutcome::ClientDisconnected => AnswerState::of(self.scanner.facts()),
-            _ => AnswerState::Interrupted,
+            RequestOutcome::ClientDisconnected => AnswerCompletion::of(self.scanner.facts()),
+            _ => AnswerCompletion::Interrupted,
         };
         let usage = self.usage();
         Some(self.ended(state, usage))
     }
 }
 
-impl WorkerEventStream {
+impl ClientEventStream {
     fn new(stage: &Arc<StreamStage>, (status, body): (StatusCode, WorkerBody), mut streaming: Streaming) -> Self {
         let request = &streaming.step.located.identified.request;
-        let has_several_choices = request.transfer_bar == Some(TransferObstacle::SeveralChoices);
+        let has_several_choices = request.transfer_bar == Some(RequestTransferBlocker::SeveralChoices);
         let client = request.incoming.error_recipient();
         let scanner = match request.delivery {
-            ResponseDelivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
-            ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseScanner::new(),
+            ResponseDelivery::Stream { usage_wanted: false } => SseFilter::hiding_usage(),
+            ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => SseFilter::new(),
         };
         let scanner = scanner.with_budget(stage.client.event_budget());
         let engine = stage.client.fleet().engine(streaming.target());
@@ -290,7 +290,7 @@ impl WorkerEventStream {
             self.ready.push_back(closing);
             self.count("complete");
             let usage = answering.usage();
-            return answering.end_with(|worker| worker.ended(AnswerState::Complete, usage));
+            return answering.end_with(|worker| worker.ended(AnswerCompletion::Complete, usage));
         }
         answering.settle_text();
         let resume_from = answering.resume_from();
@@ -299,7 +299,7 @@ impl WorkerEventStream {
         let finished = facts.finish.is_some() && !self.has_several_choices && resume_from.is_err();
         if (facts.ended() || finished) && !answering.is_abandoned() {
             let (usage, is_broken) = (facts.usage, facts.error.is_some());
-            let state = if is_broken { AnswerState::Interrupted } else { AnswerState::Complete };
+            let state = if is_broken { AnswerCompletion::Interrupted } else { AnswerCompletion::Complete };
             if is_broken {
                 self.count_interrupted();
                 answering.streaming.record_failure();
@@ -325,7 +325,7 @@ impl WorkerEventStream {
         let error = ApiError::WorkerFailed {
             detail: "it broke off inside its answer, and no other one could go on with it".into(),
         };
-        let broken = BrokenAnswer {
+        let broken = StreamBreak {
             event,
             error: error.clone(),
             kept_tokens: from.kept_tokens(),
@@ -377,7 +377,7 @@ impl WorkerEventStream {
     }
 
     fn sequence_number(&self) -> u64 {
-        self.listener.as_ref().map_or(0, ResponseListener::next_sequence_number)
+        self.listener.as_ref().map_or(0, ResponseRecorder::next_sequence_number)
     }
 
     /// Polls, and turns a panic of ours into an error event: it ends only this answer, as broken.

@@ -5,11 +5,11 @@ use std::time::Instant;
 use http::StatusCode;
 use vocabulary::{Tokens, WorkerId};
 use workers_shim::engine_api::{StreamFacts, TokenUsage};
-use workers_shim::fleet::InFlightRequest;
+use workers_shim::fleet::InFlightGuard;
 
-use super::blame::{BlameRecord, FailedWorkers};
+use super::blame::{FailedWorkers, UnattributedFailures};
 use super::plan::PlanGuards;
-use super::planning::{AttemptLog, BrokenAnswer, InterruptedAnswer, LastFailure, Planning};
+use super::planning::{AttemptLog, InterruptedAnswer, LastFailure, Planning, StreamBreak};
 use super::request_end::{AnswerRecord, RequestEnd};
 use crate::receipt::{Attempt, AttemptEvent, RequestOutcome};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep};
@@ -26,7 +26,7 @@ pub struct Streaming {
     /// Workers that have failed inside the answer so far.
     pub(super) failures: FailedWorkers,
     /// The request as counted in the target's load.
-    pub(super) in_flight: InFlightRequest,
+    pub(super) in_flight: InFlightGuard,
     /// When the first byte of the answer arrived.
     pub(super) first_byte: Instant,
     /// Status of the answer.
@@ -39,7 +39,7 @@ pub struct Streaming {
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerEnd {
     /// In which state.
-    pub state: AnswerState,
+    pub state: AnswerCompletion,
     /// Answer tokens delivered, counted by events where the engine does not report them.
     pub delivered: Tokens,
     /// What the engine counted.
@@ -48,7 +48,7 @@ pub struct AnswerEnd {
 
 /// The state in which an answer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AnswerState {
+pub enum AnswerCompletion {
     /// Delivered whole, with this status.
     Whole(StatusCode),
     /// A stream whose end was delivered.
@@ -59,7 +59,7 @@ pub enum AnswerState {
     Running,
 }
 
-impl AnswerState {
+impl AnswerCompletion {
     /// Returns the state of a stream that nobody reads any more.
     pub fn of(facts: &StreamFacts) -> Self {
         match (&facts.error, facts.done) {
@@ -131,17 +131,19 @@ impl Streaming {
         let AnswerEnd { state, delivered, usage } = end;
         let first_byte = match state {
             // All tokens came together, so the time of the first one is unknown.
-            AnswerState::Whole(_) => None,
-            AnswerState::Complete | AnswerState::Interrupted | AnswerState::Running => Some(self.first_byte),
+            AnswerCompletion::Whole(_) => None,
+            AnswerCompletion::Complete | AnswerCompletion::Interrupted | AnswerCompletion::Running => {
+                Some(self.first_byte)
+            }
         };
         let answer = AnswerRecord { first_byte, status: self.status, delivered, usage };
         self.into_request_end(state.outcome(), answer)
     }
 
     /// The answer broke off, and is to resume at another worker. `refresh` updates what was located.
-    pub fn broke_off(self, broken: BrokenAnswer, refresh: impl FnOnce(LocatedRequest) -> LocatedRequest) -> Planning {
+    pub fn broke_off(self, broken: StreamBreak, refresh: impl FnOnce(LocatedRequest) -> LocatedRequest) -> Planning {
         let Self { mut step, planned, guards, mut history, failures, first_byte, status, .. } = self;
-        let BrokenAnswer { event, error, kept_tokens, usage, delivered } = broken;
+        let StreamBreak { event, error, kept_tokens, usage, delivered } = broken;
         history.attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.events.push(event));
         if let Some(reservation) = guards.reservation {
             reservation.mark_failed();
@@ -153,7 +155,7 @@ impl Streaming {
         let partial =
             InterruptedAnswer { first_byte, status, broke_at, attempts_before, kept_tokens, usage, delivered };
         let failure = LastFailure { planned, event, error };
-        Planning::again(step, (Some(partial), failure), history, BlameRecord { suspects: None, failures })
+        Planning::again(step, (Some(partial), failure), history, UnattributedFailures { suspects: None, failures })
     }
 
     fn into_request_end(self, outcome: RequestOutcome, answer: AnswerRecord) -> RequestEnd {
@@ -181,13 +183,13 @@ mod tests {
 
     #[test]
     fn the_state_of_an_answer_decides_how_its_request_ended() {
-        let of_stream = |facts: StreamFacts| AnswerState::of(&facts).outcome();
+        let of_stream = |facts: StreamFacts| AnswerCompletion::of(&facts).outcome();
         let failed = || StreamFacts { error: Some("no memory".into()), ..StreamFacts::default() };
         assert_eq!(of_stream(StreamFacts::default()), RequestOutcome::ClientDisconnected);
         assert_eq!(of_stream(StreamFacts { done: true, ..StreamFacts::default() }), RequestOutcome::Complete);
         assert_eq!(of_stream(failed()), RequestOutcome::Interrupted);
         assert_eq!(of_stream(StreamFacts { done: true, ..failed() }), RequestOutcome::Interrupted);
-        assert_eq!(AnswerState::Whole(StatusCode::OK).outcome(), RequestOutcome::Complete);
-        assert_eq!(AnswerState::Whole(StatusCode::UNPROCESSABLE_ENTITY).outcome(), RequestOutcome::Rejected);
+        assert_eq!(AnswerCompletion::Whole(StatusCode::OK).outcome(), RequestOutcome::Complete);
+        assert_eq!(AnswerCompletion::Whole(StatusCode::UNPROCESSABLE_ENTITY).outcome(), RequestOutcome::Rejected);
     }
 }

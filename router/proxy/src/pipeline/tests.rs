@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use vocabulary::{Blocks, KvIndexState, ModelId, SessionId, TenantId, Tokens};
 
 use super::conversation_fingerprint::shared_prefix_blocks;
-use super::identify::UnidentifiedRequest;
+use super::identify::IdentificationInput;
 use super::{identify, locate, plan};
 use crate::app_state::AppState;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
@@ -153,7 +153,7 @@ async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting()
             memory: None,
             addition: None,
         };
-        let request = UnidentifiedRequest::new(parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
+        let request = IdentificationInput::new(parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
         let found = request.compute_whole(&router.gateway.caches.prefix_cache.conversations, None);
         request.with_prompt(found)
     };
@@ -299,7 +299,7 @@ pub(super) async fn classified_step(
     };
     let request = parse(incoming, endpoint, None).unwrap();
     let model = app_state.catalog().model(&request.model);
-    let request = identify::UnidentifiedRequest::new(request, model);
+    let request = identify::IdentificationInput::new(request, model);
     let found = request.compute_whole(&app_state.caches.prefix_cache.conversations, None);
     let named = request.with_prompt(found);
     let located = locate::locate(&app_state.pipeline.locate, named.identified, named.converted).await.unwrap();

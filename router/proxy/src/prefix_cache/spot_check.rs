@@ -60,24 +60,24 @@ pub(super) struct SpotCheckQueue {
 
 impl SpotCheckQueue {
     pub(super) fn spawn(
-        (trails, checkpoints): (Arc<ConversationCache>, Arc<TokenCheckpointStore>),
+        (conversations, checkpoints): (Arc<ConversationCache>, Arc<TokenCheckpointStore>),
         metrics: PrefixCacheMetrics,
         tasks: &Arc<Supervision>,
     ) -> Self {
         let (queue, next) = mpsc::channel::<SpotCheck>(MAX_QUEUED_CHECKS);
-        let (looking, next) = (metrics.clone(), Arc::new(AsyncMutex::new(next)));
+        let (task_metrics, next) = (metrics.clone(), Arc::new(AsyncMutex::new(next)));
         // The task ends when the last sender, this one, is dropped.
-        drop(tasks.supervise("looks", move || {
-            let (next, looking) = (next.clone(), looking.clone());
-            let caches = (trails.clone(), checkpoints.clone());
-            async move { run_all(&mut *next.lock().await, &looking, (&caches.0, &caches.1)).await }
+        drop(tasks.supervise("spot_checks", move || {
+            let (next, metrics) = (next.clone(), task_metrics.clone());
+            let caches = (conversations.clone(), checkpoints.clone());
+            async move { run_all(&mut *next.lock().await, &metrics, (&caches.0, &caches.1)).await }
         }));
         Self { queue, metrics }
     }
 
     /// Queues a check, unless the queue is full.
-    pub(super) fn enqueue(&self, look: SpotCheck) {
-        if self.queue.try_send(look).is_err() {
+    pub(super) fn enqueue(&self, check: SpotCheck) {
+        if self.queue.try_send(check).is_err() {
             self.metrics.verifications.with_label_values(&["skipped"]).inc();
         }
     }
@@ -85,48 +85,48 @@ impl SpotCheckQueue {
 
 async fn run_all(
     next: &mut mpsc::Receiver<SpotCheck>,
-    looking: &PrefixCacheMetrics,
-    (trails, checkpoints): (&Arc<ConversationCache>, &TokenCheckpointStore),
+    metrics: &PrefixCacheMetrics,
+    (conversations, checkpoints): (&Arc<ConversationCache>, &TokenCheckpointStore),
 ) {
-    while let Some(look) = next.recv().await {
-        let checked = tokio::task::spawn_blocking(move || (look.run(), look)).await;
-        let Ok(((difference, whole), look)) = checked else { continue };
-        report(looking, &look, (difference, trails));
+    while let Some(check) = next.recv().await {
+        let checked = tokio::task::spawn_blocking(move || (check.run(), check)).await;
+        let Ok(((difference, whole), check)) = checked else { continue };
+        report(metrics, &check, (difference, conversations));
         if difference.is_none() {
-            let body_bytes = look.encodable.bytes();
+            let body_bytes = check.encodable.bytes();
             let tokenized = TokenCheckpointUpdate {
-                known_tokens: look.known_tokens,
+                known_tokens: check.known_tokens,
                 next_checkpoint: whole.next_checkpoint,
                 body_bytes,
             };
-            checkpoints.store(&look.tenant, look.affinity_key, tokenized);
+            checkpoints.store(&check.tenant, check.affinity_key, tokenized);
         }
     }
 }
 
 fn report(
     metrics: &PrefixCacheMetrics,
-    look: &SpotCheck,
-    (difference, trails): (Option<PromptMismatch>, &ConversationCache),
+    check: &SpotCheck,
+    (difference, conversations): (Option<PromptMismatch>, &ConversationCache),
 ) {
     let outcome = difference.map_or("match", PromptMismatch::label);
     metrics.verifications.with_label_values(&[outcome]).inc();
     let Some(difference) = difference else { return };
-    let model = look.encodable.model();
-    let name = &look.model;
+    let model = check.encodable.model();
+    let name = &check.model;
     if let PromptMismatch::Refused(reason) = difference {
         // Engines refuse it, too, or it has become too long to be checked here: no other prompt is affected.
-        let session = look.session.map(|session| session.0);
-        look.encodable.forget(ConversationQuery { cache: trails, tenant: &look.tenant.0, session });
+        let session = check.session.map(|session| session.0);
+        check.encodable.forget(ConversationQuery { cache: conversations, tenant: &check.tenant.0, session });
         tracing::warn!(
-            model = %name, request = %look.request, reason = reason.as_ref(),
+            model = %name, request = %check.request, reason = reason.as_ref(),
             "a prompt that was put together from an earlier step cannot be computed as a whole; what was remembered of \
              its conversation is forgotten"
         );
     } else if model.disable_by_spot_check() {
         tracing::error!(
-            model = %name, request = %look.request, tier = look.tier.as_ref(), reason = difference.label(),
-            tokens = look.prompt.chain.tokens.0,
+            model = %name, request = %check.request, tier = check.tier.as_ref(), reason = difference.label(),
+            tokens = check.prompt.chain.tokens.0,
             "a prompt that was put together from an earlier step differs from the whole one; prompts of this model are \
              computed as a whole until this router is started again"
         );

@@ -8,7 +8,7 @@ use lru::LruCache;
 use planner::{RequestProfile, StepKind};
 use vocabulary::{SessionId, WorkerId};
 
-use crate::prompts::StoredPrompt;
+use crate::prompts::RetainedPrompt;
 
 /// Maximum number of tracked sessions.
 const MAX_SESSIONS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is one");
@@ -25,7 +25,7 @@ pub struct PredictedStep {
     /// The last step's request, with its answer as part of the prompt.
     pub request: RequestProfile,
     /// The prompt that it continues.
-    pub prompt: Arc<StoredPrompt>,
+    pub prompt: Arc<RetainedPrompt>,
 }
 
 /// A session that waits for its next step.
@@ -128,17 +128,17 @@ mod tests {
     use vocabulary::{HashSeed, PrefixChain, PrefixId, TenantId, Tokens};
 
     use super::*;
-    use crate::token_ids::PromptTokenIds;
+    use crate::token_ids::LazyTokenIds;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn predicted_step() -> PredictedStep {
         let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed::default(), Tokens(16), &[1; 32]);
-        let kept = StoredPrompt {
+        let kept = RetainedPrompt {
             tenant: TenantId::default(),
             model: "m".into(),
             chain,
-            tokens: PromptTokenIds::Known([1; 32].into()),
+            tokens: LazyTokenIds::Known([1; 32].into()),
             salt: None,
         };
         let ask = RequestProfile {

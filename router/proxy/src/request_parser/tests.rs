@@ -81,14 +81,14 @@ fn session_ids_in_the_body_prefer_cache_key_then_parameters_then_metadata() {
 
 #[test]
 fn multiple_choices_or_prompts_forbid_transfers() {
-    assert_eq!(chat(r#","n":2"#).unwrap().transfer_bar, Some(TransferObstacle::SeveralChoices));
+    assert_eq!(chat(r#","n":2"#).unwrap().transfer_bar, Some(RequestTransferBlocker::SeveralChoices));
     assert_eq!(chat(r#","n":1"#).unwrap().transfer_bar, None);
-    assert_eq!(chat(r#","prompt_logprobs":1"#).unwrap().transfer_bar, Some(TransferObstacle::PromptLogprobs));
+    assert_eq!(chat(r#","prompt_logprobs":1"#).unwrap().transfer_bar, Some(RequestTransferBlocker::PromptLogprobs));
     let completion = |prompt: &str| {
         parsed(GenerationEndpoint::Completions, &format!(r#"{{"model":"m","prompt":{prompt}}}"#)).unwrap().transfer_bar
     };
-    assert_eq!(completion(r#"["a"]"#), Some(TransferObstacle::SeveralChoices));
-    assert_eq!(completion("[[1]]"), Some(TransferObstacle::SeveralChoices));
+    assert_eq!(completion(r#"["a"]"#), Some(RequestTransferBlocker::SeveralChoices));
+    assert_eq!(completion("[[1]]"), Some(RequestTransferBlocker::SeveralChoices));
     assert_eq!(completion("[ 1,2]"), None);
     assert_eq!(completion(r#""a""#), None);
 }
@@ -102,21 +102,25 @@ fn prompt_logprobs_are_detected_directly_or_through_echo() {
     for fields in [r#","prompt_logprobs":0"#, r#","prompt_logprobs":1"#, r#","echo":true,"logprobs":0"#] {
         assert_eq!(
             (completion(fields), chat(fields)),
-            (Some(TransferObstacle::PromptLogprobs), Some(TransferObstacle::PromptLogprobs))
+            (Some(RequestTransferBlocker::PromptLogprobs), Some(RequestTransferBlocker::PromptLogprobs))
         );
     }
     for fields in ["", r#","prompt_logprobs":null"#, r#","echo":false,"logprobs":1"#, r#","logprobs":1"#] {
         assert_eq!((completion(fields), chat(fields)), (None, None), "{fields}");
     }
     let echo = r#","echo":true"#;
-    assert_eq!((completion(echo), chat(echo)), (None, Some(TransferObstacle::PromptLogprobs)), "as vLLM takes it");
+    assert_eq!(
+        (completion(echo), chat(echo)),
+        (None, Some(RequestTransferBlocker::PromptLogprobs)),
+        "as vLLM takes it"
+    );
     assert_eq!(unread(GenerationEndpoint::Messages, r#"{"model":"m","messages":[],"max_tokens":1,"echo":true}"#), None);
 }
 
 #[test]
 fn every_multiple_choice_parameter_forbids_transfers() {
     for fields in [r#","n":2"#, r#","best_of":2"#, r#","use_beam_search":true"#] {
-        assert_eq!(chat(fields).unwrap().transfer_bar, Some(TransferObstacle::SeveralChoices), "{fields}");
+        assert_eq!(chat(fields).unwrap().transfer_bar, Some(RequestTransferBlocker::SeveralChoices), "{fields}");
     }
     assert_eq!(chat(r#","n":1,"best_of":1,"use_beam_search":false"#).unwrap().transfer_bar, None);
 }
@@ -131,7 +135,7 @@ fn a_client_cache_salt_changes_blocks_where_tenants_are_not_separated() {
     let plain = parsed(GenerationEndpoint::Completions, &body.replace(r#","cache_salt":"mine""#, "")).unwrap();
     let model = crate::catalog::Catalog::default().model(&plain.model);
     let root = |request| {
-        let request = crate::pipeline::identify::UnidentifiedRequest::new(request, model.clone());
+        let request = crate::pipeline::identify::IdentificationInput::new(request, model.clone());
         let found = request.compute_whole(&prefix::ConversationCache::new(vocabulary::Bytes::ZERO), None);
         request.with_prompt(found).identified.prompt.chain.root
     };

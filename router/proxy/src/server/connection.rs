@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_io_timeout::TimeoutWriter;
 use tower::Service as _;
 
-use super::head_refusal::{AnswerProgress, HeadRefusalFilter};
+use super::head_refusal::{AnswerPhase, HyperResponseFilter};
 use super::unauthenticated::UnauthenticatedPermit;
 use super::{HeadErrorEncoder, LONGEST_URI, MAX_HEAD_BYTES, MAX_HEADERS, RemoteAddr, RouteResult};
 use crate::error::ApiError;
@@ -41,7 +41,7 @@ pub(super) struct ClientConnection {
 
 /// How a listener serves its connections.
 #[derive(Clone)]
-pub(super) struct Protocol {
+pub(super) struct ConnectionSetup {
     pub(super) http: http1::Builder,
     pub(super) routes: Router,
     /// Encodes errors of heads that reach no route.
@@ -101,15 +101,15 @@ async fn http1_message(answer: Response) -> Vec<u8> {
 pub(super) async fn drive(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     client: ClientConnection,
-    protocol: Protocol,
+    protocol: ConnectionSetup,
     mut stopping: watch::Receiver<bool>,
 ) {
     let ClientConnection { remote, authentication, evicted: mut closed, authenticates_until } = client;
-    let Protocol { http, routes, encode, write_timeout } = protocol;
+    let ConnectionSetup { http, routes, encode, write_timeout } = protocol;
     let stranger = authentication.clone();
     let is_answering = Arc::new(AtomicBool::new(false));
     let answering = is_answering.clone();
-    let progress = AnswerProgress::default();
+    let progress = AnswerPhase::default();
     let filtered = progress.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (mut routes, answering, progress) = (routes.clone(), answering.clone(), progress.clone());
@@ -130,7 +130,7 @@ pub(super) async fn drive(
     });
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(write_timeout));
-    let stream = HeadRefusalFilter::new(Box::pin(stream), filtered);
+    let stream = HyperResponseFilter::new(Box::pin(stream), filtered);
     let mut connection = http.serve_connection(TokioIo::new(stream), service);
     let (mut draining, mut authenticated) = (false, false);
     let end = loop {

@@ -26,9 +26,9 @@ const BUFFERED: u8 = 2;
 
 /// Whether an answer of the service is in progress on a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct AnswerProgress(Arc<AtomicU8>);
+pub(super) struct AnswerPhase(Arc<AtomicU8>);
 
-impl AnswerProgress {
+impl AnswerPhase {
     /// Records that the service got a request.
     pub(super) fn begin(&self) {
         self.0.store(ANSWERING, Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl AnswerProgress {
     }
 }
 
-struct AnswerEndGuard(AnswerProgress);
+struct AnswerEndGuard(AnswerPhase);
 
 impl Drop for AnswerEndGuard {
     fn drop(&mut self) {
@@ -65,14 +65,14 @@ impl Drop for AnswerEndGuard {
 
 /// A connection's stream, without hyper's own answers.
 #[derive(Debug)]
-pub(super) struct HeadRefusalFilter<S> {
+pub(super) struct HyperResponseFilter<S> {
     stream: S,
-    progress: AnswerProgress,
+    progress: AnswerPhase,
     refused: Option<StatusCode>,
 }
 
-impl<S> HeadRefusalFilter<S> {
-    pub(super) fn new(stream: S, progress: AnswerProgress) -> Self {
+impl<S> HyperResponseFilter<S> {
+    pub(super) fn new(stream: S, progress: AnswerPhase) -> Self {
         Self { stream, progress, refused: None }
     }
 
@@ -92,13 +92,13 @@ impl<S> HeadRefusalFilter<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for HeadRefusalFilter<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for HyperResponseFilter<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for HeadRefusalFilter<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for HyperResponseFilter<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.hold_back(bytes) {
             return Poll::Ready(Ok(bytes.len()));
@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn only_bytes_between_two_answers_are_held_back() {
-        let progress = AnswerProgress::default();
-        let mut filter = HeadRefusalFilter::new(Vec::new(), progress.clone());
-        let write = |filter: &mut HeadRefusalFilter<Vec<u8>>, bytes: &[u8], flushes: bool| {
+        let progress = AnswerPhase::default();
+        let mut filter = HyperResponseFilter::new(Vec::new(), progress.clone());
+        let write = |filter: &mut HyperResponseFilter<Vec<u8>>, bytes: &[u8], flushes: bool| {
             filter.write_all(bytes).now_or_never().unwrap().unwrap();
             if flushes {
                 filter.flush().now_or_never().unwrap().unwrap();

@@ -12,7 +12,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 
-use crate::watched_files::{FileStamp, WatchedFiles, follow, stamp_of};
+use crate::watched_files::{FileStamp, ReloadReporter, follow, stamp_of};
 
 /// TLS of a listener, sections `[proxy.tls]` and `[operator.tls]`: PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -67,7 +67,7 @@ impl ListenerTls {
     }
 
     /// Reloads the files whenever they change. Logs files that cannot be used, and keeps the last certificate.
-    pub async fn watch_files(self: Arc<Self>, every: Duration, files: WatchedFiles) {
+    pub async fn watch_files(self: Arc<Self>, every: Duration, files: ReloadReporter) {
         let Self { config, stamps, resolver: shown } = &*self;
         let take = || {
             shown.0.store(Arc::new(read(config)?));

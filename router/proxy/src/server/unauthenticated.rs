@@ -57,18 +57,18 @@ impl ClosedConnections {
 pub(super) struct UnauthenticatedConnections {
     limits: UnauthenticatedLimits,
     closed: ClosedConnections,
-    open: Mutex<UnauthenticatedIndex>,
+    open: Mutex<OpenConnectionIndex>,
 }
 
 #[derive(Debug, Default)]
-struct UnauthenticatedIndex {
+struct OpenConnectionIndex {
     next_id: u64,
     /// Ordered by age, the oldest first.
     by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
     by_address: HashMap<IpAddr, usize>,
 }
 
-impl UnauthenticatedIndex {
+impl OpenConnectionIndex {
     fn remove(&mut self, id: u64) -> Option<oneshot::Sender<()>> {
         let (address, close) = self.by_age.remove(&id)?;
         if let Some(count) = self.by_address.get_mut(&address) {

@@ -13,7 +13,7 @@ use super::key::namespace_prefix;
 use super::local_cache::{CachedValue, ValueOrigin};
 use super::redis_client::RedisCallError;
 use super::watch::{RedisWrite, WriteCondition};
-use super::{CacheEntryKind, CacheKey, RedisBackend, SharedCache, SharedCacheState};
+use super::{CacheEntryKind, CacheKey, RedisBackend, SharedCache, SharedCacheInner};
 
 /// Keys that Redis examines per SCAN call.
 const SCAN_COUNT: usize = 512;
@@ -76,7 +76,7 @@ impl SharedCache {
                     shared.kept(tenant).await?.into_iter().partition(|(key, _)| key.kind == CacheEntryKind::Transcript);
                 found.extend(others.into_iter().map(|(key, _)| (key, None)));
                 for batch in batches(transcripts) {
-                    let (values, failed) = SharedCacheState::read_batch(&self.inner, batch, read).await?;
+                    let (values, failed) = SharedCacheInner::read_batch(&self.inner, batch, read).await?;
                     found.extend(values);
                     unread += failed;
                 }
@@ -119,7 +119,7 @@ fn batches(keys: Vec<(CacheKey, usize)>) -> Vec<Vec<CacheKey>> {
     batches
 }
 
-impl SharedCacheState {
+impl SharedCacheInner {
     /// Returns what `read` returns for these values, and how many cannot be read. Tombstones are skipped.
     async fn read_batch<T: Send + 'static>(
         inner: &Arc<Self>,

@@ -13,7 +13,7 @@ use super::key::{CacheEntryKind, CacheKey, namespace_prefix};
 use super::local_cache::CachedValue;
 use super::redis_client::RedisCallError;
 use super::value_cipher::OVERHEAD;
-use super::{RedisBackend, SharedCacheState};
+use super::{RedisBackend, SharedCacheInner};
 use crate::request_id::new_request_id;
 
 /// Time between two probes while Redis is up, and while it is not.
@@ -83,7 +83,7 @@ impl RedisWriteQueue {
 }
 
 /// Writes the queue to Redis, in order and in batches.
-pub(super) async fn write_all(inner: Arc<SharedCacheState>, waiting: &mut mpsc::Receiver<RedisWrite>) {
+pub(super) async fn write_all(inner: Arc<SharedCacheInner>, waiting: &mut mpsc::Receiver<RedisWrite>) {
     let Some(shared) = &inner.redis else { return };
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while waiting.recv_many(&mut batch, MAX_BATCH).await > 0 {
@@ -130,13 +130,13 @@ impl RedisBackend {
 
 /// An encrypted value that all routers of a namespace share: a router that cannot decrypt it uses another secret than
 /// the others.
-struct Canary {
+struct SecretCanary {
     ask: Pipeline,
     renew: Pipeline,
     key: String,
 }
 
-impl Canary {
+impl SecretCanary {
     /// Returns `None` where nothing can be encrypted.
     fn new(backend: &RedisBackend) -> Option<Self> {
         let key = format!("{}:secret", namespace_prefix(&backend.namespace));
@@ -171,10 +171,10 @@ impl Canary {
 }
 
 /// Probes Redis forever, and resends what it has lost.
-pub(super) async fn watch(inner: Arc<SharedCacheState>) {
+pub(super) async fn watch(inner: Arc<SharedCacheInner>) {
     let Some(shared) = &inner.redis else { return };
     let mark = FlushSentinel::new(&shared.namespace);
-    let canary = Canary::new(shared);
+    let canary = SecretCanary::new(shared);
     let (mut marked, mut said) = (false, false);
     loop {
         let before = shared.client.health();
@@ -243,7 +243,7 @@ impl FlushSentinel {
 }
 
 /// Resends the values that other routers may ask for, newest first. Checkpoints are cheaper to recompute.
-async fn resend_local_values(inner: &SharedCacheState, backend: &RedisBackend) {
+async fn resend_local_values(inner: &SharedCacheInner, backend: &RedisBackend) {
     let ours = inner.local.lock().local_values(Instant::now());
     let lasting = ours.into_iter().filter(|(key, _)| {
         matches!(key.kind, CacheEntryKind::ResponseWorker | CacheEntryKind::ResponseTenant | CacheEntryKind::Transcript)

@@ -11,7 +11,7 @@ use super::transcript::{ConversationAddition, ResponseObject};
 use super::{IdSniffer, StoredResponses};
 use crate::client_request::ClientRequest;
 use crate::memory_budget::MemoryReservation;
-use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadSpec};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BodyFormat {
@@ -23,14 +23,14 @@ pub(crate) enum BodyFormat {
 
 /// Listens to one answer. Dropping it ends the answer.
 #[derive(Debug)]
-pub(crate) struct ResponseListener {
+pub(crate) struct ResponseRecorder {
     resources: Arc<StoredResponses>,
     pool: Arc<OffloadPool>,
     tenant: TenantId,
     worker: WorkerId,
     /// The request's body and its memory, until the id is known.
     request: Option<(Bytes, Option<Arc<MemoryReservation>>)>,
-    load: OffloadTask,
+    load: OffloadSpec,
     /// Memory for reading the output.
     memory: Option<MemoryReservation>,
     sniffer: IdSniffer,
@@ -39,7 +39,7 @@ pub(crate) struct ResponseListener {
     sequence_numbers: SequenceNumberScanner,
 }
 
-impl ResponseListener {
+impl ResponseRecorder {
     /// Listens to the answer of `worker` to a step of `session`. No transcript is kept where the request has no
     /// addition.
     pub(crate) fn new(
@@ -52,7 +52,7 @@ impl ResponseListener {
         let (tenant, addition) =
             (request.tenant.clone(), request.addition.clone().map(|adds| adds.with_session(session)));
         let (sniffer, sequence_numbers) = (IdSniffer::default(), SequenceNumberScanner::default());
-        let (load, memory) = (OffloadTask::of(request), request.memory.as_deref().map(MemoryReservation::sibling));
+        let (load, memory) = (OffloadSpec::of(request), request.memory.as_deref().map(MemoryReservation::sibling));
         let request = Some((request.body.clone(), request.memory.clone()));
         Self { resources, pool, tenant, worker, request, load, memory, sniffer, addition, collector, sequence_numbers }
     }
@@ -97,7 +97,7 @@ impl ResponseListener {
     }
 }
 
-impl Drop for ResponseListener {
+impl Drop for ResponseRecorder {
     fn drop(&mut self) {
         self.on_end();
     }

@@ -11,19 +11,19 @@ use http::header::ACCEPT_ENCODING;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use vocabulary::{WorkerHealth, WorkerId};
-use workers_shim::engine_api::StrippedFields;
+use workers_shim::engine_api::StrippedFieldCounts;
 
 use super::transcript::ConversationAddition;
 use super::{IdSniffer, is_response_id};
 use crate::client_request::{ClientRequest, Envelope, GenerationEndpoint};
 use crate::error::ApiError;
-use crate::forward::{Forwarder, ResponseCapture, WorkerSelector};
-use crate::offload_pool::OffloadTask;
+use crate::forward::{ResponseCapture, UnplannedForwarder, WorkerSelector};
+use crate::offload_pool::OffloadSpec;
 use crate::pipeline::{Pipeline, serve_generation};
 use crate::quotas::TokenReservation;
 use crate::shared_cache::SharedCache;
 use crate::upstream::WorkerRequest;
-use crate::worker_pool::WorkerEntry;
+use crate::worker_pool::ListedWorker;
 use vocabulary::truncated;
 
 /// Marks answers to requests into which the router put the history: the engine got the whole conversation as its input.
@@ -37,7 +37,7 @@ const MAX_PEEK_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct ResponsesApi {
     pub(crate) pipeline: Arc<Pipeline>,
-    pub(crate) forwarder: Forwarder,
+    pub(crate) forwarder: UnplannedForwarder,
     pub(crate) shared_cache: Arc<SharedCache>,
 }
 
@@ -49,7 +49,7 @@ impl ResponsesApi {
             // The answer is read here as it passes, so it must not be compressed.
             request.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
-        let (load, keeps) = (OffloadTask::of(&request), self.shared_cache.transcript_limit() > 0);
+        let (load, keeps) = (OffloadSpec::of(&request), self.shared_cache.transcript_limit() > 0);
         let work = move || {
             let addition = keeps.then(|| ConversationAddition::read(&request.body)).flatten();
             request.addition = addition.map(|adds| adds.charged(|input| request.charge_derived(input))).transpose()?;
@@ -65,7 +65,7 @@ impl ResponsesApi {
         let Some(previous) = envelope.previous_response_id.as_deref() else {
             return self.serve_anywhere(request, &envelope).await;
         };
-        let mut stripped = StrippedFields::default();
+        let mut stripped = StrippedFieldCounts::default();
         let followed = match self.find_worker(&request, previous).await {
             Ok(maker) if self.can_answer(maker) => {
                 // The history is stored at that worker: the request is forwarded as it is.
@@ -161,7 +161,7 @@ impl ResponsesApi {
         tokio::time::timeout(ASK_TIMEOUT, first).await.ok().flatten()
     }
 
-    async fn ask_worker(&self, member: &WorkerEntry, (client, id): (&HeaderMap, &str)) -> Option<WorkerId> {
+    async fn ask_worker(&self, member: &ListedWorker, (client, id): (&HeaderMap, &str)) -> Option<WorkerId> {
         let mut headers = self.forwarder.workers.headers_for(member, client);
         headers.remove(ACCEPT_ENCODING);
         let path = format!("/v1/responses/{id}");

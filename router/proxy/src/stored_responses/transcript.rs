@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::SessionId;
-use workers_shim::engine_api::{JsonFields, JsonSplice, items};
+use workers_shim::engine_api::{JsonSplice, ScannedJson, items};
 
 use crate::error::ApiError;
 
@@ -27,7 +27,7 @@ pub(crate) struct ConversationAddition {
 impl ConversationAddition {
     /// Reads a request's body; `None` when nothing is to be stored, or when the input is not valid.
     pub(crate) fn read(body: &Bytes) -> Option<Self> {
-        let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id", "store"]).ok()?;
+        let fields = ScannedJson::scan(body.clone(), &["input", "previous_response_id", "store"]).ok()?;
         if fields.read::<bool>("store") == Some(false) {
             return None;
         }
@@ -162,7 +162,7 @@ impl ConversationHistory {
 
     /// Returns `body` with the whole history as its input, and without a previous response.
     pub(crate) fn into_body(self, body: &Bytes) -> Option<Bytes> {
-        let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id"]).ok()?;
+        let fields = ScannedJson::scan(body.clone(), &["input", "previous_response_id"]).ok()?;
         let own = items::input_items(fields.get("input")?)?;
         let items = items::joined(self.steps.iter().rev().map(|step| &step[..]).chain([&own[..]]));
         let mut splice = JsonSplice::new(&fields);

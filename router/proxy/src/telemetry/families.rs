@@ -44,7 +44,7 @@ pub(super) const TOKENS: &[f64] = &[
 ];
 
 /// A label with lists of its values that have series from the start; the others appear when they are first used.
-pub(super) type LabelValues<'a> = (&'a str, &'a [&'a [&'a str]]);
+pub(super) type LabelSpec<'a> = (&'a str, &'a [&'a [&'a str]]);
 
 /// A kind of metric family.
 pub(super) trait MetricFamily: Collector + Clone + 'static {
@@ -94,7 +94,7 @@ impl FamilyRegistrar {
     pub(super) fn family<K: MetricFamily>(
         &self,
         (name, help): (&str, &str),
-        labels: &[LabelValues<'_>],
+        labels: &[LabelSpec<'_>],
         buckets: &[&[f64]],
     ) -> K {
         let opts = HistogramOpts::from(Opts::new(format!("ownerserve_{name}"), help)).buckets(buckets.concat());

@@ -8,7 +8,7 @@ use prometheus::{
     Encoder as _, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder,
 };
-use workers_shim::engine_api::StrippedFields;
+use workers_shim::engine_api::StrippedFieldCounts;
 
 use super::decision_metrics::DecisionMetrics;
 use super::discovery_metrics::DiscoveryMetrics;
@@ -18,14 +18,14 @@ use super::prefix_cache_metrics::PrefixCacheMetrics;
 use super::shared_cache_metrics::SharedCacheMetrics;
 use crate::receipt::ReversePullOutcome;
 use crate::server::ClosedConnections;
-use crate::tenant_isolation::SaltVerdict;
+use crate::tenant_isolation::SaltSupport;
 
 families! {
     /// All families, grouped by subject.
     #[derive(Debug)]
     pub struct Metrics {
         + requests: RequestMetrics, "Clients' requests.";
-        + plans: PlanMetrics, "Decisions and what came of them.";
+        + plans: PipelineMetrics, "Decisions and what came of them.";
         + workers: WorkerMetrics, "The workers, one label value each.";
         + ledger: LedgerMetrics, "The ledger as this node sees it.";
         + prefix_cache: PrefixCacheMetrics, "How prompts are known.";
@@ -34,7 +34,7 @@ families! {
         + exchange: ExchangeMetrics, "Routers among themselves.";
         + decisions: DecisionMetrics, "The decision log, and prices held against what was seen.";
         + memory: MemoryMetrics, "Memory of the requests in work.";
-        + process: ProcessMetrics, "This process.";
+        + process: RouterProcessMetrics, "This process.";
         + registered: MetricRegistry, "Where all of them are; made last.";
     }
 }
@@ -98,7 +98,7 @@ families! {
             "Requests that ended in an error of this proxy, by type of error.";
         stripped: IntCounterVec = "stripped_parameters_total" {parameter},
             "Parameters taken out of clients' bodies because only routers may send them.";
-        salt_proofs: IntCounterVec = "cache_salt_checks_total" {outcome = label_values::<SaltVerdict>()},
+        salt_support: IntCounterVec = "cache_salt_checks_total" {outcome = label_values::<SaltSupport>()},
             "Workers that were asked once whether they keep prompts of different salts apart, by what they showed.";
         retries: IntCounterVec = "retries_total" {reason}, "Tries of a request after its first, by reason.";
         retries_refused: IntCounter = "retry_budget_exhausted_total",
@@ -116,7 +116,7 @@ families! {
 families! {
     /// Metrics of the pipeline's decisions and their results; clones share their values.
     #[derive(Clone, Debug)]
-    pub struct PlanMetrics {
+    pub struct PipelineMetrics {
         step: HistogramVec = "pipeline_stage_duration_seconds"
             {stage = ["parse", "identify", "locate", "classify", "plan", "execute", "stream", "commit"]} [FINE_SECONDS],
             "Time spent in each stage of the pipeline.";
@@ -218,7 +218,7 @@ families! {
 families! {
     /// Metrics of this process and its settings.
     #[derive(Debug)]
-    pub struct ProcessMetrics {
+    pub struct RouterProcessMetrics {
         build: IntGaugeVec = "build_info" {version}, "Always 1; the version is the label.";
         mode: IntGaugeVec = "routing_mode" {mode}, "1 for the mode in force: shadow, bypass or active.";
         rollout: Gauge = "routing_rollout_ratio", "Share of sessions that mode active applies to.";
@@ -239,7 +239,7 @@ families! {
 
 impl RequestMetrics {
     /// Counts the parameters that only routers may send and that were removed from a client's body.
-    pub fn count_stripped(&self, stripped: StrippedFields) {
+    pub fn count_stripped(&self, stripped: StrippedFieldCounts) {
         let counts = [
             ("kv_transfer_params", stripped.transfer_parameters),
             ("kv_cache_report_mode", stripped.report_mode),

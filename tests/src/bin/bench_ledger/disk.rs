@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::LedgerBenchError;
-use crate::load::{LatencySummary, summarize};
+use crate::load::{LoadStats, summarize};
 
 /// Appends 512 bytes and calls fdatasync, repeatedly during `window`.
-pub(crate) fn fdatasync(folder: &Path, window: Duration) -> Result<LatencySummary, LedgerBenchError> {
+pub(crate) fn fdatasync(folder: &Path, window: Duration) -> Result<LoadStats, LedgerBenchError> {
     let path = folder.join("fdatasync");
     let probe = || {
         let mut file = File::create(&path)?;

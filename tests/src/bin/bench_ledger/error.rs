@@ -24,7 +24,7 @@ pub(crate) enum LedgerBenchError {
     },
     /// Our own node failed.
     #[error(transparent)]
-    Ledger(ownership::OwnershipError),
+    Ledger(ownership::LedgerNodeError),
     /// A system sent an unexpected response.
     #[error("{target} answered {got}")]
     Answer {
@@ -45,7 +45,7 @@ impl LedgerBenchError {
         move |source| LedgerBenchError::Call { what, source }
     }
 
-    pub(crate) fn ledger(error: ownership::OwnershipError) -> LedgerBenchError {
+    pub(crate) fn ledger(error: ownership::LedgerNodeError) -> LedgerBenchError {
         LedgerBenchError::Ledger(error)
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::load::LatencySummary;
+use crate::load::LoadStats;
 use crate::process::{BenchProcess, free_addresses};
 use crate::rpc::{GrpcConnection, message};
 use crate::{LedgerBenchError, etcd, node};
@@ -35,11 +35,7 @@ impl LedgerCluster {
     }
 
     /// Runs the writes inside the leader's process.
-    pub(crate) async fn run_embedded(
-        &self,
-        clients: u64,
-        window: Duration,
-    ) -> Result<LatencySummary, LedgerBenchError> {
+    pub(crate) async fn run_embedded(&self, clients: u64, window: Duration) -> Result<LoadStats, LedgerBenchError> {
         let asked = message(&[(1, &etcd::key(clients, window.as_millis() as u64))]);
         let answer = GrpcConnection::open(self.leader).await?.call(node::EMBEDDED_METHOD, &asked).await?;
         serde_json::from_slice(&answer)

@@ -11,7 +11,7 @@ use crate::LedgerBenchError;
 
 /// Rate and latency percentiles.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct LatencySummary {
+pub(crate) struct LoadStats {
     /// Acknowledged writes per second.
     pub(crate) rate: f64,
     /// Median in microseconds.
@@ -29,7 +29,7 @@ pub(crate) async fn run<F>(
     clients: u64,
     window: Duration,
     write: impl Fn(u64, u64) -> F + Clone + Send + 'static,
-) -> Result<LatencySummary, LedgerBenchError>
+) -> Result<LoadStats, LedgerBenchError>
 where
     F: Future<Output = Result<(), LedgerBenchError>> + Send,
 {
@@ -67,22 +67,22 @@ where
 }
 
 /// Summarizes latencies.
-pub(crate) fn summarize(mut latencies: Vec<Duration>, took: Duration) -> LatencySummary {
+pub(crate) fn summarize(mut latencies: Vec<Duration>, took: Duration) -> LoadStats {
     latencies.sort_unstable();
     let at = |share: f64| {
         let place = ((latencies.len() as f64 - 1.0) * share).max(0.0) as usize;
         latencies.get(place).map_or(0.0, |latency| latency.as_secs_f64() * 1e6)
     };
-    LatencySummary { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
+    LoadStats { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }
 
 /// Combines several short runs, because other load on the machine varies: mean rate, median of their latencies.
-pub(crate) fn combine_runs(runs: &[LatencySummary]) -> LatencySummary {
-    let median = |of: fn(&LatencySummary) -> f64| {
+pub(crate) fn combine_runs(runs: &[LoadStats]) -> LoadStats {
+    let median = |of: fn(&LoadStats) -> f64| {
         let mut all: Vec<f64> = runs.iter().map(of).collect();
         all.sort_unstable_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or_default()
     };
     let rate = runs.iter().map(|run| run.rate).sum::<f64>() / runs.len().max(1) as f64;
-    LatencySummary { rate, p50: median(|run| run.p50), p99: median(|run| run.p99) }
+    LoadStats { rate, p50: median(|run| run.p50), p99: median(|run| run.p99) }
 }

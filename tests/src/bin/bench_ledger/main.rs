@@ -26,7 +26,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 pub(crate) use error::LedgerBenchError;
-use load::LatencySummary;
+use load::LoadStats;
 use process::say;
 use report::{LedgerBenchResults, WriteResults};
 use rpc::GrpcConnection;
@@ -159,7 +159,7 @@ async fn writes(
     folder: &Path,
     options: &Options,
     nodes: usize,
-    probes: &mut Vec<LatencySummary>,
+    probes: &mut Vec<LoadStats>,
 ) -> Result<Vec<WriteResults>, LedgerBenchError> {
     let ours = ledger_cluster::LedgerCluster::start(folder, nodes).await?;
     let etcd = match options.systems.contains(&WriteSystem::Etcd) {
@@ -168,7 +168,7 @@ async fn writes(
     };
     let mut all = Vec::new();
     for clients in options.clients.iter().copied() {
-        let mut found: [Vec<LatencySummary>; 3] = Default::default();
+        let mut found: [Vec<LoadStats>; 3] = Default::default();
         let mut beside = Vec::new();
         for round in 1..=options.rounds {
             scale::progress(&format!("{nodes} node(s), {clients} clients: round {round} of {}", options.rounds));
@@ -226,7 +226,7 @@ async fn measure_over_rpc(
     clients: u64,
     window: Duration,
     system: WriteSystem,
-) -> Result<LatencySummary, LedgerBenchError> {
+) -> Result<LoadStats, LedgerBenchError> {
     let mut connections = Vec::new();
     for _ in 0..clients.div_ceil(16) {
         connections.push(GrpcConnection::open(address).await?);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ledger::{
     ClaimOwner, Command, OpenSession, Outcome, OwnershipSubject, RegisterWorker, ReleaseOwner, WorkerKind, WorkerSpec,
 };
-use ownership::{Directory, Options, PeerOptions};
+use ownership::{ClusterOptions, Options, OwnershipDirectory};
 use tokio::net::TcpListener;
 use vocabulary::{DpRank, Incarnation, Micros, ModelId, NodeId, Owner, SessionId, TenantId, WorkerId, WorkerRole};
 
@@ -38,9 +38,9 @@ pub(crate) async fn run(arguments: &[String]) -> Result<(), LedgerBenchError> {
     let [folder, listen, join @ ..] = arguments else {
         return Err(LedgerBenchError::Usage("node DIR ADDR [ADDR]".into()));
     };
-    let peering = PeerOptions { listen: Some(listen.clone()), join: join.to_vec(), ..PeerOptions::default() };
+    let peering = ClusterOptions { listen: Some(listen.clone()), join: join.to_vec(), ..ClusterOptions::default() };
     let options = Options { peering, ..Options::new(folder) };
-    let directory = Directory::open(options).await.map_err(LedgerBenchError::ledger)?;
+    let directory = OwnershipDirectory::open(options).await.map_err(LedgerBenchError::ledger)?;
     let directory = Arc::new(directory);
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(LedgerBenchError::system("listen"))?;
     let address = listener.local_addr().map_err(LedgerBenchError::system("listen"))?;
@@ -49,7 +49,7 @@ pub(crate) async fn run(arguments: &[String]) -> Result<(), LedgerBenchError> {
     Ok(())
 }
 
-async fn answer(directory: Arc<Directory>, path: String, message: Bytes) -> Result<Bytes, LedgerBenchError> {
+async fn answer(directory: Arc<OwnershipDirectory>, path: String, message: Bytes) -> Result<Bytes, LedgerBenchError> {
     match path.as_str() {
         WRITE_METHOD => {
             let (client, _count) = numbers(&message)?;
@@ -80,7 +80,7 @@ fn numbers(message: &[u8]) -> Result<(u64, u64), LedgerBenchError> {
 }
 
 /// Performs one durable write.
-async fn write(directory: &Directory, client: u64) -> Result<(), LedgerBenchError> {
+async fn write(directory: &OwnershipDirectory, client: u64) -> Result<(), LedgerBenchError> {
     let id = SessionId(u128::from(client % MAX_CLIENTS));
     let view = directory.view();
     let session = view.session(id).ok_or_else(|| LedgerBenchError::Usage("not prepared".into()))?;
@@ -97,7 +97,7 @@ async fn write(directory: &Directory, client: u64) -> Result<(), LedgerBenchErro
 }
 
 /// Submits a command and waits for its outcome.
-pub(crate) async fn submit(directory: &Directory, command: Command) -> Result<Outcome, LedgerBenchError> {
+pub(crate) async fn submit(directory: &OwnershipDirectory, command: Command) -> Result<Outcome, LedgerBenchError> {
     let ticket = directory.submit(command).map_err(|error| LedgerBenchError::Usage(error.to_string()))?;
     ticket.await.map_err(|error| LedgerBenchError::Usage(error.to_string()))
 }
@@ -118,7 +118,7 @@ pub(crate) fn register() -> Command {
     })
 }
 
-async fn prepare(directory: &Directory, nodes: u64) -> Result<(), LedgerBenchError> {
+async fn prepare(directory: &OwnershipDirectory, nodes: u64) -> Result<(), LedgerBenchError> {
     let deadline = Instant::now() + READY_TIMEOUT;
     while (directory.members().len() as u64) < nodes {
         if Instant::now() > deadline {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::load::LatencySummary;
+use crate::load::LoadStats;
 use crate::scale::ScaleResults;
 
 /// Results of writes with this many clients.
@@ -13,18 +13,18 @@ pub(crate) struct WriteResults {
     pub(crate) nodes: usize,
     pub(crate) clients: u64,
     /// The disk's own fdatasync, measured between these runs.
-    pub(crate) fdatasync: LatencySummary,
+    pub(crate) fdatasync: LoadStats,
     /// Writes from inside a router's process.
-    pub(crate) embedded: LatencySummary,
+    pub(crate) embedded: LoadStats,
     /// Writes over gRPC, in the same way as to etcd.
-    pub(crate) ours: LatencySummary,
-    pub(crate) etcd: LatencySummary,
+    pub(crate) ours: LoadStats,
+    pub(crate) etcd: LoadStats,
 }
 
 /// All results.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(crate) struct LedgerBenchResults {
-    pub(crate) fdatasync: LatencySummary,
+    pub(crate) fdatasync: LoadStats,
     pub(crate) writes: Vec<WriteResults>,
     pub(crate) scale: Option<ScaleResults>,
 }
@@ -32,14 +32,14 @@ pub(crate) struct LedgerBenchResults {
 /// Formats the table.
 pub(crate) fn table(results: &LedgerBenchResults) -> String {
     let mut out = String::new();
-    let LatencySummary { rate, p50, p99 } = results.fdatasync;
+    let LoadStats { rate, p50, p99 } = results.fdatasync;
     line(&mut out, format_args!("fdatasync of 512 bytes here: p50 {p50:.0} us, p99 {p99:.0} us, {rate:.0}/s\n"));
     let head =
         "durable writes/s       fdatasync  ours, in a router           ours, over gRPC             etcd, over gRPC";
     line(&mut out, format_args!("{head}"));
     for writes in &results.writes {
         let WriteResults { nodes, clients, fdatasync, embedded, ours, etcd } = writes;
-        let show = |of: &LatencySummary| format!("{:>7.0} ({:>6.0}/{:>7.0} us)", of.rate, of.p50, of.p99);
+        let show = |of: &LoadStats| format!("{:>7.0} ({:>6.0}/{:>7.0} us)", of.rate, of.p50, of.p99);
         let of = if *nodes == 1 { "node " } else { "nodes" };
         line(
             &mut out,

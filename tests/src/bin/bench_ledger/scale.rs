@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use ledger::{ChainSegment, Command, KvOrigin, KvShape, LedgerLimits, Outcome, Scope, SealBlocks};
-use ownership::{Directory, Options};
+use ledger::{ChainDescriptor, ChainSegment, Command, KvBlockSpec, LedgerLimits, Outcome, Scope, SealBlocks};
+use ownership::{Options, OwnershipDirectory};
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, Bytes, HashSeed, Micros, ModelId, PrefixChain, PrefixId, TenantId, Tokens};
 
-use crate::load::{LatencySummary, summarize};
+use crate::load::{LoadStats, summarize};
 use crate::node::{OWNER, register, submit};
 use crate::{LedgerBenchError, load};
 
@@ -27,9 +27,9 @@ pub(crate) struct ScaleResults {
     pub(crate) artifacts: u64,
     pub(crate) bytes_an_artifact: f64,
     /// Lookups during writes.
-    pub(crate) lookups: LatencySummary,
+    pub(crate) lookups: LoadStats,
     /// The writes during these lookups.
-    pub(crate) writes: LatencySummary,
+    pub(crate) writes: LoadStats,
     pub(crate) snapshot_seconds: f64,
     pub(crate) snapshot_bytes: u64,
     /// Longest lookup during writes and snapshot in milliseconds, without the time the thread waited for a core.
@@ -46,7 +46,7 @@ pub(crate) struct ScaleResults {
 pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Result<ScaleResults, LedgerBenchError> {
     // Disables all snapshots except the measured one.
     let options = Options { snapshot_entries: u64::MAX / 2, snapshot_bytes: u64::MAX / 2, ..Options::new(folder) };
-    let directory = Arc::new(Directory::open(options).await.map_err(LedgerBenchError::ledger)?);
+    let directory = Arc::new(OwnershipDirectory::open(options).await.map_err(LedgerBenchError::ledger)?);
     let limits = LedgerLimits {
         artifacts: u32::try_from(artifacts + artifacts / 2).unwrap_or(u32::MAX),
         artifact_idle: Micros::of(Duration::from_secs(30 * 86_400)),
@@ -105,10 +105,10 @@ fn chain(artifact: u64) -> PrefixChain {
     PrefixChain::over_tokens(PrefixId(1), HashSeed(1), Tokens(2), &tokens)
 }
 
-fn origin() -> KvOrigin {
+fn origin() -> ChainDescriptor {
     let shape =
-        KvShape { format: Default::default(), kinds: Default::default(), block: Tokens(2), block_bytes: Bytes(64) };
-    KvOrigin { tenant: TenantId::default(), model: ModelId::from("bench"), root: PrefixId(1), shape }
+        KvBlockSpec { format: Default::default(), kinds: Default::default(), block: Tokens(2), block_bytes: Bytes(64) };
+    ChainDescriptor { tenant: TenantId::default(), model: ModelId::from("bench"), root: PrefixId(1), shape }
 }
 
 fn seal(artifact: u64, chain: &PrefixChain) -> Command {
@@ -117,7 +117,7 @@ fn seal(artifact: u64, chain: &PrefixChain) -> Command {
     Command::Seal(SealBlocks { session: None, origin: origin(), run, extent: None, owner: OWNER })
 }
 
-async fn fill(directory: &Directory, artifacts: u64) -> Result<(), LedgerBenchError> {
+async fn fill(directory: &OwnershipDirectory, artifacts: u64) -> Result<(), LedgerBenchError> {
     let batches = (0..artifacts).step_by(SEALS_PER_BATCH as usize).map(|first| async move {
         let all = first..(first + SEALS_PER_BATCH).min(artifacts);
         let outcome = submit(directory, Command::Batch(all.map(|n| seal(n, &chain(n))).collect())).await?;
@@ -150,14 +150,14 @@ pub(crate) fn progress(line: &str) {
 
 /// Prefix lookups through the read view: the deepest kept boundary of a chain, and its owner.
 struct LookupLoad<'a> {
-    directory: &'a Directory,
+    directory: &'a OwnershipDirectory,
     scope: Scope,
     chains: Vec<PrefixChain>,
     place: usize,
 }
 
 impl<'a> LookupLoad<'a> {
-    fn new(directory: &'a Directory, artifacts: u64) -> Self {
+    fn new(directory: &'a OwnershipDirectory, artifacts: u64) -> Self {
         let step = (artifacts / LOOKUP_SAMPLES).max(1);
         let chains = (0..LOOKUP_SAMPLES.min(artifacts)).map(|n| chain(n * step)).collect();
         Self { directory, scope: origin().scope(), chains, place: 0 }
@@ -177,7 +177,7 @@ impl<'a> LookupLoad<'a> {
 }
 
 /// Looks up prefixes one after another until `over` is set.
-fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> LatencySummary {
+fn read(directory: &OwnershipDirectory, artifacts: u64, over: &AtomicBool) -> LoadStats {
     let mut lookups = LookupLoad::new(directory, artifacts);
     let (mut latencies, started) = (Vec::new(), Instant::now());
     while !over.load(Relaxed) {
@@ -198,7 +198,11 @@ struct LookupStalls {
 }
 
 /// Looks up prefixes and, for each, asks the kernel how long this thread waited for a core.
-fn measure_stalls(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Result<LookupStalls, LedgerBenchError> {
+fn measure_stalls(
+    directory: &OwnershipDirectory,
+    artifacts: u64,
+    over: &AtomicBool,
+) -> Result<LookupStalls, LedgerBenchError> {
     let (mut lookups, mut found) = (LookupLoad::new(directory, artifacts), LookupStalls::default());
     let waits = File::open("/proc/thread-self/schedstat").map_err(LedgerBenchError::system("read a thread's waits"))?;
     while !over.load(Relaxed) {

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prefix::{
-    ChatLayout, ConversationCache, ConversationQuery, LookupTier, ModelText, ModelTextSource, PrefixError,
-    PromptInputs, PromptResolver, PromptResolverOptions, PromptWorkLimits,
+    ChatBodyLayout, ConversationCache, ConversationQuery, ExtraPromptInputs, LookupTier, ModelTokenizer,
+    ModelTokenizerSource, PrefixError, PromptResolver, PromptResolverOptions, PromptWorkLimits,
 };
 use residency::{DepthHint, PrefixClosure, ResidencyChange, ResidencyIndex};
 use serde::Serialize;
 use vocabulary::{
-    BlockHash, Bytes, ChainNamespace, DpRank, HashSeed, KvIndexState, Overlap, PrefixChain, Tier, Tokens, WorkerId,
+    BlockHash, Bytes, DpRank, HashSeed, KvIndexState, ModelNamespace, Overlap, PrefixChain, Tier, Tokens, WorkerId,
 };
 
 use conversation::ConversationText;
@@ -153,8 +153,8 @@ fn say(line: &str) {
 }
 
 fn run(options: &Options) -> Result<(), PrefixBenchError> {
-    let text = Arc::new(ModelText::load(ModelTextSource::Folder(options.model.clone()))?);
-    let namespace = ChainNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let text = Arc::new(ModelTokenizer::load(ModelTokenizerSource::Folder(options.model.clone()))?);
+    let namespace = ModelNamespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
     let limits = PromptWorkLimits::default();
     let made_of =
         PromptResolverOptions { namespace, seed: HashSeed(1), block_size: Tokens(16), text: Some(text), limits };
@@ -194,12 +194,12 @@ fn run(options: &Options) -> Result<(), PrefixBenchError> {
 fn bytes_per_token(resolver: &PromptResolver) -> f64 {
     let mut talk = ConversationText::begin(u64::MAX);
     talk.step(100_000);
-    let prompt = resolver.resolve_chat(talk.body().as_bytes(), PromptInputs::default());
+    let prompt = resolver.resolve_chat(talk.body().as_bytes(), ExtraPromptInputs::default());
     talk.bytes() as f64 / prompt.chain.tokens.0 as f64
 }
 
-fn read_layout(tokens: u64, body: &str) -> Result<ChatLayout<'_>, PrefixBenchError> {
-    ChatLayout::read(body.as_bytes()).ok_or_else(|| PrefixBenchError::Wrong { tokens, what: "no messages".into() })
+fn read_layout(tokens: u64, body: &str) -> Result<ChatBodyLayout<'_>, PrefixBenchError> {
+    ChatBodyLayout::read(body.as_bytes()).ok_or_else(|| PrefixBenchError::Wrong { tokens, what: "no messages".into() })
 }
 
 fn measure(resolver: &PromptResolver, tokens: u64, options: &Options) -> Result<ContextSizeResult, PrefixBenchError> {
@@ -219,9 +219,9 @@ fn measure(resolver: &PromptResolver, tokens: u64, options: &Options) -> Result<
         }
         // Prepares a running conversation: one step in full, one extended from it.
         let known =
-            resolver.resolve_and_cache(read_layout(tokens, &talk.body())?, PromptInputs::default(), None, memory);
+            resolver.resolve_and_cache(read_layout(tokens, &talk.body())?, ExtraPromptInputs::default(), None, memory);
         talk.step(step);
-        resolver.extend(read_layout(tokens, &talk.body())?, PromptInputs::default(), memory);
+        resolver.extend(read_layout(tokens, &talk.body())?, ExtraPromptInputs::default(), memory);
         fleet.hold_prompt(number, &known.prompt.chain);
         let before = DepthHint::from_depths(&fleet.0.overlaps_of_chain(&known.prompt.chain));
         talk.step(step);
@@ -229,13 +229,13 @@ fn measure(resolver: &PromptResolver, tokens: u64, options: &Options) -> Result<
         // Scanning the request is not measured; routers do it for every request anyway.
         let layout = read_layout(tokens, &body)?;
         let since = Instant::now();
-        let grown = resolver.extend(layout, PromptInputs::default(), memory);
+        let grown = resolver.extend(layout, ExtraPromptInputs::default(), memory);
         let identity = since.elapsed();
         let grown = grown.filter(|grown| grown.tier == LookupTier::Session);
         let grown = grown.ok_or_else(|| wrong("the step was not gone on with where the last one ended".into()))?;
         let (found, lookup) = fleet.lookup(&grown.prompt.chain, before);
         let since = Instant::now();
-        let whole = resolver.resolve_chat(body.as_bytes(), PromptInputs::default());
+        let whole = resolver.resolve_chat(body.as_bytes(), ExtraPromptInputs::default());
         let cold_found = fleet.0.overlaps_of_chain(&whole.chain);
         colds.push(since.elapsed().as_secs_f64() * 1e6);
         if grown.prompt.chain != whole.chain || found != cold_found || found.len() < 3 {

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use vocabulary::{Epoch, Owner, SessionId};
 
 use crate::NemesisError;
-use crate::history::{LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
+use crate::history::{LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, SessionOwner};
 use crate::http::{HttpFailure, HttpReply, KeepAliveConnection};
 use json::{LeasesJson, MembersJson, SessionReplyJson, SessionsJson, StateHashJson, WriteReplyJson};
 pub(crate) use json::{MemberJson, MemberRoleJson, MembershipChange, NodeStatusJson};
@@ -200,7 +200,7 @@ impl ApiClient {
         &mut self,
         slot: MemberSlot,
         subject: SessionId,
-    ) -> Result<SessionHolder, NemesisError> {
+    ) -> Result<SessionOwner, NemesisError> {
         match self.request(slot, (subject, OwnershipRequest::Read), REQUEST_TIMEOUT).await.0 {
             OwnershipReply::Found(holding) => Ok(holding),
             other => {
@@ -248,7 +248,7 @@ fn parse_reply(request: OwnershipRequest, body: &[u8]) -> Option<OwnershipReply>
     match request {
         OwnershipRequest::Read => {
             let SessionReplyJson { session } = serde_json::from_slice(body).ok()?;
-            Some(OwnershipReply::Found(session.session_holder()))
+            Some(OwnershipReply::Found(session.session_owner()))
         }
         OwnershipRequest::Claim(_) | OwnershipRequest::Migrate { .. } => {
             let WriteReplyJson { epoch } = serde_json::from_slice(body).ok()?;

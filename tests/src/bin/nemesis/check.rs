@@ -14,10 +14,10 @@ use crate::history::HistoryRecords;
 
 pub(crate) use backup::{check_backup, newest_acknowledged};
 pub(crate) use state_hashes::{NodeStateHash, check_equal_states};
-pub(crate) use streams::{StreamEnd, StreamRecord, check_streams};
+pub(crate) use streams::{FinishedStream, ResponseStreamEnd, check_streams};
 use violation::by_subject;
 pub(crate) use violation::{FinalOwners, GuaranteeViolation};
-pub(crate) use watches::{WatchRecord, WatchedChange};
+pub(crate) use watches::{WatchedChange, WatcherHistory};
 
 /// Runs a check on a blocking thread: this thread carries the traffic between nodes and must not stall.
 pub(crate) async fn run_blocking<T: Send + 'static>(

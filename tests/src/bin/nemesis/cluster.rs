@@ -12,7 +12,7 @@ use crate::NemesisError;
 use crate::api_client::{MemberJson, NodeAddresses, NodeStatusJson};
 use crate::history::MemberSlot;
 use crate::node::{LaunchSpec, ProgramProcess, free_port, log_tail_of, wait_until_listening};
-use crate::test_network::{MAX_SLOTS, SyscallFaults, TestNetwork};
+use crate::test_network::{MAX_SLOTS, SyscallFaultInjector, TestNetwork};
 
 /// Timeout until a started node serves operators; a restart may have to replay a log.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -31,12 +31,12 @@ pub(crate) struct ClusterSetup {
     /// Slot with a small disk, if one can be mounted.
     pub(crate) small_disk: Option<MemberSlot>,
     /// Injection of disk and clock faults, if available.
-    pub(crate) syscall_faults: Option<SyscallFaults>,
+    pub(crate) syscall_faults: Option<SyscallFaultInjector>,
 }
 
 /// How a node with an empty data directory gets into a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum BootOrigin {
+pub(crate) enum BootstrapMode {
     /// Founds a cluster of one and does not listen for other nodes.
     Standalone,
     /// Founds the cluster.
@@ -49,14 +49,14 @@ pub(crate) enum BootOrigin {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NodeBoot {
     /// How it gets into the cluster.
-    pub(crate) origin: BootOrigin,
+    pub(crate) origin: BootstrapMode,
     /// Highest feature level it may know, to act as an older binary.
     pub(crate) max_level: Option<u32>,
 }
 
 impl NodeBoot {
     /// Starts the binary as it is, without a level limit.
-    pub(crate) fn new(origin: BootOrigin) -> NodeBoot {
+    pub(crate) fn new(origin: BootstrapMode) -> NodeBoot {
         NodeBoot { origin, max_level: None }
     }
 }
@@ -160,7 +160,7 @@ impl ProcessCluster {
     }
 
     /// Injection of disk and clock faults, if available.
-    pub(crate) fn syscall_faults(&self) -> Option<&SyscallFaults> {
+    pub(crate) fn syscall_faults(&self) -> Option<&SyscallFaultInjector> {
         self.setup.syscall_faults.as_ref()
     }
 
@@ -226,13 +226,13 @@ impl ProcessCluster {
         flag("--data-dir", self.folder(slot).display().to_string());
         flag("--set", format!("ledger.lease_duration={}ms", self.setup.lease.as_millis()));
         flag("--set", "models.tiny.tokenizer_dir=builtin".into());
-        if boot.origin != BootOrigin::Standalone {
+        if boot.origin != BootstrapMode::Standalone {
             flag("--cluster-listen", at_home(shadow.port()));
             flag("--set", format!("cluster.advertise={shadow}"));
             // Plain traffic is safe: its addresses are in namespaces that nobody else is in.
             flag("--set", "cluster.allow_plaintext=true".into());
         }
-        if let BootOrigin::JoinsThrough(slot) = boot.origin {
+        if let BootstrapMode::JoinsThrough(slot) = boot.origin {
             flag("--join", self.network.relay_address(slot).to_string());
         }
         if let Some(level) = boot.max_level {

@@ -16,7 +16,7 @@ mod versions;
 
 use crate::NemesisError;
 use crate::testbed::{RunLength, TrialEnvironment};
-pub(crate) use record::FaultRecord;
+pub(crate) use record::NemesisRecord;
 
 /// Kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -166,7 +166,7 @@ impl Nemesis {
     }
 
     /// Executes the nemesis.
-    pub(crate) async fn run(self, environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+    pub(crate) async fn run(self, environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
         match self {
             Nemesis::MixedVersions => versions::mixed_releases(environment).await,
             Nemesis::SymmetricPartition => links::symmetric(environment).await,

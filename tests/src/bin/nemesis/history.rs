@@ -53,7 +53,7 @@ pub(crate) enum OwnershipRequest {
 
 /// Owner of a session, and since which epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct SessionHolder {
+pub(crate) struct SessionOwner {
     /// `None` if the session was released.
     pub(crate) owner: Option<Owner>,
     /// Epoch of that decision.
@@ -69,7 +69,7 @@ pub(crate) enum OwnershipReply {
     /// Acknowledged: released.
     Released,
     /// Result of a read.
-    Found(SessionHolder),
+    Found(SessionOwner),
     /// Refused by the ledger; nothing changed.
     Refused,
     /// Not accepted by the node; nothing changed.

@@ -14,7 +14,7 @@ use vocabulary::{Owner, SessionId};
 use crate::NemesisError;
 use crate::api_client::{ApiClient, NodeAddresses};
 use crate::fault_rng::FaultRng;
-use crate::history::{ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, SessionHolder};
+use crate::history::{ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, SessionOwner};
 
 /// Timeout of one request; longer than an election.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(6);
@@ -131,7 +131,7 @@ struct LoadClient {
     rng: FaultRng,
     api: ApiClient,
     seat: MemberSlot,
-    known_holders: HashMap<SessionId, SessionHolder>,
+    known_holders: HashMap<SessionId, SessionOwner>,
     shared: Arc<SharedLoadState>,
 }
 
@@ -179,12 +179,12 @@ impl LoadClient {
         match (self.known_holders.get(&subject), someone) {
             (None, _) | (_, None) => OwnershipRequest::Read,
             (Some(_), _) if drawn < 10 => OwnershipRequest::Read,
-            (Some(SessionHolder { owner: None, .. }), Some(someone)) => OwnershipRequest::Claim(someone),
+            (Some(SessionOwner { owner: None, .. }), Some(someone)) => OwnershipRequest::Claim(someone),
             (Some(_), Some(someone)) if drawn < 20 => OwnershipRequest::Claim(someone),
-            (Some(SessionHolder { owner: Some(owner), epoch }), _) if drawn < 55 => {
+            (Some(SessionOwner { owner: Some(owner), epoch }), _) if drawn < 55 => {
                 OwnershipRequest::Release { owner: *owner, seen: *epoch }
             }
-            (Some(SessionHolder { epoch, .. }), Some(to)) => OwnershipRequest::Migrate { to, seen: *epoch },
+            (Some(SessionOwner { epoch, .. }), Some(to)) => OwnershipRequest::Migrate { to, seen: *epoch },
         }
     }
 
@@ -210,10 +210,10 @@ impl LoadClient {
             (
                 OwnershipReply::Granted(epoch),
                 OwnershipRequest::Claim(owner) | OwnershipRequest::Migrate { to: owner, .. },
-            ) => Some(SessionHolder { owner: Some(owner), epoch }),
+            ) => Some(SessionOwner { owner: Some(owner), epoch }),
             (OwnershipReply::Found(holding), _) => Some(holding),
             (OwnershipReply::Released, OwnershipRequest::Release { seen, .. }) => {
-                Some(SessionHolder { owner: None, epoch: seen })
+                Some(SessionOwner { owner: None, epoch: seen })
             }
             (OwnershipReply::Unavailable, _) => return,
             _ => None,

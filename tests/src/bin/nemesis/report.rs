@@ -23,7 +23,7 @@ pub(crate) struct NemesisReport {
     /// Violations found at the end of the run.
     pub(crate) broken: Vec<String>,
     /// Counts of other traffic.
-    pub(crate) seen: TrafficCounts,
+    pub(crate) seen: BackgroundTraffic,
     /// Folder of logs and histories.
     pub(crate) folder: String,
     /// Duration in seconds.
@@ -32,7 +32,7 @@ pub(crate) struct NemesisReport {
 
 /// Traffic besides the operations.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
-pub(crate) struct TrafficCounts {
+pub(crate) struct BackgroundTraffic {
     /// Bytes between nodes.
     pub(crate) carried: u64,
     /// Changes received by watches.

@@ -16,9 +16,9 @@ use crate::formation;
 use crate::history::{MemberSlot, OperationHistory};
 use crate::load::ClientLoad;
 use crate::options::Options;
-use crate::report::{NemesisReport, TrafficCounts};
+use crate::report::{BackgroundTraffic, NemesisReport};
 use crate::streams::StreamClients;
-use crate::test_network::{NetworkIsolation, SyscallFaults, TestNetwork};
+use crate::test_network::{NetworkBackend, SyscallFaultInjector, TestNetwork};
 use crate::testbed::{RunLength, TrialEnvironment};
 use crate::trial::{self, TrialOutcome};
 use crate::watch::WatchClients;
@@ -60,14 +60,14 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
         without_levers: None,
         outcomes: Vec::new(),
         broken: Vec::new(),
-        seen: TrafficCounts::default(),
+        seen: BackgroundTraffic::default(),
         folder: folder.display().to_string(),
         took: 0.0,
     };
     let small_disk = if options.voters > 1 { SMALL_DISK } else { MemberSlot(1) };
-    let small_disk = (ground.isolation() == NetworkIsolation::Namespaces).then_some(small_disk);
+    let small_disk = (ground.isolation() == NetworkBackend::Namespaces).then_some(small_disk);
     std::fs::create_dir_all(&folder).map_err(NemesisError::system(folder.display().to_string()))?;
-    let levers = SyscallFaults::build(&folder);
+    let levers = SyscallFaultInjector::build(&folder);
     if let Err(why) = &levers {
         say(&format!("NO SLOW OR FAILING DISKS AND NO ODD CLOCKS: {why}"))?;
         report.without_levers = Some(why.to_string());
@@ -86,7 +86,7 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
     environment.history.save(&folder.join("history.jsonl"))?;
     let (changes, resumed) = environment.watchers.count();
     let (carried, streams) = (environment.network.relay_counts().0, environment.streams.count());
-    report.seen = TrafficCounts { carried, changes, resumed, streams };
+    report.seen = BackgroundTraffic { carried, changes, resumed, streams };
     report.took = began.elapsed().as_secs_f64();
     say(&report.table())?;
     if let Some(path) = &options.json {

@@ -19,7 +19,7 @@ pub(crate) async fn check(
         Err(error) => return Ok(vec![unreadable(error.to_string())]),
     };
     let violated = ledger::invariants::check(&ledger).err();
-    let broken = |violation: ledger::invariants::Violation| GuaranteeViolation {
+    let broken = |violation: ledger::invariants::InvariantViolation| GuaranteeViolation {
         guarantee: violation.invariant,
         detail: format!("node {} at entry {}: {}", slot.0, ledger.applied(), violation.detail),
     };

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::api_client::NodeAddresses;
-use crate::check::{GuaranteeViolation, StreamEnd, StreamRecord};
+use crate::check::{FinishedStream, GuaranteeViolation, ResponseStreamEnd};
 use crate::history::{MemberSlot, OperationHistory};
 use crate::http::KeepAliveConnection;
 
@@ -40,14 +40,14 @@ pub(crate) struct StreamRequest<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamResult {
     /// The stream began, and ended like this.
-    Ended(StreamEnd),
+    Ended(ResponseStreamEnd),
     /// The stream never began: the node is down, or refused.
     NotServed,
 }
 
 /// Running streaming clients. Dropping it stops them.
 pub(crate) struct StreamClients {
-    ended: Arc<Mutex<Vec<StreamRecord>>>,
+    ended: Arc<Mutex<Vec<FinishedStream>>>,
     clients: Vec<JoinHandle<()>>,
 }
 
@@ -58,7 +58,7 @@ impl StreamClients {
         seats: &[MemberSlot],
         history: Arc<OperationHistory>,
     ) -> StreamClients {
-        let ended: Arc<Mutex<Vec<StreamRecord>>> = Arc::default();
+        let ended: Arc<Mutex<Vec<FinishedStream>>> = Arc::default();
         let client = |number: usize| {
             let (addresses, history, ended) = (addresses.clone(), history.clone(), ended.clone());
             let seats = seats.to_vec();
@@ -70,7 +70,7 @@ impl StreamClients {
                         run_stream(&addresses, StreamRequest { seat: slot, key: &key, tokens: 24 }, || {}).await;
                     if let StreamResult::Ended(end) = streaming {
                         let at = history.now();
-                        ended.lock().unwrap_or_else(PoisonError::into_inner).push(StreamRecord { end, at });
+                        ended.lock().unwrap_or_else(PoisonError::into_inner).push(FinishedStream { end, at });
                     }
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -133,24 +133,24 @@ pub(crate) async fn run_stream(
                 }
                 text.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
             }
-            Ok(Some(Err(_))) => return StreamResult::Ended(StreamEnd::Cut),
+            Ok(Some(Err(_))) => return StreamResult::Ended(ResponseStreamEnd::Cut),
             Ok(None) => return StreamResult::Ended(stream_end(&text)),
-            Err(_) => return StreamResult::Ended(StreamEnd::Silent),
+            Err(_) => return StreamResult::Ended(ResponseStreamEnd::Silent),
         }
     }
 }
 
 /// Classifies a stream that was closed in order.
-fn stream_end(text: &[u8]) -> StreamEnd {
+fn stream_end(text: &[u8]) -> ResponseStreamEnd {
     let text = String::from_utf8_lossy(text);
     let mut events = text.lines().filter_map(|line| line.strip_prefix("data: "));
     let has = |part: &str| text.contains(part);
     if has("\"error\"") {
-        StreamEnd::Error
+        ResponseStreamEnd::Error
     } else if events.next_back() == Some("[DONE]") && has("\"finish_reason\":\"") {
-        StreamEnd::Whole
+        ResponseStreamEnd::Whole
     } else {
-        StreamEnd::Silent
+        ResponseStreamEnd::Silent
     }
 }
 
@@ -161,10 +161,10 @@ mod tests {
     #[test]
     fn a_silent_stream_end_differs_from_an_end_with_a_reason() {
         let reason = "data: {\"choices\":[{\"finish_reason\":\"length\"}]}\n\n";
-        assert_eq!(stream_end(format!("{reason}data: [DONE]\n\n").as_bytes()), StreamEnd::Whole);
-        assert_eq!(stream_end(reason.as_bytes()), StreamEnd::Silent);
-        assert_eq!(stream_end(b"data: {\"choices\":[]}\n\ndata: [DONE]\n\n"), StreamEnd::Silent);
-        assert_eq!(stream_end(b"data: {\"error\":{\"message\":\"gone\"}}\n\n"), StreamEnd::Error);
-        assert_eq!(stream_end(b""), StreamEnd::Silent);
+        assert_eq!(stream_end(format!("{reason}data: [DONE]\n\n").as_bytes()), ResponseStreamEnd::Whole);
+        assert_eq!(stream_end(reason.as_bytes()), ResponseStreamEnd::Silent);
+        assert_eq!(stream_end(b"data: {\"choices\":[]}\n\ndata: [DONE]\n\n"), ResponseStreamEnd::Silent);
+        assert_eq!(stream_end(b"data: {\"error\":{\"message\":\"gone\"}}\n\n"), ResponseStreamEnd::Error);
+        assert_eq!(stream_end(b""), ResponseStreamEnd::Silent);
     }
 }

@@ -6,7 +6,7 @@
 
 mod caller_pids;
 mod disk;
-mod network_isolation;
+mod network_backend;
 mod relay;
 mod syscall_faults;
 mod veth;
@@ -15,9 +15,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 pub(crate) use disk::{cut_quarter, cut_tail, fill_disk, flip_byte, free_disk, mount_small, newest_chunk};
-pub(crate) use network_isolation::{NetworkIsolation, enter_namespaces};
+pub(crate) use network_backend::{NetworkBackend, enter_namespaces};
 pub(crate) use relay::LinkCondition;
-pub(crate) use syscall_faults::{SyscallFault, SyscallFaults};
+pub(crate) use syscall_faults::{SyscallFault, SyscallFaultInjector};
 
 use crate::NemesisError;
 use crate::history::MemberSlot;
@@ -28,7 +28,7 @@ pub(crate) const MAX_SLOTS: u8 = 9;
 
 /// Network under the nodes.
 pub(crate) struct TestNetwork {
-    isolation: NetworkIsolation,
+    isolation: NetworkBackend,
     relay: Arc<TcpRelay>,
     ports: Vec<u16>,
 }
@@ -36,8 +36,8 @@ pub(crate) struct TestNetwork {
 impl TestNetwork {
     /// Creates the links and starts the relay for every slot.
     pub(crate) async fn create() -> Result<TestNetwork, NemesisError> {
-        let stage = NetworkIsolation::current();
-        if stage == NetworkIsolation::Namespaces {
+        let stage = NetworkBackend::current();
+        if stage == NetworkBackend::Namespaces {
             veth::create_all(MAX_SLOTS).await?;
         }
         let relay = TcpRelay::new(stage);
@@ -49,7 +49,7 @@ impl TestNetwork {
     }
 
     /// Namespaces or loopback.
-    pub(crate) fn isolation(&self) -> NetworkIsolation {
+    pub(crate) fn isolation(&self) -> NetworkBackend {
         self.isolation
     }
 
@@ -61,8 +61,8 @@ impl TestNetwork {
     /// Address of this program as seen by nodes; workers listen there.
     pub(crate) fn host_address(&self) -> IpAddr {
         match self.isolation {
-            NetworkIsolation::Namespaces => veth::HOST_ADDRESS,
-            NetworkIsolation::Loopback => Ipv4Addr::LOCALHOST.into(),
+            NetworkBackend::Namespaces => veth::HOST_ADDRESS,
+            NetworkBackend::Loopback => Ipv4Addr::LOCALHOST.into(),
         }
     }
 
@@ -74,8 +74,8 @@ impl TestNetwork {
     /// Command prefix that starts a program in a node's namespace.
     pub(crate) fn launcher(&self, slot: MemberSlot) -> Vec<String> {
         match self.isolation {
-            NetworkIsolation::Namespaces => ["ip", "netns", "exec", &veth::namespace(slot)].map(str::to_owned).to_vec(),
-            NetworkIsolation::Loopback => Vec::new(),
+            NetworkBackend::Namespaces => ["ip", "netns", "exec", &veth::namespace(slot)].map(str::to_owned).to_vec(),
+            NetworkBackend::Loopback => Vec::new(),
         }
     }
 
@@ -87,8 +87,8 @@ impl TestNetwork {
     /// Drops all traffic from `from` to `to` until [`TestNetwork::restore`].
     pub(crate) async fn sever(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
         match self.isolation {
-            NetworkIsolation::Namespaces => veth::sever(from, relay_ip(self.isolation, to)).await,
-            NetworkIsolation::Loopback => {
+            NetworkBackend::Namespaces => veth::sever(from, relay_ip(self.isolation, to)).await,
+            NetworkBackend::Loopback => {
                 self.relay.set_condition(from, to, LinkCondition::Stalled);
                 Ok(())
             }
@@ -98,8 +98,8 @@ impl TestNetwork {
     /// Undoes [`TestNetwork::sever`].
     pub(crate) async fn restore(&self, from: MemberSlot, to: MemberSlot) -> Result<(), NemesisError> {
         match self.isolation {
-            NetworkIsolation::Namespaces => veth::restore(from, relay_ip(self.isolation, to)).await,
-            NetworkIsolation::Loopback => {
+            NetworkBackend::Namespaces => veth::restore(from, relay_ip(self.isolation, to)).await,
+            NetworkBackend::Loopback => {
                 self.relay.set_condition(from, to, LinkCondition::Healthy);
                 Ok(())
             }
@@ -117,16 +117,16 @@ impl TestNetwork {
     }
 }
 
-fn own_ip(isolation: NetworkIsolation, slot: MemberSlot) -> IpAddr {
+fn own_ip(isolation: NetworkBackend, slot: MemberSlot) -> IpAddr {
     match isolation {
-        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 77, slot.0, 2).into(),
-        NetworkIsolation::Loopback => Ipv4Addr::new(127, 77, slot.0, 1).into(),
+        NetworkBackend::Namespaces => Ipv4Addr::new(10, 77, slot.0, 2).into(),
+        NetworkBackend::Loopback => Ipv4Addr::new(127, 77, slot.0, 1).into(),
     }
 }
 
-fn relay_ip(isolation: NetworkIsolation, slot: MemberSlot) -> IpAddr {
+fn relay_ip(isolation: NetworkBackend, slot: MemberSlot) -> IpAddr {
     match isolation {
-        NetworkIsolation::Namespaces => Ipv4Addr::new(10, 78, slot.0, 1).into(),
-        NetworkIsolation::Loopback => Ipv4Addr::new(127, 78, slot.0, 1).into(),
+        NetworkBackend::Namespaces => Ipv4Addr::new(10, 78, slot.0, 1).into(),
+        NetworkBackend::Loopback => Ipv4Addr::new(127, 78, slot.0, 1).into(),
     }
 }

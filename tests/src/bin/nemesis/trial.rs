@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::NemesisError;
 use crate::check::{self, GuaranteeViolation, HistoryVerdict};
-use crate::faults::{FaultRecord, Nemesis};
+use crate::faults::{Nemesis, NemesisRecord};
 use crate::history::RunInstant;
 use crate::testbed::{MAX_FAIL_OVER, RunLength, TICK, TrialEnvironment};
 use crate::throughput::{AttemptTally, longest_silence, per_second};
@@ -136,7 +136,7 @@ async fn await_calm_writes(environment: &TrialEnvironment) -> u64 {
 /// Checks that recovery took at most one lease, one fail-over and one tick.
 fn check_recovery_time(
     environment: &TrialEnvironment,
-    fault: &FaultRecord,
+    fault: &NemesisRecord,
     recovered: RunInstant,
 ) -> Option<GuaranteeViolation> {
     let bound = (environment.lease + MAX_FAIL_OVER + TICK).as_secs_f64();

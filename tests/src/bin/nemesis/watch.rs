@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::NemesisError;
 use crate::api_client::NodeAddresses;
-use crate::check::{GuaranteeViolation, WatchRecord, WatchedChange, newest_acknowledged, run_blocking};
+use crate::check::{GuaranteeViolation, WatchedChange, WatcherHistory, newest_acknowledged, run_blocking};
 use crate::history::{HistoryRecords, MemberSlot, OperationHistory};
 
 const WATCHERS: usize = 2;
@@ -23,7 +23,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(20);
 
 /// Running watchers. Dropping it stops them.
 pub(crate) struct WatchClients {
-    records: Vec<Arc<Mutex<WatchRecord>>>,
+    records: Vec<Arc<Mutex<WatcherHistory>>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -34,7 +34,7 @@ impl WatchClients {
         let from = addresses.status(*seats.first().ok_or_else(nobody)?).await?.applied + 1;
         let mut watchers = WatchClients { records: Vec::new(), tasks: Vec::new() };
         for number in 0..WATCHERS {
-            let watched = Arc::new(Mutex::new(WatchRecord { from, ..WatchRecord::default() }));
+            let watched = Arc::new(Mutex::new(WatcherHistory { from, ..WatcherHistory::default() }));
             watchers.tasks.push(tokio::spawn(run_watcher(
                 addresses.clone(),
                 rotated_slots(seats, number),
@@ -58,7 +58,7 @@ impl WatchClients {
         while behind() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let seen: Vec<WatchRecord> = self.records.iter().map(|one| lock(one).clone()).collect();
+        let seen: Vec<WatcherHistory> = self.records.iter().map(|one| lock(one).clone()).collect();
         let upto = seen.iter().map(|one| one.next_revision().saturating_sub(1)).min().unwrap_or(0);
         let history = history.clone();
         let broken = run_blocking(move || check_watches(&seen, &history, due)).await?;
@@ -78,12 +78,12 @@ impl WatchClients {
     }
 }
 
-fn lock(watched: &Mutex<WatchRecord>) -> MutexGuard<'_, WatchRecord> {
+fn lock(watched: &Mutex<WatcherHistory>) -> MutexGuard<'_, WatcherHistory> {
     watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn check_watches(seen: &[WatchRecord], history: &OperationHistory, due: u64) -> Vec<GuaranteeViolation> {
-    let mut broken: Vec<GuaranteeViolation> = seen.iter().flat_map(WatchRecord::check_order).collect();
+fn check_watches(seen: &[WatcherHistory], history: &OperationHistory, due: u64) -> Vec<GuaranteeViolation> {
+    let mut broken: Vec<GuaranteeViolation> = seen.iter().flat_map(WatcherHistory::check_order).collect();
     let gaps = |history: &HistoryRecords| {
         seen.iter().flat_map(|one| one.check_no_gap(&history.operations, due)).collect::<Vec<_>>()
     };
@@ -107,7 +107,7 @@ fn rotated_slots(seats: &[MemberSlot], by: usize) -> VecDeque<MemberSlot> {
     seats
 }
 
-async fn run_watcher(addresses: NodeAddresses, mut seats: VecDeque<MemberSlot>, watched: Arc<Mutex<WatchRecord>>) {
+async fn run_watcher(addresses: NodeAddresses, mut seats: VecDeque<MemberSlot>, watched: Arc<Mutex<WatcherHistory>>) {
     let mut forgotten = 0;
     loop {
         let from = lock(&watched).next_revision();
@@ -156,7 +156,7 @@ enum WatchDisconnect {
 async fn read_connection(
     addresses: &NodeAddresses,
     (seat, from): (MemberSlot, u64),
-    watched: &Mutex<WatchRecord>,
+    watched: &Mutex<WatcherHistory>,
 ) -> WatchDisconnect {
     let address = addresses.operator(seat);
     let request = Request::builder()
@@ -189,10 +189,10 @@ async fn read_connection(
 
 async fn read_compacted(body: Incoming) -> WatchDisconnect {
     #[derive(Deserialize)]
-    struct CompactedJson {
+    struct CompactedErrorJson {
         oldest_revision: u64,
     }
     let body = body.collect().await.ok();
-    let gone = body.and_then(|body| serde_json::from_slice::<CompactedJson>(&body.to_bytes()).ok());
+    let gone = body.and_then(|body| serde_json::from_slice::<CompactedErrorJson>(&body.to_bytes()).ok());
     gone.map_or(WatchDisconnect::Disconnected, |gone| WatchDisconnect::Compacted(gone.oldest_revision))
 }

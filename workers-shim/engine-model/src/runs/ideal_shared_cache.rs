@@ -6,7 +6,7 @@ use super::lru_list::LruList;
 use super::{RunId, RunTree};
 
 /// State outside of one engine: the runs, and for the upper bound one cache that replaces all engines' own.
-pub struct EngineEnvironment<'a> {
+pub struct SharedEngineState<'a> {
     /// All runs.
     pub runs: &'a RunTree,
     /// One cache for all engines. With it, engines have no memory of their own, and prefills and answers do not slow

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use vocabulary::Tokens;
 
-pub use transfer::TransferPin;
+pub use transfer::OutgoingTransfer;
 
 use super::FullRestore;
 use super::run_pool::RunPool;
 use super::{
-    DiskTraffic, EngineEnvironment, EngineTiming, MemorySizes, RestoreRule, RestoreTime, RunId, RunRequest,
-    RunRequestId, RunTree, Seconds, TierDepths,
+    DiskTraffic, EngineTiming, MemorySizes, RestoreRule, RestoreTime, RunId, RunRequest, RunRequestId, RunTree,
+    Seconds, SharedEngineState, TierDepths,
 };
 
 /// A simulated engine.
@@ -30,7 +30,7 @@ pub struct RunEngine {
     prefilling: Option<ActivePrefill>,
     batch: DecodeBatch,
     clock: Seconds,
-    load: OutstandingLoad,
+    load: OutstandingRequests,
     usage: EngineBusyTime,
 }
 
@@ -61,7 +61,7 @@ struct DecodeBatch {
 
 /// Requests sent to an engine and not finished, as counted by the senders without asking the engine.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct OutstandingLoad {
+pub struct OutstandingRequests {
     /// Requests with a leg at this engine.
     pub requests: u64,
     /// Prompt tokens to compute.
@@ -104,7 +104,7 @@ pub struct PrefillStart {
 
 /// Something that happened in an engine.
 #[derive(Clone, PartialEq, Debug)]
-pub enum RunEngineEvent {
+pub enum RunRequestEvent {
     /// A prefill started.
     Started(PrefillStart),
     /// A prompt is computed and waits for the engine that generates the answer.
@@ -126,7 +126,7 @@ impl RunEngine {
             prefilling: None,
             batch: DecodeBatch::default(),
             clock: Seconds::ZERO,
-            load: OutstandingLoad::default(),
+            load: OutstandingRequests::default(),
             usage: EngineBusyTime::default(),
         }
     }
@@ -149,7 +149,7 @@ impl RunEngine {
     }
 
     /// Returns the load as its senders know it.
-    pub fn load(&self) -> &OutstandingLoad {
+    pub fn load(&self) -> &OutstandingRequests {
         &self.load
     }
 
@@ -238,7 +238,7 @@ impl RunEngine {
     }
 
     /// Returns when something will happen next without further calls; None if nothing will. Call `advance_clock` first.
-    pub fn next_event(&self, environment: &EngineEnvironment<'_>) -> Option<Seconds> {
+    pub fn next_event(&self, environment: &SharedEngineState<'_>) -> Option<Seconds> {
         let pace = self.progress_rates(environment);
         let answer = self.batch.answers.keys().next().map(|(ends, _)| f64::from_bits(*ends) - self.batch.progress);
         let answer = answer.map(|tokens| (tokens * pace.token).max(0.0));
@@ -248,32 +248,32 @@ impl RunEngine {
     }
 
     /// Returns the current rates.
-    fn progress_rates(&self, environment: &EngineEnvironment<'_>) -> EnginePace {
+    fn progress_rates(&self, environment: &SharedEngineState<'_>) -> ProgressRates {
         let own = self.local_progress_rates();
         match environment.shared {
-            Some(_) => EnginePace { prefill: 1.0, token: own.token_alone, ..own },
+            Some(_) => ProgressRates { prefill: 1.0, token: own.token_alone, ..own },
             None => own,
         }
     }
 
     /// Returns the current rates of an engine with its own memory.
-    fn local_progress_rates(&self) -> EnginePace {
+    fn local_progress_rates(&self) -> ProgressRates {
         let requests = self.batch.answers.len();
         let batch = self.timing.batch_time(requests, self.batch.context);
         let alone = self.timing.decode_step + batch;
         let Some(now) = &self.prefilling else {
-            return EnginePace { prefill: 1.0, token: alone, token_alone: alone };
+            return ProgressRates { prefill: 1.0, token: alone, token_alone: alone };
         };
         let tokens = now.computed.max(Tokens(1));
         let chunk = now.total_work / tokens.0 as f64 * self.timing.chunk_tokens.min(tokens).0 as f64;
         let overhead = if requests > 0 { self.timing.step_beside_chunk } else { 0.0 };
         let step_time = chunk + batch + overhead;
         let prefill = if step_time > 0.0 { chunk / step_time } else { 1.0 };
-        EnginePace { prefill, token: step_time, token_alone: alone }
+        ProgressRates { prefill, token: step_time, token_alone: alone }
     }
 
     /// Advances the time to `now`.
-    pub fn advance_clock(&mut self, now: Seconds, environment: &EngineEnvironment<'_>) {
+    pub fn advance_clock(&mut self, now: Seconds, environment: &SharedEngineState<'_>) {
         let span = (now - self.clock).0;
         self.clock = now;
         self.pool.lower.advance_clock(now);
@@ -297,7 +297,7 @@ impl RunEngine {
 }
 
 /// Rates at one moment.
-struct EnginePace {
+struct ProgressRates {
     /// Seconds of prefill work done per second.
     prefill: f64,
     /// Seconds per token of each answer.

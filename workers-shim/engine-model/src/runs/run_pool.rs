@@ -4,7 +4,7 @@ use vocabulary::Tokens;
 
 use super::lru_list::LruList;
 use super::offload_tiers::{LowerTierHit, OffloadTiers, SlowestTier};
-use super::{MemorySizes, RestoreChoice, RestoreRule, RunId, RunTree, StoredPrefix};
+use super::{MemorySizes, OffloadedPrefix, RestoreChoice, RestoreRule, RunId, RunTree};
 
 /// Device memory with optional tiers below. Runs in use are pinned; others are evicted least recently used first.
 #[derive(Clone, Debug)]
@@ -138,7 +138,7 @@ impl RunPool {
         let lowest =
             if between.into_iter().all(|run| self.is_above_disk(*run)) { SlowestTier::Host } else { SlowestTier::Disk };
         let (wait, token) = self.lower.load_cost(lowest);
-        rule.choose(&StoredPrefix {
+        rule.choose(&OffloadedPrefix {
             cached_until: held,
             stored_until: until,
             wait_seconds: wait,

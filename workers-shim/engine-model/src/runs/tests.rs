@@ -14,8 +14,8 @@ use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use vocabulary::Tokens;
 
 use crate::runs::{
-    DecodeLocation, DiskSpeed, EngineEnvironment, EngineTiming, IdealSharedCache, MemorySizes, OutstandingLoad,
-    RunEngine, RunEngineEvent, RunId, RunRequest, RunRequestId, RunTree, Seconds, TierDepths,
+    DecodeLocation, DiskSpeed, EngineTiming, IdealSharedCache, MemorySizes, OutstandingRequests, RunEngine, RunId,
+    RunRequest, RunRequestEvent, RunRequestId, RunTree, Seconds, SharedEngineState, TierDepths,
 };
 
 const TIMING: EngineTiming = EngineTiming {
@@ -50,7 +50,7 @@ struct RunEngineHarness {
     engine: RunEngine,
     shared: Option<IdealSharedCache>,
     now: Seconds,
-    events: Vec<(f64, RunEngineEvent)>,
+    events: Vec<(f64, RunRequestEvent)>,
 }
 
 impl RunEngineHarness {
@@ -63,7 +63,7 @@ impl RunEngineHarness {
     fn run_until(&mut self, to: f64) {
         // Far more than any test has events: an engine that returns the same event forever fails here.
         for _ in 0..100_000 {
-            let around = EngineEnvironment { runs: &self.runs, shared: self.shared.as_mut() };
+            let around = SharedEngineState { runs: &self.runs, shared: self.shared.as_mut() };
             self.engine.advance_clock(self.now, &around);
             let Some(next) = self.engine.next_event(&around).filter(|next| next.0 <= to) else {
                 self.now = Seconds(to);
@@ -77,7 +77,7 @@ impl RunEngineHarness {
 
     fn handle_due_work(&mut self) {
         let mut out = Vec::new();
-        let mut around = EngineEnvironment { runs: &self.runs, shared: self.shared.as_mut() };
+        let mut around = SharedEngineState { runs: &self.runs, shared: self.shared.as_mut() };
         self.engine.advance_clock(self.now, &around);
         self.engine.handle_due_work(&mut around, &mut out);
         self.events.extend(out.into_iter().map(|happening| (self.now.0, happening)));
@@ -89,21 +89,21 @@ impl RunEngineHarness {
         self.handle_due_work();
     }
 
-    fn time_of(&self, is: impl Fn(&RunEngineEvent) -> bool) -> f64 {
+    fn time_of(&self, is: impl Fn(&RunRequestEvent) -> bool) -> f64 {
         self.events.iter().find(|(_, happening)| is(happening)).expect("it happened").0
     }
 
     fn first_token(&self, ticket: u32) -> f64 {
-        self.time_of(|said| *said == RunEngineEvent::FirstToken(RunRequestId(ticket)))
+        self.time_of(|said| *said == RunRequestEvent::FirstToken(RunRequestId(ticket)))
     }
 
     fn finished(&self, ticket: u32) -> f64 {
-        self.time_of(|said| *said == RunEngineEvent::Finished(RunRequestId(ticket)))
+        self.time_of(|said| *said == RunRequestEvent::Finished(RunRequestId(ticket)))
     }
 
     fn started(&self, ticket: u32) -> [u64; 4] {
-        let own = |said: &(f64, RunEngineEvent)| match said.1 {
-            RunEngineEvent::Started(started) if started.ticket == RunRequestId(ticket) => Some(started),
+        let own = |said: &(f64, RunRequestEvent)| match said.1 {
+            RunRequestEvent::Started(started) if started.ticket == RunRequestId(ticket) => Some(started),
             _ => None,
         };
         let started = self.events.iter().find_map(own).expect("it has begun");

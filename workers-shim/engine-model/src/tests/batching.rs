@@ -44,7 +44,7 @@ fn long_prefill_is_chunked_and_others_keep_decoding() {
 #[test]
 fn batch_size_slows_every_request_by_the_profile() {
     let mut harness = EngineHarness::new(small_profile());
-    let ids: Vec<SequenceId> = (0..4).map(|seed| harness.submit(request(&prompt(seed, 4), 6))).collect();
+    let ids: Vec<EngineRequestId> = (0..4).map(|seed| harness.submit(request(&prompt(seed, 4), 6))).collect();
     harness.finish(ids[3]);
     let gap = harness.times[&ids[0]][2] - harness.times[&ids[0]][1];
     assert_eq!(gap, Micros(1_300));
@@ -53,7 +53,7 @@ fn batch_size_slows_every_request_by_the_profile() {
 #[test]
 fn batching_does_not_change_answers() {
     let mut harness = EngineHarness::new(small_profile());
-    let ids: Vec<SequenceId> = (0..9).map(|seed| harness.submit(request(&prompt(seed, 5 + seed), 15))).collect();
+    let ids: Vec<EngineRequestId> = (0..9).map(|seed| harness.submit(request(&prompt(seed, 5 + seed), 15))).collect();
     for (seed, id) in (0u32..).zip(&ids) {
         harness.finish(*id);
         assert_eq!(harness.texts[id], answer_of_fresh_engine(&prompt(seed, 5 + seed), 15), "request {seed}");
@@ -63,7 +63,7 @@ fn batching_does_not_change_answers() {
 #[test]
 fn batch_is_bounded_and_the_rest_queue_in_order() {
     let mut harness = EngineHarness::new(small_profile());
-    let ids: Vec<SequenceId> = (0..6).map(|seed| harness.submit(request(&prompt(seed, 4), 5))).collect();
+    let ids: Vec<EngineRequestId> = (0..6).map(|seed| harness.submit(request(&prompt(seed, 4), 5))).collect();
     harness.advance(Micros(1));
     assert_eq!((harness.engine.stats().running, harness.engine.stats().waiting), (4, 2));
     harness.finish(ids[5]);
@@ -87,7 +87,7 @@ fn request_is_not_computed_before_its_arrival() {
 
 #[test]
 fn single_late_advance_equals_many_small_ones() {
-    let ask = |harness: &mut EngineHarness| -> Vec<SequenceId> {
+    let ask = |harness: &mut EngineHarness| -> Vec<EngineRequestId> {
         (0..5).map(|seed| harness.submit(request(&prompt(seed, 30), 7))).collect()
     };
     let (mut patient, mut eager) = (EngineHarness::new(small_profile()), EngineHarness::new(small_profile()));
@@ -104,7 +104,7 @@ fn single_late_advance_equals_many_small_ones() {
 #[test]
 fn cancelled_request_frees_its_slot_and_memory() {
     let mut harness = EngineHarness::new(small_profile());
-    let ids: Vec<SequenceId> = (0..5).map(|seed| harness.submit(request(&prompt(seed, 8), 50))).collect();
+    let ids: Vec<EngineRequestId> = (0..5).map(|seed| harness.submit(request(&prompt(seed, 8), 50))).collect();
     harness.advance(Micros(10_000));
     let before = harness.texts[&ids[0]].len();
     harness.engine.cancel(harness.now, ids[0]);
@@ -120,7 +120,7 @@ fn cancelled_request_frees_its_slot_and_memory() {
 #[test]
 fn dead_engine_fails_running_requests_and_rejects_new_ones() {
     let mut harness = EngineHarness::new(small_profile());
-    let ids: Vec<SequenceId> = (0..3).map(|seed| harness.submit(request(&prompt(seed, 8), 50))).collect();
+    let ids: Vec<EngineRequestId> = (0..3).map(|seed| harness.submit(request(&prompt(seed, 8), 50))).collect();
     harness.advance(Micros(5_000));
     harness.engine.crash(harness.now);
     harness.advance(Micros(6_000));

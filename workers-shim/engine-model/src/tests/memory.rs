@@ -85,7 +85,7 @@ fn copy_counting_listener_matches_the_cache() {
 #[test]
 fn preemption_takes_the_newest_request_and_keeps_answers_correct() {
     let mut harness = EngineHarness::new(EngineProfile { num_gpu_blocks: 50, ..small_profile() });
-    let ids: Vec<SequenceId> = (0..4).map(|seed| harness.submit(request(&prompt(seed, 40), 60))).collect();
+    let ids: Vec<EngineRequestId> = (0..4).map(|seed| harness.submit(request(&prompt(seed, 40), 60))).collect();
     for (seed, id) in (0u32..).zip(&ids) {
         harness.finish(*id);
         assert_eq!(harness.texts[id], answer_of_fresh_engine(&prompt(seed, 40), 60), "request {seed}");
@@ -176,7 +176,7 @@ fn full_report_repeats_blocks_without_adding_copies() {
     let mut harness = EngineHarness::new(small_profile());
     harness.answer(request(&prompt(1, 14), 1));
     let mut ask = request(&prompt(1, 14), 1);
-    ask.kv_report = KvReportMode::Full;
+    ask.kv_report = KvEventMode::Full;
     harness.answer(ask);
     assert_eq!(harness.events[1], harness.events[0], "told again");
     harness.answer(request(&prompt(2, 199), 1));

@@ -1,7 +1,7 @@
 //! Tests of the generated text and of what it depends on.
 
 use super::*;
-use crate::{ModelError, RequestRejection};
+use crate::{EngineBuildError, RequestRejection};
 
 #[test]
 fn every_engine_gives_the_same_answer_to_a_prompt() {
@@ -129,7 +129,7 @@ fn token_generator_emits_no_special_token_mid_answer() {
         assert!(token == 50 || token == 51);
         state = generator.extend(state, token);
     }
-    assert_eq!(TokenGenerator::new(&[0, 1, 50], EOS, &[0, 1]).unwrap_err(), ModelError::NoWords);
+    assert_eq!(TokenGenerator::new(&[0, 1, 50], EOS, &[0, 1]).unwrap_err(), EngineBuildError::NoWords);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn uncomputable_requests_are_refused() {
 #[test]
 fn invalid_profile_names_its_field() {
     let check = |profile: EngineProfile| match profile.check() {
-        Err(ModelError::Profile { field, .. }) => field,
+        Err(EngineBuildError::Profile { field, .. }) => field,
         other => panic!("{other:?}"),
     };
     assert_eq!(

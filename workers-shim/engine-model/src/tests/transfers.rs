@@ -3,7 +3,7 @@
 use vocabulary::Tokens;
 
 use super::*;
-use crate::HandoffTarget;
+use crate::HandoffPurpose;
 
 /// Runs a producer's leg and returns what its consumer must send.
 fn produce(producer: &mut EngineHarness, prompt: &[u32]) -> RemoteBlocks {
@@ -77,7 +77,7 @@ fn transfers_take_latency_and_bandwidth_and_share_the_link() {
     let (mut p, mut d) = pair();
     let (a, b) = (prompt(1, 20), prompt(2, 20));
     let sources = [produce(&mut p, &a), produce(&mut p, &b)];
-    let ids: Vec<SequenceId> = [a, b]
+    let ids: Vec<EngineRequestId> = [a, b]
         .iter()
         .zip(sources)
         .map(|(prompt, source)| {
@@ -265,8 +265,8 @@ fn unknown_reads_and_double_release_are_harmless() {
     p.engine.release(&source.request);
     p.engine.release("nobody");
     assert_eq!(p.engine.stats().blocks_used, 0);
-    p.engine.pull_arrived(p.now, SequenceId(77), Vec::new());
-    p.engine.pull_failed(p.now, SequenceId(77));
+    p.engine.pull_arrived(p.now, EngineRequestId(77), Vec::new());
+    p.engine.pull_failed(p.now, EngineRequestId(77));
     assert_eq!(p.engine.next_event(), None);
 }
 
@@ -365,7 +365,7 @@ fn run_bidirectional_leg(
     let id = consumer.submit(ask);
     serve_pulls(consumer, producer);
     let handoff = consumer.finish(id).handoff.expect("it keeps what it has computed");
-    assert!(matches!(handoff.target, HandoffTarget::NextTurn(_)));
+    assert!(matches!(handoff.target, HandoffPurpose::NextTurn(_)));
     let back = RemoteBlocks { request: handoff.request, blocks: handoff.blocks, ..source.clone() };
     (consumer.texts.remove(&id).unwrap(), back, handoff.tokens)
 }

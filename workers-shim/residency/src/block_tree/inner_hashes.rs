@@ -5,12 +5,12 @@ use vocabulary::BlockHash;
 
 /// A table with a fixed number of hashes per block (that of the largest one), each row preceded by its own count.
 #[derive(Default)]
-pub(super) struct InnerHashes {
+pub(super) struct SubBlockHashes {
     stride: usize,
     hashes: Vec<BlockHash>,
 }
 
-impl InnerHashes {
+impl SubBlockHashes {
     fn stride(&self) -> usize {
         if self.stride == 0 { 0 } else { self.stride + 1 }
     }
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn inner_hashes_of_several_sizes_stay_separate() {
-        let mut inner = InnerHashes::default();
+        let mut inner = SubBlockHashes::default();
         let hashes: Vec<BlockHash> = (1..9).map(BlockHash).collect();
         inner.set(3, &[]);
         assert_eq!((inner.of(3), inner.hashes.len()), (&[][..], 0), "nothing costs nothing");

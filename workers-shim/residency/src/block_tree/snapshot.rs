@@ -2,7 +2,7 @@
 
 use vocabulary::{BlockHash, PrefixId};
 
-use super::{BlockHandle, BlockPlacement, BlockTree, NO_BLOCK};
+use super::{BlockHandle, BlockTree, NO_BLOCK, NewBlock};
 use crate::copies::BlockCopies;
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
@@ -56,8 +56,7 @@ impl BlockTree {
             (None, Some(stump)) => BlockHandle(*stump),
             (None, None) => self.insert_stump(end),
         });
-        let placing =
-            BlockPlacement { engine_hash: hash, parent: before, end: block.end, inner_hashes: &block.inner_hashes };
+        let placing = NewBlock { engine_hash: hash, parent: before, end: block.end, inner_hashes: &block.inner_hashes };
         let at = self.insert(placing);
         self.init_copies(at, block.copies, out);
         ends.insert(block.end.block_hash(), at);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::kv_event::KvCacheSpecKind;
 use crate::tests::root;
-use vocabulary::RootKeys;
+use vocabulary::RequestNamespace;
 
 const HBM: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 0, kind: KvCacheSpecKind::Full };
 
@@ -19,8 +19,7 @@ impl BlockTreeFixture {
     /// Adds a block in device memory that ends at `end`.
     fn hold(&mut self, name: u64, before: Option<u64>, end: u128) {
         let before = before.and_then(|before| self.blocks.find(EngineHash(before)));
-        let placing =
-            BlockPlacement { engine_hash: EngineHash(name), parent: before, end: PrefixId(end), inner_hashes: &[] };
+        let placing = NewBlock { engine_hash: EngineHash(name), parent: before, end: PrefixId(end), inner_hashes: &[] };
         let at = self.blocks.insert(placing);
         self.blocks.add_copy(at, HBM, &mut self.changes);
     }
@@ -131,7 +130,7 @@ fn adoption_accepts_any_order_and_refuses_cycles() {
         assert!(blocks.adopt(name, block, &mut ends, &mut out));
     }
     assert_eq!((blocks.len(), blocks.closure_state(), out.len()), (6, PrefixClosure::Whole, 6));
-    let end = root(RootKeys::default());
+    let end = root(RequestNamespace::default());
     let own =
         || PlacedBlock { parent: Some(end.block_hash()), end, inner_hashes: vec![], copies: BlockCopies::default() };
     assert!(!blocks.adopt(EngineHash(9), own(), &mut ends, &mut out));

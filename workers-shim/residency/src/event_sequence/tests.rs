@@ -15,12 +15,16 @@ fn identified_tracker() -> SequenceTracker {
 #[test]
 fn knowledge_is_exact_only_after_the_stream_start_was_seen() {
     let mut stream = identified_tracker();
-    assert_eq!((stream.knowledge(), stream.gap()), (KvIndexState::Degraded, Some(KnowledgeGap::CatchingUp)));
+    assert_eq!((stream.kv_index_state(), stream.gap()), (KvIndexState::Degraded, Some(KnowledgeGap::CatchingUp)));
     assert_eq!(stream.on_live(0), Apply);
-    assert_eq!((stream.knowledge(), stream.gap()), (KvIndexState::Exact, None));
+    assert_eq!((stream.kv_index_state(), stream.gap()), (KvIndexState::Exact, None));
     let mut idle = identified_tracker();
     idle.replay_ended();
-    assert_eq!((idle.knowledge(), idle.next()), (KvIndexState::Exact, 0), "nothing was said, and that is all of it");
+    assert_eq!(
+        (idle.kv_index_state(), idle.next()),
+        (KvIndexState::Exact, 0),
+        "nothing was said, and that is all of it"
+    );
 }
 
 #[test]
@@ -31,10 +35,10 @@ fn knowledge_is_exact_only_after_the_process_is_identified() {
     assert_eq!((stream.on_live(0), stream.on_replayed(1)), (Apply, Apply));
     stream.replay_ended();
     stream.cache_cleared();
-    assert_eq!((stream.knowledge(), stream.gap()), (KvIndexState::Degraded, Some(KnowledgeGap::Unidentified)));
-    assert_eq!((stream.identify_process(Some(A)), stream.knowledge()), (ProcessMatch::Same, KvIndexState::Exact));
+    assert_eq!((stream.kv_index_state(), stream.gap()), (KvIndexState::Degraded, Some(KnowledgeGap::Unidentified)));
+    assert_eq!((stream.identify_process(Some(A)), stream.kv_index_state()), (ProcessMatch::Same, KvIndexState::Exact));
     assert_eq!(
-        (stream.identify_process(None), stream.knowledge()),
+        (stream.identify_process(None), stream.kv_index_state()),
         (ProcessMatch::Unknown, KvIndexState::Exact),
         "the connection still stands"
     );
@@ -44,9 +48,12 @@ fn knowledge_is_exact_only_after_the_process_is_identified() {
 fn lost_connection_degrades_until_process_and_sequence_match() {
     let lost = || {
         let mut stream = identified_tracker();
-        assert_eq!((stream.on_live(0), stream.on_live(1), stream.knowledge()), (Apply, Apply, KvIndexState::Exact));
+        assert_eq!(
+            (stream.on_live(0), stream.on_live(1), stream.kv_index_state()),
+            (Apply, Apply, KvIndexState::Exact)
+        );
         stream.disconnect();
-        assert_eq!((stream.knowledge(), stream.next()), (KvIndexState::Degraded, 2));
+        assert_eq!((stream.kv_index_state(), stream.next()), (KvIndexState::Degraded, 2));
         stream
     };
     let mut replayed = lost();
@@ -54,13 +61,17 @@ fn lost_connection_degrades_until_process_and_sequence_match() {
         (replayed.identify_process(Some(A)), replayed.gap()),
         (ProcessMatch::Same, Some(KnowledgeGap::CatchingUp))
     );
-    assert_eq!((replayed.on_replayed(2), replayed.knowledge()), (Apply, KvIndexState::Degraded), "there may be more");
+    assert_eq!(
+        (replayed.on_replayed(2), replayed.kv_index_state()),
+        (Apply, KvIndexState::Degraded),
+        "there may be more"
+    );
     replayed.replay_ended();
-    assert_eq!(replayed.knowledge(), KvIndexState::Exact);
+    assert_eq!(replayed.kv_index_state(), KvIndexState::Exact);
     let mut live = lost();
     assert_eq!((live.on_live(2), live.gap()), (Apply, Some(KnowledgeGap::Unidentified)));
     assert_eq!((live.identify_process(Some(A)), live.gap()), (ProcessMatch::Same, Some(KnowledgeGap::CatchingUp)));
-    assert_eq!((live.on_live(3), live.knowledge()), (Apply, KvIndexState::Exact), "nothing was said meanwhile");
+    assert_eq!((live.on_live(3), live.kv_index_state()), (Apply, KvIndexState::Exact), "nothing was said meanwhile");
     let mut other = lost();
     assert_eq!((other.identify_process(Some(B)), other.next()), (ProcessMatch::Another, 0));
     let mut holed = lost();
@@ -101,9 +112,9 @@ fn lost_events_expire_once_the_engine_stored_twice_its_capacity() {
     stream.record_stored(0, Some(0));
     assert_eq!(stream.gap(), Some(KnowledgeGap::Lost(20)), "nobody knows how much it can hold");
     stream.record_stored(0, Some(10));
-    assert_eq!(stream.knowledge(), KvIndexState::Exact);
+    assert_eq!(stream.kv_index_state(), KvIndexState::Exact);
     stream.record_orphan();
-    assert_eq!(stream.knowledge(), KvIndexState::Exact);
+    assert_eq!(stream.kv_index_state(), KvIndexState::Exact);
 }
 
 #[test]
@@ -144,7 +155,7 @@ fn gap_is_replayed_and_live_duplicates_are_ignored() {
         (Duplicate, Duplicate),
         "the replay had it; the network stutters"
     );
-    assert_eq!((stream.on_live(5), stream.knowledge()), (Apply, KvIndexState::Exact));
+    assert_eq!((stream.on_live(5), stream.kv_index_state()), (Apply, KvIndexState::Exact));
 }
 
 #[test]
@@ -161,13 +172,13 @@ fn replay_gap_stays_until_the_cache_is_cleared() {
     assert_eq!(stream.on_live(10), Replay { from: 0 });
     assert_eq!(stream.on_replayed(7), Apply, "the buffer begins at 7");
     stream.replay_ended();
-    assert_eq!(stream.knowledge(), KvIndexState::Degraded);
+    assert_eq!(stream.kv_index_state(), KvIndexState::Degraded);
     assert_eq!(stream.after_replay(10), Apply, "8 and 9 are lost too");
-    assert_eq!((stream.next(), stream.knowledge()), (11, KvIndexState::Degraded));
+    assert_eq!((stream.next(), stream.kv_index_state()), (11, KvIndexState::Degraded));
     stream.cache_cleared();
-    assert_eq!(stream.knowledge(), KvIndexState::Exact);
+    assert_eq!(stream.kv_index_state(), KvIndexState::Exact);
     stream.record_loss();
-    assert_eq!(stream.knowledge(), KvIndexState::Degraded);
+    assert_eq!(stream.kv_index_state(), KvIndexState::Degraded);
 }
 
 #[test]
@@ -186,7 +197,7 @@ fn process_change_resets_knowledge() {
         (ProcessMatch::Same, Apply, ProcessMatch::Same)
     );
     assert_eq!(stream.identify_process(Some(B)), ProcessMatch::Another);
-    assert_eq!((stream.next(), stream.knowledge()), (0, KvIndexState::Degraded));
+    assert_eq!((stream.next(), stream.kv_index_state()), (0, KvIndexState::Degraded));
     assert_eq!(stream.identify_process(Some(B)), ProcessMatch::Same);
     stream.on_process_restart();
     assert_eq!(
@@ -210,21 +221,25 @@ fn adopted_snapshot_is_exact_only_after_the_stream_continues() {
         stream.identify_process(Some(A));
         assert_eq!(stream.on_live(7), Replay { from: 0 });
         stream.adopt(A, 9);
-        assert_eq!((stream.next(), stream.knowledge()), (9, KvIndexState::Degraded));
+        assert_eq!((stream.next(), stream.kv_index_state()), (9, KvIndexState::Degraded));
         stream
     };
     let mut live = adopted();
-    assert_eq!((live.on_live(8), live.knowledge()), (Duplicate, KvIndexState::Degraded), "it is in the imprint");
-    assert_eq!((live.on_live(9), live.knowledge()), (Apply, KvIndexState::Exact));
+    assert_eq!((live.on_live(8), live.kv_index_state()), (Duplicate, KvIndexState::Degraded), "it is in the imprint");
+    assert_eq!((live.on_live(9), live.kv_index_state()), (Apply, KvIndexState::Exact));
     let mut replayed = adopted();
-    assert_eq!((replayed.on_replayed(9), replayed.knowledge()), (Apply, KvIndexState::Degraded), "there may be more");
+    assert_eq!(
+        (replayed.on_replayed(9), replayed.kv_index_state()),
+        (Apply, KvIndexState::Degraded),
+        "there may be more"
+    );
     replayed.replay_ended();
-    assert_eq!(replayed.knowledge(), KvIndexState::Exact);
+    assert_eq!(replayed.kv_index_state(), KvIndexState::Exact);
     let mut idle = adopted();
     idle.replay_ended();
-    assert_eq!(idle.knowledge(), KvIndexState::Exact);
+    assert_eq!(idle.kv_index_state(), KvIndexState::Exact);
     let mut holed = adopted();
-    assert_eq!((holed.on_replayed(11), holed.knowledge()), (Apply, KvIndexState::Degraded), "9 and 10 are lost");
+    assert_eq!((holed.on_replayed(11), holed.kv_index_state()), (Apply, KvIndexState::Degraded), "9 and 10 are lost");
     let mut other = adopted();
     assert_eq!(
         (other.identify_process(Some(A)), other.identify_process(Some(B))),

@@ -32,7 +32,7 @@ impl SingleBlockHolders {
         removed
     }
 
-    fn reach(&mut self, word: usize) -> TierBits {
+    fn reach(&mut self, word: usize) -> TierSlotBits {
         let set = *self.set();
         self.sets.reach(set, word)
     }
@@ -125,7 +125,7 @@ proptest! {
             prop_assert_eq!(*set == HolderSetId::NONE, held.is_empty());
             for (set, held) in blocks.iter().zip(&literal) {
                 for word in [0, 1, 2, 3, 127] {
-                    let mut reach = TierBits::default();
+                    let mut reach = TierSlotBits::default();
                     for (slot, its) in held.iter().filter(|(slot, _)| usize::from(slot / 64) == word) {
                         (*its..3).for_each(|plane| reach[plane] |= 1 << (slot % 64));
                     }

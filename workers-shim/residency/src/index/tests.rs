@@ -130,17 +130,17 @@ fn retired_source_holds_nothing_and_its_slot_is_reused_clean() {
 #[test]
 fn worker_knowledge_is_that_of_its_least_known_rank() {
     let mut index = ResidencyIndex::new();
-    assert_eq!(index.knowledge(A), KvIndexState::Approximate);
+    assert_eq!(index.kv_index_state(A), KvIndexState::Approximate);
     let first = join(&mut index, A);
     let second = index.add_source(A, DpRank(1), KvIndexState::Degraded).unwrap();
-    assert_eq!(index.knowledge(A), KvIndexState::Degraded);
-    index.set_knowledge(second, KvIndexState::Exact);
-    assert_eq!(index.knowledge(A), KvIndexState::Exact);
-    index.set_knowledge(first, KvIndexState::Approximate);
-    assert_eq!(index.knowledge(A), KvIndexState::Approximate);
+    assert_eq!(index.kv_index_state(A), KvIndexState::Degraded);
+    index.set_kv_index_state(second, KvIndexState::Exact);
+    assert_eq!(index.kv_index_state(A), KvIndexState::Exact);
+    index.set_kv_index_state(first, KvIndexState::Approximate);
+    assert_eq!(index.kv_index_state(A), KvIndexState::Approximate);
     index.retire(first);
-    index.set_knowledge(first, KvIndexState::Degraded);
-    assert_eq!(index.knowledge(A), KvIndexState::Exact);
+    index.set_kv_index_state(first, KvIndexState::Degraded);
+    assert_eq!(index.kv_index_state(A), KvIndexState::Exact);
 }
 
 #[test]

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::tests::{SGLANG, VLLM_INTEGERS, chain, chain_from, recording, removed, root, rules, stored};
-use vocabulary::{Blocks, RootKeys};
+use vocabulary::{Blocks, RequestNamespace};
 
 const WORKER: WorkerId = WorkerId(5);
 
@@ -12,7 +12,7 @@ fn feed(block: u64) -> ResidencyFeed {
 }
 
 fn settle(feed: &mut ResidencyFeed, index: &mut ResidencyIndex, budget: usize) {
-    while feed.settle(index, budget).unwrap() == ApplyStatus::More {}
+    while feed.settle(index, budget).unwrap() == ApplyProgress::More {}
 }
 
 fn depth(index: &ResidencyIndex, prompt: &[vocabulary::BlockHash]) -> u64 {
@@ -24,7 +24,7 @@ fn recorded_engine_run_ends_with_its_real_cache_content() {
     // A cache of 48 blocks of 32 tokens that overflows four times, with duplicates, and that is cleared.
     let prompt: Vec<u32> = (0..96).map(|n| 103 + 7 * n).collect();
     let (plain, salted) = (chain(16, &prompt), {
-        let keys = RootKeys { salt: Some("tenant-a"), ..RootKeys::default() };
+        let keys = RequestNamespace { salt: Some("tenant-a"), ..RequestNamespace::default() };
         chain_from(root(keys), 16, &prompt)
     });
     let (mut feed, mut index) = (feed(16), ResidencyIndex::new());
@@ -81,7 +81,7 @@ fn sglang_events_are_placed_alike() {
     settle(&mut feed, &mut index, 3);
     let prompt: Vec<u32> = (0..160).map(|n| 103 + 7 * n).collect();
     assert!(depth(&index, &chain(32, &prompt[..96])) == 3);
-    let keys = RootKeys { salt: Some("tenant-a"), ..RootKeys::default() };
+    let keys = RequestNamespace { salt: Some("tenant-a"), ..RequestNamespace::default() };
     assert_eq!(depth(&index, &chain_from(root(keys), 32, &prompt[..96])), 3);
 }
 
@@ -91,13 +91,13 @@ fn settle_respects_its_budget() {
     let hashes: Vec<u64> = (0..100).collect();
     feed.ingest(&KvCacheEvent::Stored(stored(&hashes, None, &(0..400).collect::<Vec<_>>())));
     let mut before = 0;
-    while feed.settle(&mut index, 10).unwrap() == ApplyStatus::More {
+    while feed.settle(&mut index, 10).unwrap() == ApplyProgress::More {
         assert!(index.blocks() - before <= 10);
         before = index.blocks();
     }
     assert_eq!(index.blocks(), 100);
     feed.reset();
-    assert_eq!(feed.settle(&mut index, 10).unwrap(), ApplyStatus::More);
+    assert_eq!(feed.settle(&mut index, 10).unwrap(), ApplyProgress::More);
     assert_eq!(depth(&index, &chain(4, &(0..400).collect::<Vec<_>>())), 0, "gone at once");
     assert!(index.blocks() >= 90, "swept later");
     settle(&mut feed, &mut index, 10);
@@ -111,11 +111,11 @@ fn settle_respects_its_budget() {
 fn knowledge_survives_a_reset() {
     let (mut feed, mut index) = (feed(4), ResidencyIndex::new());
     settle(&mut feed, &mut index, 10);
-    assert_eq!(index.knowledge(WORKER), KvIndexState::Degraded);
-    feed.set_knowledge(KvIndexState::Exact);
+    assert_eq!(index.kv_index_state(WORKER), KvIndexState::Degraded);
+    feed.set_kv_index_state(KvIndexState::Exact);
     feed.ingest(&KvCacheEvent::Cleared);
     settle(&mut feed, &mut index, 10);
-    assert_eq!(index.knowledge(WORKER), KvIndexState::Exact);
+    assert_eq!(index.kv_index_state(WORKER), KvIndexState::Exact);
 }
 
 /// An engine's block tree: blocks 0..12, where the parent of block n is n/2 of the level above.

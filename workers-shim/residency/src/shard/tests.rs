@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use vocabulary::{BlockHash, Tier};
 
 use super::*;
-use crate::holder_sets::TierBits;
+use crate::holder_sets::TierSlotBits;
 
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
@@ -13,8 +13,8 @@ const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 struct ReferenceShard(BTreeMap<(u64, u16, usize), u32>);
 
 impl ReferenceShard {
-    fn reach(&self, hash: u64, word: usize) -> TierBits {
-        let mut reach = TierBits::default();
+    fn reach(&self, hash: u64, word: usize) -> TierSlotBits {
+        let mut reach = TierSlotBits::default();
         for (_, slot, its) in self.0.keys().filter(|(held, slot, _)| *held == hash && usize::from(slot / 64) == word) {
             (*its..3).for_each(|plane| reach[plane] |= 1 << (slot % 64));
         }
@@ -39,7 +39,7 @@ proptest! {
     fn shard_agrees_with_reference_counts(steps in proptest::collection::vec(step(), 1..400)) {
         let (mut shard, mut sets, mut literal) = (IndexShard::default(), HolderSets::default(), ReferenceShard::default());
         for (hash, slot, plane, add) in steps {
-            let key = ShardKey::of(BlockHash(hash));
+            let key = MixedBlockHash::of(BlockHash(hash));
             if add {
                 shard.hold(key, slot, TIERS[plane], &mut sets);
                 *literal.0.entry((hash, slot, plane)).or_default() += 1;
@@ -52,12 +52,12 @@ proptest! {
         }
         for hash in 0..6 {
             for word in [0, 1, 127] {
-                let holders = shard.holders(ShardKey::of(BlockHash(hash)));
+                let holders = shard.holders(MixedBlockHash::of(BlockHash(hash)));
                 prop_assert_eq!(sets.reach(holders, word), literal.reach(hash, word));
             }
         }
         for ((hash, slot, plane), count) in literal.0 {
-            (0..count).for_each(|_| shard.release(ShardKey::of(BlockHash(hash)), slot, TIERS[plane], &mut sets));
+            (0..count).for_each(|_| shard.release(MixedBlockHash::of(BlockHash(hash)), slot, TIERS[plane], &mut sets));
         }
         let doubled = shard.duplicates.map_or(0, |doubled| doubled.len());
         prop_assert_eq!((shard.blocks.len(), doubled, sets.len()), (0, 0, 0));
@@ -66,7 +66,7 @@ proptest! {
 
 #[test]
 fn blocks_spread_over_all_shards_and_keys_round_trip() {
-    let mut counts = vec![0; ShardKey::SHARDS];
-    (0..64_000).for_each(|n| counts[ShardKey::of(BlockHash(n)).shard()] += 1);
+    let mut counts = vec![0; MixedBlockHash::SHARDS];
+    (0..64_000).for_each(|n| counts[MixedBlockHash::of(BlockHash(n)).shard()] += 1);
     assert!(counts.iter().all(|count| (40..90).contains(count)), "{counts:?}");
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::block_tree::BlocksByEnd;
 use crate::index::ResidencyChange;
-use crate::source::{SourceBlocks, SourceRules};
+use crate::source::{BlockMappingRules, SourceBlocks};
 
 /// A partially read snapshot.
 pub struct ResidencySnapshotReader {
@@ -41,7 +41,7 @@ pub enum ReadProgress {
 
 impl ResidencySnapshotReader {
     /// Creates a reader for a source, with the rules that apply here and the current process.
-    pub fn new((worker, rank): (WorkerId, DpRank), incarnation: Incarnation, rules: SourceRules) -> Self {
+    pub fn new((worker, rank): (WorkerId, DpRank), incarnation: Incarnation, rules: BlockMappingRules) -> Self {
         let (source, digest) = (SourceBlocks::new(rules), PrefixId(0));
         let (ends, changes) = (BlocksByEnd::default(), Vec::new());
         Self { worker, rank, process: incarnation, head: None, source, ends, changes, next_chunk: 0, digest }

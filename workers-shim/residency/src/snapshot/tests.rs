@@ -7,7 +7,7 @@ use super::*;
 use crate::event_sequence::{MessageAction, SequenceTracker};
 use crate::index::ResidencyIndex;
 use crate::kv_event::{BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind};
-use crate::residency_feed::{ApplyStatus, ResidencyFeed};
+use crate::residency_feed::{ApplyProgress, ResidencyFeed};
 use crate::tests::{chain, removed, rules, stored};
 
 const WORKER: WorkerId = WorkerId(5);
@@ -15,13 +15,13 @@ const RANK: DpRank = DpRank(3);
 const PROCESS: Incarnation = Incarnation(77);
 
 /// One source at a router.
-struct SnapshotPeer {
+struct RouterFixture {
     feed: ResidencyFeed,
     index: ResidencyIndex,
     stream: SequenceTracker,
 }
 
-impl SnapshotPeer {
+impl RouterFixture {
     fn new() -> Self {
         let mut stream = SequenceTracker::new();
         stream.identify_process(Some(PROCESS));
@@ -41,8 +41,8 @@ impl SnapshotPeer {
     }
 
     fn tell(&mut self) {
-        self.feed.set_knowledge(self.stream.knowledge());
-        while self.feed.settle(&mut self.index, 5).unwrap() == ApplyStatus::More {}
+        self.feed.set_kv_index_state(self.stream.kv_index_state());
+        while self.feed.settle(&mut self.index, 5).unwrap() == ApplyProgress::More {}
     }
 
     fn chunks(&self) -> Vec<Vec<u8>> {
@@ -69,7 +69,7 @@ impl SnapshotPeer {
         let placed = self.feed.source().placed().map(|(name, block)| (name.0, format!("{block:?}")));
         let waiting = self.feed.source().orphan_entries().map(|(name, orphan)| (name.0, format!("{orphan:?}")));
         let remembered = placed.chain(waiting).collect();
-        (overlaps, self.index.knowledge(WORKER), self.index.blocks(), remembered)
+        (overlaps, self.index.kv_index_state(WORKER), self.index.blocks(), remembered)
     }
 }
 
@@ -135,7 +135,7 @@ proptest! {
         heard_before in 0usize..80,
     ) {
         let cut = cut.min(events.len());
-        let (mut old, mut new) = (SnapshotPeer::new(), SnapshotPeer::new());
+        let (mut old, mut new) = (RouterFixture::new(), RouterFixture::new());
         // The new router may have received some events itself, and missed others, before it adopts the snapshot.
         for (sequence, event) in events.iter().enumerate().skip(heard_before) {
             new.stream.after_replay(sequence as u64);
@@ -157,7 +157,7 @@ proptest! {
         new.tell();
         old.tell();
         prop_assert_eq!(new.state(), old.state());
-        prop_assert_eq!(new.stream.knowledge(), KvIndexState::Exact);
+        prop_assert_eq!(new.stream.kv_index_state(), KvIndexState::Exact);
     }
 
     #[test]
@@ -175,8 +175,8 @@ proptest! {
 }
 
 /// A router that holds a prompt of this many blocks, and one orphan.
-fn router_with(blocks: u64) -> SnapshotPeer {
-    let mut router = SnapshotPeer::new();
+fn router_with(blocks: u64) -> RouterFixture {
+    let mut router = RouterFixture::new();
     let names: Vec<u64> = (1..=blocks).collect();
     let prompt: Vec<u32> = (0..4 * blocks as u32).collect();
     router.receive(0, &KvCacheEvent::Stored(stored(&names, None, &prompt)));
@@ -188,22 +188,22 @@ fn router_with(blocks: u64) -> SnapshotPeer {
 fn adopted_index_is_exact_only_after_a_gapless_continuation() {
     let old = router_with(3);
     let adopted = || {
-        let mut new = SnapshotPeer::new();
+        let mut new = RouterFixture::new();
         new.adopt(read(&old.chunks()).unwrap());
-        assert_eq!(new.index.knowledge(WORKER), KvIndexState::Degraded, "nobody has said that this is all");
+        assert_eq!(new.index.kv_index_state(WORKER), KvIndexState::Degraded, "nobody has said that this is all");
         assert_eq!(new.index.blocks(), 6);
         new
     };
     let mut by_message = adopted();
     assert_eq!(by_message.receive(2, &KvCacheEvent::Other), MessageAction::Apply);
-    assert_eq!(by_message.index.knowledge(WORKER), KvIndexState::Exact);
+    assert_eq!(by_message.index.kv_index_state(WORKER), KvIndexState::Exact);
     let mut by_replay = adopted();
     by_replay.stream.replay_ended();
-    assert_eq!(by_replay.stream.knowledge(), KvIndexState::Exact);
+    assert_eq!(by_replay.stream.kv_index_state(), KvIndexState::Exact);
     let mut late = adopted();
     assert_eq!(late.receive(5, &KvCacheEvent::Other), MessageAction::Replay { from: 2 });
     assert_eq!(late.stream.on_replayed(4), MessageAction::Apply, "the engine no longer has 2 and 3");
-    assert_eq!(late.stream.knowledge(), KvIndexState::Degraded);
+    assert_eq!(late.stream.kv_index_state(), KvIndexState::Degraded);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn large_snapshots_are_chunked_and_order_is_enforced() {
     let chunks = old.chunks();
     assert!(chunks.len() > 3, "{}", chunks.len());
     assert!(chunks.iter().all(|chunk| chunk.len() < CHUNK_BYTES + 1024));
-    let mut new = SnapshotPeer::new();
+    let mut new = RouterFixture::new();
     new.adopt(read(&chunks).unwrap());
     assert_eq!((new.feed.blocks(), new.index.blocks()), (30_000, 60_000));
     let mut swapped = chunks.clone();
@@ -234,11 +234,11 @@ fn snapshot_of_another_source_is_refused() {
     assert_eq!(read_by((WORKER, DpRank(0)), PROCESS, rules(2)), Some(ResidencySnapshotError::OtherSource));
     assert_eq!(read_by((WORKER, RANK), Incarnation(78), rules(2)), Some(ResidencySnapshotError::OtherProcess));
     assert_eq!(read_by((WORKER, RANK), PROCESS, rules(4)), Some(ResidencySnapshotError::OtherRules));
-    let small = SourceRules { max_blocks: 2, ..rules(2) };
+    let small = BlockMappingRules { max_blocks: 2, ..rules(2) };
     assert_eq!(read_by((WORKER, RANK), PROCESS, small), Some(ResidencySnapshotError::TooMuch));
-    let strict = SourceRules { max_orphans: 0, ..rules(2) };
+    let strict = BlockMappingRules { max_orphans: 0, ..rules(2) };
     assert_eq!(read_by((WORKER, RANK), PROCESS, strict), Some(ResidencySnapshotError::TooMuch));
-    let by_block = SourceRules { removal: RemovalSemantics::LastCopy, ..rules(2) };
+    let by_block = BlockMappingRules { removal: RemovalSemantics::LastCopy, ..rules(2) };
     assert_eq!(read_by((WORKER, RANK), PROCESS, by_block), Some(ResidencySnapshotError::OtherRules));
 }
 

@@ -65,7 +65,7 @@ fn two_stores_need_two_removals() {
 fn both_removal_semantics_are_supported() {
     let event = stored(&[70], None, &tokens(0..4));
     let blocks = chain(4, &tokens(0..4));
-    let mut source = SourceBlocks::new(SourceRules { removal: RemovalSemantics::LastCopy, ..rules(4) });
+    let mut source = SourceBlocks::new(BlockMappingRules { removal: RemovalSemantics::LastCopy, ..rules(4) });
     let mut out = Vec::new();
     source.store(&event, &mut out);
     source.store(&event, &mut out);
@@ -109,10 +109,10 @@ fn salts_and_adapters_start_other_chains() {
     };
     let place = |event: &BlockStored| changes(|out| SourceBlocks::new(rules(4)).store(event, out));
     let under = |keys| held(&chain_from(root(keys), 4, &prompt));
-    assert_eq!(place(&plain), under(RootKeys::default()));
-    assert_eq!(place(&salted), under(RootKeys { salt: Some("s"), ..RootKeys::default() }));
+    assert_eq!(place(&plain), under(RequestNamespace::default()));
+    assert_eq!(place(&salted), under(RequestNamespace { salt: Some("s"), ..RequestNamespace::default() }));
     assert_eq!(place(&sglang), place(&salted));
-    assert_eq!(place(&adapted), under(RootKeys { salt: Some("s"), adapter: Some("lora"), content: None }));
+    assert_eq!(place(&adapted), under(RequestNamespace { salt: Some("s"), adapter: Some("lora"), content: None }));
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn block_without_tokens_waits_for_them() {
 
 #[test]
 fn limits_are_enforced_and_counted() {
-    let mut source = SourceBlocks::new(SourceRules { max_blocks: 1, max_orphans: 1, ..rules(4) });
+    let mut source = SourceBlocks::new(BlockMappingRules { max_blocks: 1, max_orphans: 1, ..rules(4) });
     let mut out = Vec::new();
     source.store(&stored(&[70, 71], None, &tokens(0..8)), &mut out);
     source.store(&stored(&[80], Some(79), &tokens(0..4)), &mut out);

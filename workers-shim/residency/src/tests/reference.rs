@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use vocabulary::{BlockHash, DpRank, Overlap, PrefixId, RootKeys, Tier, WorkerId};
+use vocabulary::{BlockHash, DpRank, Overlap, PrefixId, RequestNamespace, Tier, WorkerId};
 
 use super::{SEED, chain_from, removed, root, rules, stored};
-use crate::{ApplyStatus, BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind, ResidencyFeed, ResidencyIndex};
+use crate::{ApplyProgress, BlockRemoved, BlockStored, KvCacheEvent, KvCacheSpecKind, ResidencyFeed, ResidencyIndex};
 
 const WORKER: WorkerId = WorkerId(5);
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
@@ -46,7 +46,7 @@ impl ReferenceSource {
     /// Places a block, and then all that wait for it.
     fn place(&mut self, name: u64) {
         let (parent, tokens, copies) = self.waiting.remove(&name).unwrap();
-        let before = parent.map_or(root(RootKeys::default()), |parent| self.placed[&parent].0);
+        let before = parent.map_or(root(RequestNamespace::default()), |parent| self.placed[&parent].0);
         let ends: Vec<PrefixId> = tokens
             .chunks(2)
             .scan(before, |end, tokens| {
@@ -151,7 +151,7 @@ fn prompts() -> Vec<Vec<BlockHash>> {
         let mut path: Vec<u64> = path(block).collect();
         path.reverse();
         let tokens: Vec<u32> = path.into_iter().flat_map(|block| tokens(block, odd == Some(block))).collect();
-        chain_from(root(RootKeys::default()), 2, &tokens)
+        chain_from(root(RequestNamespace::default()), 2, &tokens)
     };
     (1..BLOCKS).flat_map(|block| [prompt(block, None), prompt(block, Some(2)), prompt(block, Some(block))]).collect()
 }
@@ -170,7 +170,7 @@ proptest! {
                 KvCacheEvent::Cleared => literal = ReferenceSource::default(),
                 KvCacheEvent::Other => {}
             }
-            while feed.settle(&mut index, 3).unwrap() == ApplyStatus::More {}
+            while feed.settle(&mut index, 3).unwrap() == ApplyProgress::More {}
             let held: BTreeSet<BlockHash> = TIERS.into_iter().flat_map(|tier| literal.hold(tier)).collect();
             prop_assert_eq!((index.blocks(), feed.blocks()), (held.len(), literal.placed.len()));
             for prompt in prompts() {
@@ -185,7 +185,7 @@ proptest! {
                 feed.ingest(&KvCacheEvent::Removed(all));
             }
         }
-        while feed.settle(&mut index, 3).unwrap() == ApplyStatus::More {}
+        while feed.settle(&mut index, 3).unwrap() == ApplyProgress::More {}
         prop_assert_eq!((index.blocks(), feed.blocks()), (0, 0));
         prop_assert!(feed.source().is_fully_cleared());
     }

@@ -15,7 +15,7 @@ fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<TokenUsage
 
 #[test]
 fn answer_without_transfer_has_no_handoff() {
-    let answer = EngineResponse::read(&recorded("agg chat")).unwrap();
+    let answer = AnswerSummary::read(&recorded("agg chat")).unwrap();
     assert_eq!(answer.id.as_deref(), Some("chatcmpl-897f304134635f35"));
     assert_eq!((answer.usage, answer.finish.as_deref()), (usage(218, 16, Some(0)), Some("length")));
     assert_eq!(answer.handoff, None);
@@ -24,7 +24,7 @@ fn answer_without_transfer_has_no_handoff() {
 #[test]
 fn prefill_answers_transfer_params_are_extracted_verbatim() {
     let body = recorded("P chat");
-    let handoff = EngineResponse::read(&body).unwrap().handoff.unwrap();
+    let handoff = AnswerSummary::read(&body).unwrap().handoff.unwrap();
     assert_eq!((handoff.tokens(), handoff.source_cached()), (Some(Tokens(218)), Some(Tokens(0))));
     let parameters = handoff.into_parameters();
     let text = std::str::from_utf8(&parameters).unwrap();
@@ -36,10 +36,10 @@ fn prefill_answers_transfer_params_are_extracted_verbatim() {
 
 #[test]
 fn usage_and_handoff_are_read_alike_in_all_apis() {
-    let messages = EngineResponse::read(&recorded("P messages")).unwrap();
+    let messages = AnswerSummary::read(&recorded("P messages")).unwrap();
     assert_eq!(messages.usage, usage(230, 1, Some(192)), "cached tokens are counted apart there");
     assert_eq!(messages.handoff.unwrap().source_cached(), Some(Tokens(192)));
-    let responses = EngineResponse::read(&recorded("P responses")).unwrap();
+    let responses = AnswerSummary::read(&recorded("P responses")).unwrap();
     assert_eq!((responses.usage, responses.handoff.is_some()), (usage(230, 1, Some(192)), true));
 }
 
@@ -47,7 +47,7 @@ fn usage_and_handoff_are_read_alike_in_all_apis() {
 fn params_that_would_hang_the_consumer_are_ignored() {
     let offer = |parameters: &str| {
         let body = format!("{{\"kv_transfer_params\":{parameters}}}");
-        EngineResponse::read(&Bytes::from(body)).unwrap().handoff.is_some()
+        AnswerSummary::read(&Bytes::from(body)).unwrap().handoff.is_some()
     };
     assert!(offer(r#"{"do_remote_prefill":true,"remote_request_id":"a\u0062"}"#));
     for parameters in [
@@ -67,7 +67,7 @@ fn params_that_would_hang_the_consumer_are_ignored() {
 
 #[test]
 fn usage_may_be_partial_or_missing() {
-    let read = |text: &str| EngineResponse::read(&Bytes::copy_from_slice(text.as_bytes())).unwrap().usage;
+    let read = |text: &str| AnswerSummary::read(&Bytes::copy_from_slice(text.as_bytes())).unwrap().usage;
     assert_eq!(read("{}"), None);
     assert_eq!(read(r#"{"usage":null}"#), None);
     let no_details = r#"{"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":null}}"#;
@@ -82,6 +82,6 @@ fn usage_may_be_partial_or_missing() {
 #[test]
 fn invalid_answer_is_an_error() {
     for text in ["", "<html>", "{\"usage\":[]", "[1"] {
-        assert!(EngineResponse::read(&Bytes::copy_from_slice(text.as_bytes())).is_err(), "{text:?}");
+        assert!(AnswerSummary::read(&Bytes::copy_from_slice(text.as_bytes())).is_err(), "{text:?}");
     }
 }

@@ -6,7 +6,10 @@ use serde::Deserialize;
 use serde_json::json as value;
 use vocabulary::WorkerRole;
 
-use super::{KvLinkMode, ConnectorProtocol, LegFields, HandoffParams, TransferHandshake, LegOrder, TransferEndpoint, Scrape, SourceAnswerLength, ConnectorUnavailable, json};
+use super::{
+    ConnectorProtocol, ConnectorUnavailable, HandoffParams, KvLinkCapability, LegFields, LegOrder, Scrape,
+    SourceAnswerLength, TransferEndpoint, TransferHandshake, json,
+};
 
 const PATH: &str = "/server_info";
 
@@ -24,8 +27,8 @@ impl ConnectorProtocol for SglangConnector {
         Some(LegOrder::Concurrent)
     }
 
-    fn transfer_scope(&self) -> KvLinkMode {
-        KvLinkMode::Prompts
+    fn transfer_scope(&self) -> KvLinkCapability {
+        KvLinkCapability::Prompts
     }
 
     fn source_answer_length(&self) -> SourceAnswerLength {

@@ -2,7 +2,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::*;
-use crate::engine_api::{Api, LegOptions, RequestBody};
+use crate::engine_api::{Api, ClientRequestBody, LegOptions};
 use crate::scrape::EngineKind;
 
 const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"max_tokens":9,"min_tokens":4,"temperature":0.5}"#;
@@ -26,7 +26,8 @@ fn object(body: Bytes) -> Map<String, Value> {
 
 /// Returns both legs of a chat request for this connector, without a handoff.
 fn legs(spoken: KvConnector) -> [Map<String, Value>; 2] {
-    let (body, options) = (RequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap(), LegOptions::default());
+    let (body, options) =
+        (ClientRequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap(), LegOptions::default());
     assert_eq!(options.api, Api::Chat);
     let transfer = transfer(spoken);
     [body.prefill(&options, (&transfer, None)), body.decode(&options, (&transfer, None))].map(object)
@@ -146,7 +147,7 @@ fn connector_fields_from_clients_never_reach_an_engine() {
     let names: std::collections::BTreeSet<&str> = reserved_fields().collect();
     assert!(names.contains("kv_transfer_params") && names.contains("bootstrap_room"), "{names:?}");
     json.extend(names.iter().map(|name| ((*name).to_owned(), Value::from(7))));
-    let body = RequestBody::read(serde_json::to_vec(&json).unwrap().into()).unwrap();
+    let body = ClientRequestBody::read(serde_json::to_vec(&json).unwrap().into()).unwrap();
     let options = LegOptions::default();
     assert_eq!(object(body.plain(&options)), clean);
     assert_eq!(body.stripped(&options).transfer_parameters as usize, names.len());
@@ -161,15 +162,15 @@ fn bidirectional_source_leg_carries_the_returned_params_and_requests_ids() {
     assert_eq!(transfer.returns_kv(), ReturnsKv::WithWholeAnswers);
     let seen = r#"{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"remote_num_tokens":9}"#;
     let answer = Bytes::from(format!(r#"{{"kv_transfer_params":{seen}}}"#));
-    let readback = crate::engine_api::EngineResponse::read(&answer).unwrap().reverse_pull;
+    let readback = crate::engine_api::AnswerSummary::read(&answer).unwrap().reverse_pull;
     let options = LegOptions::default();
-    let body = RequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap();
+    let body = ClientRequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap();
     let source = body.prefill(&options, (&transfer, readback));
     assert!(String::from_utf8_lossy(&source).contains(seen), "whole and unchanged");
     assert_eq!(object(source)["max_tokens"], 1);
     assert_eq!(object(body.prefill(&options, (&transfer, None)))["kv_transfer_params"]["do_remote_decode"], true);
     assert!(!object(body.decode(&options, (&transfer, None))).contains_key("return_token_ids"), "no stream tells");
-    let whole = RequestBody::read(CHAT.replace("true", "false").into()).unwrap();
+    let whole = ClientRequestBody::read(CHAT.replace("true", "false").into()).unwrap();
     assert_eq!(object(whole.decode(&options, (&transfer, None)))["return_token_ids"], true);
     let messages = LegOptions { api: Api::Messages, ..LegOptions::default() };
     assert!(!object(whole.decode(&messages, (&transfer, None))).contains_key("return_token_ids"));

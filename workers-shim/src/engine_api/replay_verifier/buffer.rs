@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use derive_where::derive_where;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::engine_api::token_transcript::TranscriptDefect;
+use crate::engine_api::token_transcript::ContinuationBlocker;
 
 /// The values of one field and how many of them were repeated.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ struct FieldCursor<T> {
 impl<T: PartialEq + Clone> FieldCursor<T> {
     /// Compares `next` with the values that follow here, and returns how many of its items were known. New items are
     /// stored if there is room.
-    fn match_next(&mut self, next: &[T], space: BufferSpace) -> Result<usize, TranscriptDefect> {
+    fn match_next(&mut self, next: &[T], space: BufferSpace) -> Result<usize, ContinuationBlocker> {
         let rest = &self.values[self.matched..];
         let known = rest.len().min(next.len());
         if rest[..known] != next[..known] {
-            return Err(TranscriptDefect::Diverged);
+            return Err(ContinuationBlocker::Diverged);
         }
         self.matched += known;
         if space == BufferSpace::Available {
@@ -44,7 +44,7 @@ enum BufferSpace {
 
 /// Whether a value was known before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReplayStatus {
+pub(super) enum FieldNovelty {
     New,
     Known,
 }
@@ -73,7 +73,7 @@ pub(super) const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 impl ReplayBuffer {
     /// Returns the new part of `text`, the next fragment of the field `place`.
-    pub(super) fn text<'t>(&mut self, path: &str, text: &'t str) -> Result<&'t str, TranscriptDefect> {
+    pub(super) fn text<'t>(&mut self, path: &str, text: &'t str) -> Result<&'t str, ContinuationBlocker> {
         if text.is_empty() {
             return Ok(text);
         }
@@ -87,11 +87,11 @@ impl ReplayBuffer {
         }
         let known = self.texts.entry(path.to_owned()).or_default().match_next(text.as_bytes(), space)?;
         self.size += if space == BufferSpace::Available { text.len() - known } else { 0 };
-        text.get(known..).ok_or(TranscriptDefect::Diverged)
+        text.get(known..).ok_or(ContinuationBlocker::Diverged)
     }
 
     /// Returns how many of `items`, the next ones of the list `place`, were known.
-    pub(super) fn list(&mut self, path: &str, items: &[u64]) -> Result<usize, TranscriptDefect> {
+    pub(super) fn list(&mut self, path: &str, items: &[u64]) -> Result<usize, ContinuationBlocker> {
         let space = self.space();
         if !self.lists.contains_key(path) {
             if space == BufferSpace::Full {
@@ -105,21 +105,21 @@ impl ReplayBuffer {
     }
 
     /// Records a value that occurs once in an answer and must be equal when repeated.
-    pub(super) fn mark(&mut self, path: &str, value: &str) -> Result<ReplayStatus, TranscriptDefect> {
+    pub(super) fn mark(&mut self, path: &str, value: &str) -> Result<FieldNovelty, ContinuationBlocker> {
         let digest = xxh3_64(value.as_bytes());
         let is_full = self.is_full();
         match self.marks.get_mut(path) {
-            None if is_full => Ok(ReplayStatus::New),
+            None if is_full => Ok(FieldNovelty::New),
             None => {
                 self.reserve_space(path);
                 self.marks.insert(path.to_owned(), FieldDigest { digest, matched: true });
-                Ok(ReplayStatus::New)
+                Ok(FieldNovelty::New)
             }
             Some(earlier) if earlier.digest == digest => {
                 earlier.matched = true;
-                Ok(ReplayStatus::Known)
+                Ok(FieldNovelty::Known)
             }
-            Some(_) => Err(TranscriptDefect::Diverged),
+            Some(_) => Err(ContinuationBlocker::Diverged),
         }
     }
 
@@ -138,23 +138,23 @@ impl ReplayBuffer {
     }
 
     /// Fails unless all fields and values whose paths begin with `places` were repeated in full.
-    pub(super) fn check_complete(&self, places: &str) -> Result<(), TranscriptDefect> {
+    pub(super) fn check_complete(&self, places: &str) -> Result<(), ContinuationBlocker> {
         let marks = self.marks.range(places.to_owned()..).take_while(|(path, _)| path.starts_with(places));
         if marks.into_iter().all(|(_, mark)| mark.matched) {
             self.check_fields_complete(places)
         } else {
-            Err(TranscriptDefect::Diverged)
+            Err(ContinuationBlocker::Diverged)
         }
     }
 
     /// Fails unless all texts and lists whose paths begin with `places` were repeated in full.
-    pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), TranscriptDefect> {
+    pub(super) fn check_fields_complete(&self, places: &str) -> Result<(), ContinuationBlocker> {
         fn all<T>(cursors: &BTreeMap<String, FieldCursor<T>>, places: &str) -> bool {
             let matching = cursors.range(places.to_owned()..).take_while(|(path, _)| path.starts_with(places));
             matching.into_iter().all(|(_, cursor)| cursor.matched == cursor.values.len())
         }
         let is_through = all(&self.texts, places) && all(&self.lists, places);
-        if is_through { Ok(()) } else { Err(TranscriptDefect::Diverged) }
+        if is_through { Ok(()) } else { Err(ContinuationBlocker::Diverged) }
     }
 
     /// Marks all contents as not repeated.

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::buffer::ReplayStatus;
-use super::{EventRemainder, ReplayPhase, ReplayVerifier};
-use crate::engine_api::TokenIdVisibility;
-use crate::engine_api::token_transcript::TranscriptDefect;
+use super::buffer::FieldNovelty;
+use super::{EventNovelty, ReplayPhase, ReplayVerifier};
+use crate::engine_api::TokenIdForwarding;
+use crate::engine_api::token_transcript::ContinuationBlocker;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Fields that are equal in all events of an answer.
@@ -26,26 +26,26 @@ impl NoveltyCounts {
         self.new += all - known;
     }
 
-    fn count_mark(&mut self, mark: ReplayStatus) -> bool {
-        self.count(1, usize::from(mark == ReplayStatus::Known));
-        mark == ReplayStatus::Known
+    fn count_mark(&mut self, mark: FieldNovelty) -> bool {
+        self.count(1, usize::from(mark == FieldNovelty::Known));
+        mark == FieldNovelty::Known
     }
 }
 
 impl ReplayVerifier {
-    pub(super) fn choices(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
+    pub(super) fn choices(&mut self, event: &mut Map<String, Value>) -> Result<EventNovelty, ContinuationBlocker> {
         for name in SHARED_FIELDS {
             if let Some(value) = event.get_mut(name) {
                 *value = self.head.entry(name).or_insert_with(|| value.clone()).clone();
             }
         }
         if event.contains_key("prompt_token_ids") {
-            let is_known = self.buffer.mark("prompt_token_ids", "")? == ReplayStatus::Known;
-            if is_known || self.visible_ids == TokenIdVisibility::None {
+            let is_known = self.buffer.mark("prompt_token_ids", "")? == FieldNovelty::Known;
+            if is_known || self.visible_ids == TokenIdForwarding::None {
                 event.insert("prompt_token_ids".into(), Value::Null);
             }
         }
-        let Some(Value::Array(choices)) = event.get_mut("choices") else { return Err(TranscriptDefect::Unreadable) };
+        let Some(Value::Array(choices)) = event.get_mut("choices") else { return Err(ContinuationBlocker::Unreadable) };
         if choices.is_empty() {
             let remainder = self.check_once("usage", "")?;
             self.buffer.check_complete("")?;
@@ -53,23 +53,23 @@ impl ReplayVerifier {
         }
         let mut new_choices = Vec::new();
         for mut choice in std::mem::take(choices) {
-            if self.choice(&mut choice)? == EventRemainder::New {
+            if self.choice(&mut choice)? == EventNovelty::New {
                 new_choices.push(choice);
             }
         }
-        let rest = if new_choices.is_empty() { EventRemainder::Known } else { EventRemainder::New };
+        let rest = if new_choices.is_empty() { EventNovelty::Known } else { EventNovelty::New };
         *choices = new_choices;
         Ok(rest)
     }
 
-    pub(super) fn check_once(&mut self, path: &str, what: &str) -> Result<EventRemainder, TranscriptDefect> {
+    pub(super) fn check_once(&mut self, path: &str, what: &str) -> Result<EventNovelty, ContinuationBlocker> {
         let mark = self.buffer.mark(path, what)?;
-        Ok(if mark == ReplayStatus::Known { EventRemainder::Known } else { EventRemainder::New })
+        Ok(if mark == FieldNovelty::Known { EventNovelty::Known } else { EventNovelty::New })
     }
 
-    fn choice(&mut self, choice: &mut Value) -> Result<EventRemainder, TranscriptDefect> {
+    fn choice(&mut self, choice: &mut Value) -> Result<EventNovelty, ContinuationBlocker> {
         let at = choice["index"].as_u64().unwrap_or(0);
-        let Value::Object(fields) = choice else { return Ok(EventRemainder::New) };
+        let Value::Object(fields) = choice else { return Ok(EventNovelty::New) };
         let (finish, all) = (format!("{at}/finish"), format!("{at}/"));
         let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&finish);
         let mut sorted = NoveltyCounts::default();
@@ -84,14 +84,14 @@ impl ReplayVerifier {
             self.logprobs(&format!("{at}/logprobs"), logprobs, &mut sorted)?;
         }
         if was_over && sorted.new > 0 {
-            return Err(TranscriptDefect::Diverged);
+            return Err(ContinuationBlocker::Diverged);
         }
         if let Some(Value::String(reason)) = fields.get("finish_reason") {
             sorted.count_mark(self.buffer.mark(&finish, reason)?);
             self.buffer.check_complete(&all)?;
         }
         let is_old = sorted.known > 0 || self.buffer.check_fields_complete(&all).is_err();
-        Ok(if sorted.new == 0 && is_old { EventRemainder::Known } else { EventRemainder::New })
+        Ok(if sorted.new == 0 && is_old { EventNovelty::Known } else { EventNovelty::New })
     }
 
     /// Removes the known token ids of a choice.
@@ -100,10 +100,10 @@ impl ReplayVerifier {
         at: u64,
         fields: &mut Map<String, Value>,
         counts: &mut NoveltyCounts,
-    ) -> Result<(), TranscriptDefect> {
+    ) -> Result<(), ContinuationBlocker> {
         for name in ["prompt_token_ids", "token_ids"] {
             let Some(Value::Array(ids)) = fields.get_mut(name) else { continue };
-            if self.visible_ids == TokenIdVisibility::None {
+            if self.visible_ids == TokenIdForwarding::None {
                 fields.insert(name.into(), Value::Null);
                 continue;
             }
@@ -116,7 +116,7 @@ impl ReplayVerifier {
     }
 
     /// Removes the known parts of all texts in a delta, or in a part of one.
-    fn value(&mut self, path: &str, value: &mut Value, counts: &mut NoveltyCounts) -> Result<(), TranscriptDefect> {
+    fn value(&mut self, path: &str, value: &mut Value, counts: &mut NoveltyCounts) -> Result<(), ContinuationBlocker> {
         match value {
             Value::String(text) => {
                 let new = self.buffer.text(path, text)?.to_owned();
@@ -161,7 +161,7 @@ impl ReplayVerifier {
         path: &str,
         lists: &mut Map<String, Value>,
         counts: &mut NoveltyCounts,
-    ) -> Result<(), TranscriptDefect> {
+    ) -> Result<(), ContinuationBlocker> {
         if let Some(Value::Array(tokens)) = lists.get("tokens") {
             let tokens: Vec<u64> = tokens.iter().map(hashed).collect();
             let known = self.buffer.list(path, &tokens)?;
@@ -179,7 +179,7 @@ impl ReplayVerifier {
     }
 
     /// Removes the known tokens from a list with log probabilities, and returns how many they were.
-    pub(super) fn tokens(&mut self, path: &str, items: &mut Vec<Value>) -> Result<usize, TranscriptDefect> {
+    pub(super) fn tokens(&mut self, path: &str, items: &mut Vec<Value>) -> Result<usize, ContinuationBlocker> {
         let tokens: Vec<u64> = items.iter().map(|item| hashed(&item["token"])).collect();
         let known = self.buffer.list(path, &tokens)?;
         items.drain(..known);

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::{EventRemainder, ReplayPhase, ReplayVerifier};
-use crate::engine_api::token_transcript::TranscriptDefect;
+use super::{EventNovelty, ReplayPhase, ReplayVerifier};
+use crate::engine_api::token_transcript::ContinuationBlocker;
 
 /// Fields that contain ids of parts of an answer.
 const IDS: [&str; 4] = ["id", "item_id", "call_id", "response_id"];
@@ -26,7 +26,7 @@ fn number(event: &Map<String, Value>, name: &str) -> u64 {
 
 impl ReplayVerifier {
     /// Verifies an event of `/v1/messages`.
-    pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
+    pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<EventNovelty, ContinuationBlocker> {
         let (kind, at) = (kind_of(event), number(event, "index"));
         match kind.as_str() {
             "message_start" => self.check_once(&kind, ""),
@@ -40,7 +40,7 @@ impl ReplayVerifier {
             }
             "content_block_delta" => match event.get_mut("delta") {
                 Some(Value::Object(delta)) => self.block(at, delta),
-                _ => Err(TranscriptDefect::Unreadable),
+                _ => Err(ContinuationBlocker::Unreadable),
             },
             "content_block_stop" => {
                 self.buffer.check_fields_complete(&format!("{at}/"))?;
@@ -51,15 +51,15 @@ impl ReplayVerifier {
                 self.buffer.check_complete("")?;
                 Ok(remainder)
             }
-            "ping" => Ok(EventRemainder::New),
-            _ => Err(TranscriptDefect::Unreadable),
+            "ping" => Ok(EventNovelty::New),
+            _ => Err(ContinuationBlocker::Unreadable),
         }
     }
 
     /// Removes the known parts of a content block's delta.
-    fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
+    fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventNovelty, ContinuationBlocker> {
         let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&format!("{at}/stop"));
-        let mut remainder = EventRemainder::Known;
+        let mut remainder = EventNovelty::Known;
         for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
             let path = format!("{at}/{name}");
             match value {
@@ -68,18 +68,18 @@ impl ReplayVerifier {
                 Value::String(text) => {
                     let new = self.buffer.text(&path, text)?.to_owned();
                     if !new.is_empty() {
-                        remainder = EventRemainder::New;
+                        remainder = EventNovelty::New;
                     }
                     *text = new;
                 }
-                _ => return Err(TranscriptDefect::Unreadable),
+                _ => return Err(ContinuationBlocker::Unreadable),
             }
         }
-        if was_over && remainder == EventRemainder::New { Err(TranscriptDefect::Diverged) } else { Ok(remainder) }
+        if was_over && remainder == EventNovelty::New { Err(ContinuationBlocker::Diverged) } else { Ok(remainder) }
     }
 
     /// Verifies an event of `/v1/responses`.
-    pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
+    pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<EventNovelty, ContinuationBlocker> {
         if self.phase == ReplayPhase::First {
             self.next_number = number(event, "sequence_number") + 1;
         }
@@ -101,7 +101,7 @@ impl ReplayVerifier {
             _ if kind.ends_with(".delta") => {
                 let was_over = self.is_part_finished(item, part, &path);
                 match self.delta(&path, event) {
-                    Ok(EventRemainder::New) if was_over => Err(TranscriptDefect::Diverged),
+                    Ok(EventNovelty::New) if was_over => Err(ContinuationBlocker::Diverged),
                     remainder => remainder,
                 }
             }
@@ -134,7 +134,7 @@ impl ReplayVerifier {
         &mut self,
         (at, kind): (u64, &str),
         event: &Map<String, Value>,
-    ) -> Result<EventRemainder, TranscriptDefect> {
+    ) -> Result<EventNovelty, ContinuationBlocker> {
         let item = event.get("item").unwrap_or(&Value::Null);
         if kind.ends_with(".done") {
             self.buffer.check_fields_complete(&format!("{at}/"))?;
@@ -148,7 +148,7 @@ impl ReplayVerifier {
         self.check_once(&format!("{at}/{kind}"), &format!("{}/{}", text(item, "type"), text(item, "name")))
     }
 
-    fn delta(&mut self, path: &str, event: &mut Map<String, Value>) -> Result<EventRemainder, TranscriptDefect> {
+    fn delta(&mut self, path: &str, event: &mut Map<String, Value>) -> Result<EventNovelty, ContinuationBlocker> {
         let logprobs = match event.get_mut("logprobs") {
             Some(Value::Array(items)) => {
                 self.tokens(&format!("{path}/logprobs"), items)?;
@@ -156,15 +156,15 @@ impl ReplayVerifier {
             }
             _ => 0,
         };
-        let Some(Value::String(text)) = event.get_mut("delta") else { return Err(TranscriptDefect::Unreadable) };
+        let Some(Value::String(text)) = event.get_mut("delta") else { return Err(ContinuationBlocker::Unreadable) };
         let new = self.buffer.text(path, text)?.to_owned();
         let is_nothing = new.is_empty() && logprobs == 0;
         *text = new;
-        Ok(if is_nothing { EventRemainder::Known } else { EventRemainder::New })
+        Ok(if is_nothing { EventNovelty::Known } else { EventNovelty::New })
     }
 
     /// Maps the current engine's `id` to the id that the first engine's answer has at `place`.
-    fn map_id(&mut self, path: &str, id: &str) -> Result<(), TranscriptDefect> {
+    fn map_id(&mut self, path: &str, id: &str) -> Result<(), ContinuationBlocker> {
         if id.is_empty() {
             return Ok(());
         }
@@ -178,7 +178,7 @@ impl ReplayVerifier {
         let first = self.ids.entry(path.to_owned()).or_insert_with(|| id.to_owned());
         if first != id && !self.renamed_ids.contains_key(id) {
             if self.renamed_ids.len() == MAX_RENAMED {
-                return Err(TranscriptDefect::Diverged);
+                return Err(ContinuationBlocker::Diverged);
             }
             self.renamed_ids.insert(id.to_owned(), first.clone());
         }

@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::engine_api::{EngineResponse, KvConnector};
+use crate::engine_api::{AnswerSummary, KvConnector};
 
-fn body(text: &str) -> RequestBody {
-    RequestBody::read(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+fn body(text: &str) -> ClientRequestBody {
+    ClientRequestBody::read(Bytes::copy_from_slice(text.as_bytes())).unwrap()
 }
 
 fn text(bytes: Bytes) -> String {
@@ -24,7 +24,7 @@ fn nixl() -> KvTransfer {
 
 fn handoff() -> HandoffParams {
     let answer = format!("{{\"id\":\"x\",\"kv_transfer_params\":{PARAMETERS}}}");
-    EngineResponse::read(&Bytes::from(answer)).unwrap().handoff.unwrap()
+    AnswerSummary::read(&Bytes::from(answer)).unwrap().handoff.unwrap()
 }
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi \ud800"}],"stream":true,
@@ -93,9 +93,9 @@ fn router_only_fields_are_stripped_and_counted() {
     assert_eq!(value(&request.plain(&LegOptions::default())), json!({"a": 1, "vllm_xargs": {"own": 2}}));
     let leg = value(&request.prefill(&LegOptions::default(), (&nixl(), None)));
     assert_eq!(leg["kv_transfer_params"], json!({"do_remote_decode": true, "do_remote_prefill": false}));
-    let stripped = StrippedFields { transfer_parameters: 2, report_mode: 1, ..StrippedFields::default() };
+    let stripped = StrippedFieldCounts { transfer_parameters: 2, report_mode: 1, ..StrippedFieldCounts::default() };
     assert_eq!(request.stripped(&LegOptions::default()), stripped);
-    assert_eq!(body(CHAT).stripped(&LegOptions::default()), StrippedFields::default());
+    assert_eq!(body(CHAT).stripped(&LegOptions::default()), StrippedFieldCounts::default());
 }
 
 #[test]
@@ -109,10 +109,10 @@ fn shared_engines_strip_request_ids_and_priority() {
     for leg in legs.iter().map(value) {
         assert_eq!(CROSS_TENANT_FIELDS.map(|name| leg.get(name).cloned()), [None, None, None], "{leg}");
     }
-    let stripped = StrippedFields { request_ids: 2, priority: 1, ..StrippedFields::default() };
+    let stripped = StrippedFieldCounts { request_ids: 2, priority: 1, ..StrippedFieldCounts::default() };
     assert_eq!(request.stripped(&options), stripped);
     assert_eq!(text(request.plain(&LegOptions::default())), naming, "alone, a client may name its requests");
-    assert_eq!(request.stripped(&LegOptions::default()), StrippedFields::default());
+    assert_eq!(request.stripped(&LegOptions::default()), StrippedFieldCounts::default());
 }
 
 #[test]
@@ -141,10 +141,13 @@ fn usage_is_requested_only_in_streams_and_keeps_other_options() {
 fn routing_fields_must_not_repeat() {
     for name in UNIQUE_FIELDS {
         let twice = Bytes::from(format!("{{\"{name}\":1,\"{name}\":2}}"));
-        let error = RequestBody::read(twice).unwrap_err();
+        let error = ClientRequestBody::read(twice).unwrap_err();
         assert_eq!(error, JsonError::Duplicate { name: name.into() });
     }
-    assert!(RequestBody::read(Bytes::from_static(br#"{"vllm_xargs":7}"#)).is_ok(), "types are the engine's business");
+    assert!(
+        ClientRequestBody::read(Bytes::from_static(br#"{"vllm_xargs":7}"#)).is_ok(),
+        "types are the engine's business"
+    );
 }
 
 #[test]

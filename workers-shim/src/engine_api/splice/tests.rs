@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn scan(text: &str) -> JsonFields {
-    JsonFields::scan(Bytes::copy_from_slice(text.as_bytes()), &[]).unwrap()
+fn scan(text: &str) -> ScannedJson {
+    ScannedJson::scan(Bytes::copy_from_slice(text.as_bytes()), &[]).unwrap()
 }
 
 fn spliced(text: &str, edit: impl FnOnce(&mut JsonSplice<'_>)) -> String {
@@ -60,7 +60,7 @@ fn escaped_field_names_are_recognized() {
     let text = r#"{"\u0061":1,"b":2,"a\u0000":3}"#;
     assert_eq!(scan(text).get("a"), Some(b"1".as_slice()));
     assert_eq!(spliced(text, |s| assert!(s.remove("a"))), r#"{"b":2,"a\u0000":3}"#);
-    let twice = JsonFields::scan(Bytes::from_static(br#"{"a":1,"\u0061":2}"#), &["a"]);
+    let twice = ScannedJson::scan(Bytes::from_static(br#"{"a":1,"\u0061":2}"#), &["a"]);
     assert_eq!(twice.unwrap_err(), JsonError::Duplicate { name: "a".into() });
 }
 
@@ -84,8 +84,8 @@ fn number_of_fields_is_bounded() {
         let fields: Vec<String> = (0..count).map(|n| format!("\"f{n}\":{n}")).collect();
         Bytes::from(format!("{{{}}}", fields.join(",")))
     };
-    assert!(JsonFields::scan(object(1024), &[]).is_ok());
-    assert_eq!(JsonFields::scan(object(1025), &[]).unwrap_err(), JsonError::TooManyFields { max: 1024 });
+    assert!(ScannedJson::scan(object(1024), &[]).is_ok());
+    assert_eq!(ScannedJson::scan(object(1025), &[]).unwrap_err(), JsonError::TooManyFields { max: 1024 });
 }
 
 #[test]
@@ -133,7 +133,7 @@ proptest! {
 #[test]
 fn all_fields_are_listed_by_unescaped_names() {
     let body = br#"{"a":1, "\u0062" : [2] ,"\ud800":3,"a":"x"}"#;
-    let fields = JsonFields::scan(Bytes::from_static(body), &[]).unwrap();
+    let fields = ScannedJson::scan(Bytes::from_static(body), &[]).unwrap();
     let all: Vec<_> = fields.all().map(|(name, value)| (name.into_owned(), &body[value])).collect();
     let known = [("a", &b"1"[..]), ("b", b"[2]"), ("\\ud800", b"3"), ("a", b"\"x\"")];
     assert_eq!(all, known.map(|(name, value)| (name.to_owned(), value)));
@@ -142,7 +142,7 @@ fn all_fields_are_listed_by_unescaped_names() {
 #[test]
 fn overlong_field_name_is_refused_early() {
     let named = |bytes: usize| format!("{{\"\\u0061{}\":1,\"model\":\"m\"}}", "a".repeat(bytes));
-    let read = |text: String| JsonFields::scan(Bytes::from(text), &[]);
+    let read = |text: String| ScannedJson::scan(Bytes::from(text), &[]);
     assert!(matches!(read(named(MAX_NAME)), Err(JsonError::LongName { offset: 2, max: MAX_NAME })));
     let fits = read(named(MAX_NAME - 6)).unwrap();
     assert_eq!(fits.get("model"), Some(&b"\"m\""[..]));

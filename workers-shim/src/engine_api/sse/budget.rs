@@ -8,7 +8,7 @@ const FREE_BYTES: usize = 64 << 10;
 
 /// Limits the bytes of incomplete events over all streams. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct EventBudget(Option<Arc<BudgetState>>);
+pub struct EventBufferBudget(Option<Arc<BudgetState>>);
 
 #[derive(Debug)]
 struct BudgetState {
@@ -16,7 +16,7 @@ struct BudgetState {
     reserved: AtomicUsize,
 }
 
-impl EventBudget {
+impl EventBufferBudget {
     /// Creates a budget of `most` bytes, beyond the 64 KiB that each stream may hold anyway.
     pub fn of(most: usize) -> Self {
         Self(Some(Arc::new(BudgetState { max: most, reserved: AtomicUsize::new(0) })))
@@ -31,12 +31,12 @@ impl EventBudget {
 /// One stream's share of the budget; released when dropped.
 #[derive(Debug, Default)]
 pub(super) struct BudgetShare {
-    budget: EventBudget,
+    budget: EventBufferBudget,
     bytes: usize,
 }
 
 impl BudgetShare {
-    pub(super) fn of(budget: EventBudget) -> Self {
+    pub(super) fn of(budget: EventBufferBudget) -> Self {
         Self { budget, bytes: 0 }
     }
 
@@ -72,12 +72,12 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::engine_api::SseScanner;
+    use crate::engine_api::SseFilter;
 
     #[test]
     fn unfinished_events_of_many_streams_stay_within_the_budget() {
-        let budget = EventBudget::of(256 << 10);
-        let mut scanners: Vec<_> = (0..40).map(|_| SseScanner::new().with_budget(budget.clone())).collect();
+        let budget = EventBufferBudget::of(256 << 10);
+        let mut scanners: Vec<_> = (0..40).map(|_| SseFilter::new().with_budget(budget.clone())).collect();
         let (mut passed, piece) = (Vec::new(), Bytes::from(vec![b'a'; 32 << 10]));
         for _ in 0..20 {
             for scanner in &mut scanners {
@@ -87,7 +87,7 @@ mod tests {
         }
         let unread = scanners.iter().filter(|scanner| scanner.facts().unread_events > 0).count();
         assert_eq!(unread, 40, "each is longer than the budget");
-        passed.extend(scanners.iter_mut().filter_map(SseScanner::finish));
+        passed.extend(scanners.iter_mut().filter_map(SseFilter::finish));
         assert_eq!(passed.iter().map(Bytes::len).sum::<usize>(), 40 * 20 * piece.len(), "nothing is lost");
         drop(scanners);
         assert_eq!(budget.held(), 0);
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn short_events_need_no_budget_and_finished_ones_return_theirs() {
-        let budget = EventBudget::of(100 << 10);
-        let mut scanner = SseScanner::new().with_budget(budget.clone());
+        let budget = EventBufferBudget::of(100 << 10);
+        let mut scanner = SseFilter::new().with_budget(budget.clone());
         let mut passed = Vec::new();
         scanner.push(Bytes::from(format!("data: \"{}", "a".repeat(FREE_BYTES / 2))), &mut passed);
         assert_eq!(budget.held(), 0);

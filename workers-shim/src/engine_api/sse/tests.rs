@@ -5,7 +5,7 @@ use crate::engine_api::answer::tests::recorded;
 use vocabulary::Tokens;
 
 /// Feeds `chunks`; returns everything forwarded, and the scanner.
-fn read(mut scanner: SseScanner, chunks: &[&[u8]]) -> (Vec<u8>, SseScanner) {
+fn read(mut scanner: SseFilter, chunks: &[&[u8]]) -> (Vec<u8>, SseFilter) {
     let mut out = Vec::new();
     for chunk in chunks {
         scanner.push(Bytes::copy_from_slice(chunk), &mut out);
@@ -15,14 +15,14 @@ fn read(mut scanner: SseScanner, chunks: &[&[u8]]) -> (Vec<u8>, SseScanner) {
 }
 
 /// Returns whether no part of an incomplete event is buffered or was forwarded.
-fn is_at_boundary(scanner: &SseScanner) -> bool {
+fn is_at_boundary(scanner: &SseFilter) -> bool {
     scanner.tail.is_empty() && !scanner.overlong
 }
 
 #[test]
 fn recorded_stream_is_parsed() {
     let stream = recorded("D chat stream");
-    let (out, scanner) = read(SseScanner::new(), &[&stream]);
+    let (out, scanner) = read(SseFilter::new(), &[&stream]);
     assert_eq!(out, stream);
     let facts = scanner.facts();
     assert_eq!(facts.id.as_deref(), Some("chatcmpl-b7f778f69d40dc66"));
@@ -36,7 +36,7 @@ fn recorded_stream_is_parsed() {
 #[test]
 fn only_the_usage_event_is_hidden() {
     let stream = recorded("D chat stream");
-    let (out, scanner) = read(SseScanner::hiding_usage(), &[&stream]);
+    let (out, scanner) = read(SseFilter::hiding_usage(), &[&stream]);
     let text = std::str::from_utf8(&stream).unwrap();
     let kept: String = text.split_inclusive("\n\n").filter(|event| !event.contains("\"choices\":[]")).collect();
     assert!(kept.len() < text.len());
@@ -47,7 +47,7 @@ fn only_the_usage_event_is_hidden() {
 #[test]
 fn whole_chunks_are_forwarded_without_a_copy() {
     let stream = recorded("D chat stream");
-    for mut scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+    for mut scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
         let mut out = Vec::new();
         scanner.push(stream.clone(), &mut out);
         assert!(out.iter().all(|slice| stream.as_ptr_range().contains(&slice.as_ptr())));
@@ -57,7 +57,7 @@ fn whole_chunks_are_forwarded_without_a_copy() {
 
 #[test]
 fn partial_event_is_buffered_until_complete() {
-    for mut scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+    for mut scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
         let mut out = Vec::new();
         scanner.push(Bytes::from("data: {\"choices\":[]}\n\ndata: {\"cho"), &mut out);
         assert_eq!(out.concat(), b"data: {\"choices\":[]}\n\n");
@@ -68,7 +68,7 @@ fn partial_event_is_buffered_until_complete() {
 
 #[test]
 fn boundaries_lie_only_between_events() {
-    let mut scanner = SseScanner::new();
+    let mut scanner = SseFilter::new();
     let mut out = Vec::new();
     for (chunk, at_boundary) in
         [("data: {}\n", false), ("\n", true), (": comment\r\n", false), ("\r\n", true), ("data: [DO", false)]
@@ -82,7 +82,7 @@ fn boundaries_lie_only_between_events() {
 #[test]
 fn engine_errors_and_broken_events_are_distinguished() {
     let stream = b"data: {\"error\":{\"message\":\"out of blocks\",\"code\":500}}\n\ndata: {broken\n\nevent: ping\n\n";
-    let (_, scanner) = read(SseScanner::new(), &[stream]);
+    let (_, scanner) = read(SseFilter::new(), &[stream]);
     assert_eq!((scanner.facts().error.as_deref(), scanner.facts().unread_events), (Some("out of blocks"), 1));
     assert!(scanner.facts().ended() && !scanner.facts().done);
 }
@@ -91,7 +91,7 @@ fn engine_errors_and_broken_events_are_distinguished() {
 fn every_kind_of_output_is_counted() {
     let output = |choice: &str| {
         let event = format!("data:{{\"choices\":[{choice}]}}\n\n");
-        read(SseScanner::new(), &[event.as_bytes()]).1.facts().outputs
+        read(SseFilter::new(), &[event.as_bytes()]).1.facts().outputs
     };
     assert_eq!(output(r#"{"delta":{"role":"assistant","content":""},"finish_reason":null}"#), 0);
     for choice in [
@@ -104,7 +104,7 @@ fn every_kind_of_output_is_counted() {
         assert_eq!(output(choice), 1, "{choice}");
     }
     let several = b"data:{\"choices\":[{\"text\":\"several tokens at once\"},{\"delta\":{\"content\":\"two\"}}]}\n\n";
-    let facts = read(SseScanner::new(), &[several]).1.facts().clone();
+    let facts = read(SseFilter::new(), &[several]).1.facts().clone();
     assert_eq!((facts.outputs, facts.text), (1, 25), "an event may hold many tokens");
 }
 
@@ -130,9 +130,9 @@ fn messages_and_responses_streams_are_parsed() {
     ];
     for (events, id) in [(&messages[..], "chatcmpl-1"), (&responses, "resp_1")] {
         let (last, before) = events.split_last().unwrap();
-        let (_, cut) = read(SseScanner::new(), &[before.concat().as_bytes()]);
+        let (_, cut) = read(SseFilter::new(), &[before.concat().as_bytes()]);
         assert!(!cut.facts().ended(), "the end is missing");
-        let (out, scanner) = read(SseScanner::new(), &[before.concat().as_bytes(), last.as_bytes()]);
+        let (out, scanner) = read(SseFilter::new(), &[before.concat().as_bytes(), last.as_bytes()]);
         assert_eq!(out, events.concat().as_bytes());
         let facts = scanner.facts();
         assert_eq!((facts.id.as_deref(), facts.outputs, facts.done, facts.unread_events), (Some(id), 1, true, 0));
@@ -147,13 +147,13 @@ fn messages_and_responses_failures_are_reported() {
     let failed = r#","response":{"id":"resp_1","error":{"message":"out of blocks"}}"#;
     let error = r#","error":{"type":"internal_error","message":"out of blocks"}"#;
     for event in [named("response.failed", failed), named("error", error)] {
-        assert_eq!(read(SseScanner::new(), &[event.as_bytes()]).1.facts().error.as_deref(), Some("out of blocks"));
+        assert_eq!(read(SseFilter::new(), &[event.as_bytes()]).1.facts().error.as_deref(), Some("out of blocks"));
     }
     let long = named("response.failed", &format!(r#","response":{{"output":"{}"}}"#, "x".repeat(2 << 20)));
-    let (_, scanner) = read(SseScanner::new(), &[long.as_bytes()]);
+    let (_, scanner) = read(SseFilter::new(), &[long.as_bytes()]);
     assert!(scanner.facts().done && scanner.facts().error.is_some(), "it is too long to be read, but has a name");
     let bare = named("error", r#","message":"out of blocks","code":null"#);
-    assert!(read(SseScanner::new(), &[bare.as_bytes()]).1.facts().error.is_some());
+    assert!(read(SseFilter::new(), &[bare.as_bytes()]).1.facts().error.is_some());
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn overlong_final_event_is_recognized_by_its_name() {
         for size in [1 << 12, 1 << 22] {
             let event = end(name);
             let chunks: Vec<&[u8]> = event.as_bytes().chunks(size).collect();
-            let (out, scanner) = read(SseScanner::new(), &chunks);
+            let (out, scanner) = read(SseFilter::new(), &chunks);
             assert_eq!((scanner.facts().ended(), out == event.as_bytes()), (ended, true), "{name}");
         }
     }
@@ -173,7 +173,7 @@ fn overlong_final_event_is_recognized_by_its_name() {
 #[test]
 fn overlong_event_is_bounded_and_forwarded_unread() {
     let long = vec![b'x'; MAX_EVENT_BYTES / 2];
-    for scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+    for scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
         let chunks: [&[u8]; 6] = [b"data: ", &long, &long, &long, b"\n", b"\ndata: [DONE]\n\n"];
         let (out, scanner) = read(scanner, &chunks);
         assert_eq!(out, chunks.concat());
@@ -201,7 +201,7 @@ proptest! {
         }
         let pieces = cuts(&stream, &at);
         let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
-        for fresh in [SseScanner::new, SseScanner::hiding_usage] {
+        for fresh in [SseFilter::new, SseFilter::hiding_usage] {
             let (whole, expected) = read(fresh(), &[&stream]);
             let (out, scanner) = read(fresh(), &pieces);
             prop_assert_eq!(scanner.facts(), expected.facts());
@@ -212,7 +212,7 @@ proptest! {
     #[test]
     fn random_bytes_are_forwarded_unchanged(chunks in proptest::collection::vec(proptest::collection::vec(prop::sample::select(b"\r\nd:{ata\"".to_vec()), 0..20), 0..12)) {
         let chunks: Vec<&[u8]> = chunks.iter().map(Vec::as_slice).collect();
-        for scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+        for scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
             let (out, _) = read(scanner, &chunks);
             prop_assert_eq!(out, chunks.concat());
         }
@@ -224,7 +224,7 @@ fn prompt_usage_comes_from_the_first_event_and_output_from_the_last() {
     let start = r#","message":{"usage":{"input_tokens":20,"cache_read_input_tokens":32,"output_tokens":1}}"#;
     let end = r#","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}"#;
     let events = [named("message_start", start), named("message_delta", end)].concat();
-    let (_, scanner) = read(SseScanner::new(), &[events.as_bytes()]);
+    let (_, scanner) = read(SseFilter::new(), &[events.as_bytes()]);
     let usage = TokenUsage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
     assert_eq!(scanner.facts().usage, Some(usage));
 }

@@ -9,22 +9,22 @@ use crate::engine_api::answer::UsageFields;
 
 /// An event of a chat or a completion.
 #[derive(Deserialize)]
-pub(in crate::engine_api) struct ResumableEvent<'a> {
+pub(in crate::engine_api) struct AnswerEventFields<'a> {
     #[serde(borrow)]
     pub(super) id: Option<&'a RawValue>,
     pub(super) created: Option<&'a RawValue>,
     pub(super) model: Option<&'a RawValue>,
     #[serde(default)]
-    pub(super) choices: Vec<ResumableChoice<'a>>,
+    pub(super) choices: Vec<AnswerChoiceFields<'a>>,
     pub(super) prompt_token_ids: Option<&'a RawValue>,
     pub(super) usage: Option<UsageFields>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct ResumableChoice<'a> {
+pub(super) struct AnswerChoiceFields<'a> {
     #[serde(borrow)]
     text: Option<Cow<'a, str>>,
-    delta: Option<ResumableDelta<'a>>,
+    delta: Option<AnswerDeltaFields<'a>>,
     pub(super) finish_reason: Option<&'a RawValue>,
     pub(super) stop_reason: Option<&'a RawValue>,
     pub(super) token_ids: Option<&'a RawValue>,
@@ -32,7 +32,7 @@ pub(super) struct ResumableChoice<'a> {
 }
 
 #[derive(Deserialize)]
-struct ResumableDelta<'a> {
+struct AnswerDeltaFields<'a> {
     #[serde(borrow)]
     content: Option<Cow<'a, str>>,
     reasoning: Option<&'a RawValue>,
@@ -40,7 +40,7 @@ struct ResumableDelta<'a> {
     tool_calls: Option<&'a RawValue>,
 }
 
-impl ResumableChoice<'_> {
+impl AnswerChoiceFields<'_> {
     pub(super) fn text(&self) -> &str {
         let content = self.delta.as_ref().and_then(|delta| delta.content.as_deref());
         self.text.as_deref().or(content).unwrap_or_default()

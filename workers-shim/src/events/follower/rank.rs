@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use residency::{
-    KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, ResidencyFeed, SequenceTracker, SourceRules,
+    BlockMappingRules, KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, ResidencyFeed, SequenceTracker,
     turnover_blocks,
 };
 use tokio::sync::{mpsc, watch};
@@ -15,7 +15,7 @@ use super::connection::{ConnectionLoss, subscribe, wait_unresponsive};
 use super::{FollowedWorker, misfit_reason, wait_incarnation_end};
 use crate::events::discovery::EventSource;
 use crate::events::replay::{EventMessage, replay};
-use crate::events::snapshot_provider::SnapshotReply;
+use crate::events::snapshot_provider::SnapshotSender;
 use crate::events::sources::InexactReason;
 use crate::fleet::probe::current_incarnation;
 use crate::zmtp::ZmtpConnection;
@@ -41,9 +41,9 @@ pub(super) enum FollowEnd {
     Misfit(Tokens),
 }
 
-struct LastReport {
+struct ReportedState {
     blocks: u64,
-    knowledge: KvIndexState,
+    kv_index_state: KvIndexState,
     /// Whether the lost connection was logged.
     is_disconnected: bool,
     /// Whether lost events were logged.
@@ -55,22 +55,26 @@ pub(super) struct RankFollower {
     pub(super) source: EventSource,
     pub(super) stream: SequenceTracker,
     pub(super) feed: ResidencyFeed,
-    rules: SourceRules,
-    last_report: LastReport,
+    rules: BlockMappingRules,
+    last_report: ReportedState,
     /// Whether blocks were stored outside of device memory: how many of those fit is unknown.
     pub(super) is_tiered: bool,
     /// Snapshot requests of other routers.
-    snapshot_requests: mpsc::Receiver<SnapshotReply>,
+    snapshot_requests: mpsc::Receiver<SnapshotSender>,
 }
 
 impl RankFollower {
-    pub(super) fn new(worker: FollowedWorker, source: EventSource, rules: SourceRules) -> Self {
+    pub(super) fn new(worker: FollowedWorker, source: EventSource, rules: BlockMappingRules) -> Self {
         let feed = ResidencyFeed::new(worker.member.id, source.rank, rules.clone());
         let mut stream = SequenceTracker::new();
         stream.expect_process(worker.incarnation);
         let snapshot_requests = worker.member.exports.register(source.rank);
-        let last_report =
-            LastReport { blocks: 0, knowledge: KvIndexState::Degraded, is_disconnected: false, has_loss: false };
+        let last_report = ReportedState {
+            blocks: 0,
+            kv_index_state: KvIndexState::Degraded,
+            is_disconnected: false,
+            has_loss: false,
+        };
         Self { worker, source, stream, feed, rules, last_report, is_tiered: false, snapshot_requests }
     }
 
@@ -302,13 +306,13 @@ impl RankFollower {
     }
 
     fn publish_knowledge(&mut self) {
-        let knowledge = self.stream.knowledge();
-        let before = std::mem::replace(&mut self.last_report.knowledge, knowledge);
-        if before != knowledge {
-            self.feed.set_knowledge(knowledge);
+        let kv_index_state = self.stream.kv_index_state();
+        let before = std::mem::replace(&mut self.last_report.kv_index_state, kv_index_state);
+        if before != kv_index_state {
+            self.feed.set_kv_index_state(kv_index_state);
         }
         self.apply_to_index();
-        if before != knowledge {
+        if before != kv_index_state {
             self.worker.member.invalidate_views();
         }
     }

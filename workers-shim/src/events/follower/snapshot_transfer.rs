@@ -4,12 +4,12 @@ use bytes::Bytes;
 use vocabulary::{Incarnation, KvIndexState};
 
 use super::rank::RankFollower;
-use crate::events::snapshot_provider::{EncodedSnapshot, SnapshotReply, SnapshotRequest};
+use crate::events::snapshot_provider::{EncodedSnapshot, SnapshotRequest, SnapshotSender};
 
 impl RankFollower {
     /// Writes a snapshot, if the blocks are known exactly. Events wait in the socket meanwhile.
-    pub(super) async fn export_snapshot(&self, reply: SnapshotReply) {
-        let exact = self.stream.knowledge() == KvIndexState::Exact && self.worker.incarnation != Incarnation(0);
+    pub(super) async fn export_snapshot(&self, reply: SnapshotSender) {
+        let exact = self.stream.kv_index_state() == KvIndexState::Exact && self.worker.incarnation != Incarnation(0);
         let mut chunks = Vec::new();
         let mut writer = self.feed.snapshot(self.worker.incarnation, self.stream.next());
         let head = writer.head();
@@ -26,7 +26,7 @@ impl RankFollower {
     /// Adopts a snapshot of another router, unless the blocks are known exactly here.
     pub(super) async fn adopt_snapshot(&mut self) {
         let process = self.worker.incarnation;
-        if self.stream.knowledge() == KvIndexState::Exact || process == Incarnation(0) {
+        if self.stream.kv_index_state() == KvIndexState::Exact || process == Incarnation(0) {
             return;
         }
         let Some(snapshots) = &self.worker.environment.snapshots else { return };

@@ -102,12 +102,12 @@ fn beside_events_only_byte_chains_are_approximated() {
     assert_eq!(depth(&index, &chain(20)), 0);
     assert_eq!(note_bytes(&index, &chain(60)), KvIndexState::Exact);
     assert_eq!(
-        (depth(&index, &chain(60)), index.read().knowledge(WORKER)),
+        (depth(&index, &chain(60)), index.read().kv_index_state(WORKER)),
         (50, KvIndexState::Exact),
         "within its bound"
     );
-    index.index.write().set_knowledge(events, KvIndexState::Degraded);
-    assert_eq!(index.read().knowledge(WORKER), KvIndexState::Degraded);
+    index.index.write().set_kv_index_state(events, KvIndexState::Degraded);
+    assert_eq!(index.read().kv_index_state(WORKER), KvIndexState::Degraded);
     index.use_approximation(WORKER);
     assert_eq!((depth(&index, &chain(60)), index.read().blocks()), (0, 0), "a restart voids it");
 }

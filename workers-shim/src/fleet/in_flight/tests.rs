@@ -20,14 +20,14 @@ fn seen(load: WorkerLoad) -> (u32, u32, u64) {
 fn request_waits_then_runs_then_disappears() {
     let tracker = desk();
     let load = || seen(tracker.counters.load(&scrape(0, 0), CounterSnapshot::default(), USUAL));
-    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(300));
+    let mut flight = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(300));
     assert_eq!(load(), (0, 1, 300));
     flight.record_first_token();
     flight.record_first_token();
     assert_eq!(load(), (1, 0, 0));
     drop(flight);
     assert_eq!(load(), (0, 0, 0));
-    drop(InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(300)));
+    drop(InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(300)));
     assert_eq!(load(), (0, 0, 0), "also without a first token");
 }
 
@@ -35,14 +35,14 @@ fn request_waits_then_runs_then_disappears() {
 fn own_requests_in_a_scrape_are_not_counted_twice() {
     let tracker = desk();
     let (mut a, b) = (
-        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(10)),
-        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(20)),
+        InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(10)),
+        InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(20)),
     );
     a.record_first_token();
     let mark = tracker.counters.snapshot();
     let at = scrape(2, 0);
     assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 1, 20));
-    let c = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(40));
+    let c = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(40));
     assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 2, 60));
     drop(a);
     assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (0, 2, 60));
@@ -57,7 +57,7 @@ fn foreign_requests_count_with_the_mean_prompt() {
     assert_eq!(seen(tracker.counters.load(&at, CounterSnapshot::default(), USUAL)), (5, 3, 3000));
     let measured = Scrape { mean_prompt: Some(Tokens(7)), ..at };
     assert_eq!(seen(tracker.counters.load(&measured, CounterSnapshot::default(), USUAL)), (5, 3, 21));
-    let _ours = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(100));
+    let _ours = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(100));
     assert_eq!(seen(tracker.counters.load(&measured, CounterSnapshot::default(), USUAL)), (5, 4, 121));
     let mark = tracker.counters.snapshot();
     assert_eq!(seen(tracker.counters.load(&measured, mark, USUAL)), (5, 3, 114), "one of the three that wait is ours");
@@ -67,7 +67,7 @@ fn foreign_requests_count_with_the_mean_prompt() {
 fn dispatch_during_a_scrape_is_not_foreign_load() {
     let tracker = desk();
     let sent = tracker.counters.snapshot();
-    let _ours = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(100));
+    let _ours = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(100));
     let at = sent.with_response(tracker.counters.snapshot());
     assert_eq!(seen(tracker.counters.load(&scrape(0, 1), at, USUAL)), (0, 1, 100), "the engine had it already");
     assert_eq!(seen(tracker.counters.load(&scrape(0, 0), at, USUAL)), (0, 1, 100), "or had not yet");
@@ -81,9 +81,9 @@ fn dispatch_during_a_scrape_is_not_foreign_load() {
 #[test]
 fn request_that_ends_during_a_scrape_is_subtracted_once() {
     let tracker = desk();
-    let _old: Vec<_> = (0..3).map(|_| InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(10))).collect();
+    let _old: Vec<_> = (0..3).map(|_| InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(10))).collect();
     let mark = tracker.counters.snapshot();
-    drop(InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(10)));
+    drop(InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(10)));
     let mark = mark.with_response(tracker.counters.snapshot());
     // The router's own three, and two of somebody else.
     assert_eq!(
@@ -97,8 +97,8 @@ fn request_that_ends_during_a_scrape_is_subtracted_once() {
 fn stale_scrape_never_hides_own_requests() {
     let tracker = desk();
     let mark = tracker.counters.snapshot();
-    let flights: Vec<InFlightRequest> =
-        (0..4).map(|_| InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(1))).collect();
+    let flights: Vec<InFlightGuard> =
+        (0..4).map(|_| InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(1))).collect();
     // The engine answered the scrape late, when two of the four had arrived.
     let load = tracker.counters.load(&scrape(2, 0), mark, USUAL);
     assert_eq!(load.running + load.waiting, 6, "at most counted twice until the next scrape");
@@ -122,7 +122,7 @@ fn peer_router_requests_count_like_own_ones_and_once() {
     let mark = tracker.counters.snapshot();
     let at = scrape(1, 1);
     assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 1, 200), "the engine has both of theirs");
-    let ours = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(30));
+    let ours = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(30));
     assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (1, 2, 230));
     tracker.counters.set_peer_in_flight(peer_in_flight(7, 6, 4, 100));
     assert_eq!(seen(tracker.counters.load(&at, mark, USUAL)), (2, 2, 130), "two came and one went since");
@@ -153,7 +153,7 @@ fn prefill_beside_peer_router_prefills_yields_no_speed_sample() {
     let tracker = desk();
     let profile = tracker.speeds();
     tracker.counters.set_peer_in_flight(peer_in_flight(1, 0, 0, 900));
-    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(4000));
+    let mut flight = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(4000));
     std::thread::sleep(Duration::from_millis(2));
     flight.record_first_token();
     flight.complete(&TokenUsage { prompt: Tokens(4000), completion: Tokens(1), cached: None });
@@ -163,12 +163,12 @@ fn prefill_beside_peer_router_prefills_yields_no_speed_sample() {
 #[test]
 fn in_flight_requests_are_listed_by_rank() {
     let tracker = desk();
-    let mut first = InFlightRequest::new(Some(tracker.clone()), DpRank(2), Tokens(10));
-    let second = InFlightRequest::new(Some(tracker.clone()), DpRank(2), Tokens(5));
-    let third = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(7));
+    let mut first = InFlightGuard::new(Some(tracker.clone()), DpRank(2), Tokens(10));
+    let second = InFlightGuard::new(Some(tracker.clone()), DpRank(2), Tokens(5));
+    let third = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(7));
     first.record_first_token();
     drop(third);
-    let flow = |rank, dispatched, begun, finished, pending| InFlightEntry {
+    let flow = |rank, dispatched, begun, finished, pending| RankInFlightCounts {
         worker: WorkerId(0),
         rank: DpRank(rank),
         dispatched,
@@ -187,8 +187,8 @@ fn only_undisturbed_prefills_yield_speed_samples() {
     let profile = tracker.speeds();
     let usage = TokenUsage { prompt: Tokens(4000), completion: Tokens(1), cached: None };
     let (mut first, mut second) = (
-        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(4000)),
-        InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(4000)),
+        InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(4000)),
+        InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(4000)),
     );
     std::thread::sleep(Duration::from_millis(2));
     first.record_first_token();
@@ -205,7 +205,7 @@ fn every_change_invalidates_views() {
     let revision = || tracker.revision.load(Relaxed);
     let mut last = revision();
     let mut changed = || std::mem::replace(&mut last, revision()) != revision();
-    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(1));
+    let mut flight = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(1));
     assert!(changed());
     flight.record_first_token();
     assert!(changed());
@@ -215,7 +215,7 @@ fn every_change_invalidates_views() {
 
 #[test]
 fn requests_of_a_departed_worker_leave_no_trace() {
-    let mut flight = InFlightRequest::new(None, DpRank(0), Tokens(1));
+    let mut flight = InFlightGuard::new(None, DpRank(0), Tokens(1));
     flight.record_first_token();
     flight.complete(&TokenUsage::default());
 }
@@ -223,7 +223,7 @@ fn requests_of_a_departed_worker_leave_no_trace() {
 /// Returns the prefill rate after one prompt that was planned to compute `planned` tokens and reported `usage`.
 fn taught(planned: u64, usage: TokenUsage) -> f64 {
     let tracker = desk();
-    let mut flight = InFlightRequest::new(Some(tracker.clone()), DpRank(0), Tokens(planned));
+    let mut flight = InFlightGuard::new(Some(tracker.clone()), DpRank(0), Tokens(planned));
     std::thread::sleep(Duration::from_millis(2));
     flight.record_first_token();
     flight.complete(&usage);
@@ -241,7 +241,7 @@ fn prefill_that_differs_from_the_plan_yields_no_speed_sample() {
 
 #[test]
 fn time_before_dispatch_is_not_charged_to_the_worker() {
-    let mut flight = InFlightRequest::new(Some(desk()), DpRank(0), Tokens(100_000));
+    let mut flight = InFlightGuard::new(Some(desk()), DpRank(0), Tokens(100_000));
     let dispatched = flight.sent_at;
     std::thread::sleep(Duration::from_millis(3));
     flight.mark_sent();

@@ -157,7 +157,7 @@ async fn probes_that_end_in_a_panic_are_counted_begun_anew_and_see_what_happens_
     let engine = ScriptedEngine::start().await;
     let (panics, ended) = (Arc::new(Notify::new()), Arc::new(AtomicU64::new(0)));
     let (planted, counted) = (panics.clone(), ended.clone());
-    let keep: SuperviseTask = Arc::new(move |name, mut begin| {
+    let keep: TaskSupervisor = Arc::new(move |name, mut begin| {
         let (planted, counted) = (planted.clone(), counted.clone());
         Box::pin(async move {
             loop {

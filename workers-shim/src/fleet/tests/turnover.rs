@@ -12,8 +12,8 @@ fn ids(harness: &FleetHarness) -> Vec<WorkerId> {
     harness.fleet.snapshot().iter().map(|view| view.id).collect()
 }
 
-fn turnover(joined: usize, changed: usize, left: usize) -> FleetDiff {
-    FleetDiff { joined, changed, left }
+fn turnover(joined: usize, changed: usize, left: usize) -> FleetChangeCounts {
+    FleetChangeCounts { joined, changed, left }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -26,7 +26,7 @@ async fn joining_worker_is_followed_and_others_are_undisturbed() {
     assert_eq!(watch.fleet.set_workers(vec![spec(&a), spec(&b)]).unwrap(), turnover(1, 0, 0));
     assert_eq!(watch.depth(&prompt(1, 40)), 10, "what is known of who stays is not forgotten");
     watch.until("the new one is known", |watch| watch.view(1).kv_index_state == KvIndexState::Exact).await;
-    assert_eq!(watch.fleet.set_workers(vec![spec(&a), spec(&b)]).unwrap(), FleetDiff::default());
+    assert_eq!(watch.fleet.set_workers(vec![spec(&a), spec(&b)]).unwrap(), FleetChangeCounts::default());
     assert_eq!(watch.fleet.leaving(), []);
 }
 

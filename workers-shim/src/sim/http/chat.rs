@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::sim::codec::ConversationApi;
 
 use super::SimState;
-use super::choice::AnswerPart;
+use super::choice::AnswerDelta;
 use super::errors::ErrorResponse;
 use super::generate::{CompletedAnswer, collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
@@ -42,7 +42,7 @@ pub(crate) async fn chat(
     let totals = UsageTotals::new(ask.remote_cached);
     let per_prompt = ask.choices;
     let script =
-        ChatFormatter { created: app.unix_seconds(), fingerprint: app.system_fingerprint(), prompt, params: ask };
+        ChatStreamFormatter { created: app.unix_seconds(), fingerprint: app.system_fingerprint(), prompt, params: ask };
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
@@ -102,7 +102,7 @@ fn answer_body(state: &SimState, (ask, prompt): (&GenerationParams, &[u32]), ans
     })
 }
 
-struct ChatFormatter {
+struct ChatStreamFormatter {
     params: GenerationParams,
     prompt: Vec<u32>,
     created: u64,
@@ -118,7 +118,7 @@ struct FirstChatChunk<'a> {
     prompt_text: (),
 }
 
-impl ChatFormatter {
+impl ChatStreamFormatter {
     fn chunk(&self, choices: Value) -> Value {
         json!({
             "id": self.params.id,
@@ -130,7 +130,7 @@ impl ChatFormatter {
     }
 }
 
-impl StreamFormatter for ChatFormatter {
+impl StreamFormatter for ChatStreamFormatter {
     fn open(&mut self) -> String {
         let opening = |index: u32| {
             let delta = json!({"role": "assistant", "content": ""});
@@ -141,7 +141,7 @@ impl StreamFormatter for ChatFormatter {
         (0..self.params.choices).map(opening).collect()
     }
 
-    fn part(&mut self, index: u32, part: &AnswerPart) -> String {
+    fn part(&mut self, index: u32, part: &AnswerDelta) -> String {
         if part.text.is_empty() && part.end.is_none() && !self.params.return_token_ids {
             return String::new();
         }

@@ -13,7 +13,7 @@ use super::errors::ErrorResponse;
 
 /// A fragment of an answer.
 #[derive(Default)]
-pub(crate) struct AnswerPart {
+pub(crate) struct AnswerDelta {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
     pub(crate) end: Option<ChoiceEnd>,
@@ -45,12 +45,12 @@ impl ChoiceStream {
     }
 
     /// Returns the output since the last call; None after the end.
-    pub(crate) async fn next(&mut self) -> Option<Result<AnswerPart, ErrorResponse>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<AnswerDelta, ErrorResponse>> {
         if self.is_finished {
             return None;
         }
         let updates = self.request.updates().await;
-        let mut part = AnswerPart::default();
+        let mut part = AnswerDelta::default();
         if updates.is_empty() {
             self.is_finished = true;
             return Some(Err(ErrorResponse::internal()));
@@ -65,8 +65,8 @@ impl ChoiceStream {
     }
 
     /// Collects all output until the end.
-    pub(crate) async fn collect(mut self) -> Result<(AnswerPart, ChoiceEnd), ErrorResponse> {
-        let mut all = AnswerPart::default();
+    pub(crate) async fn collect(mut self) -> Result<(AnswerDelta, ChoiceEnd), ErrorResponse> {
+        let mut all = AnswerDelta::default();
         while let Some(part) = self.next().await {
             let part = part?;
             all.text += &part.text;
@@ -78,7 +78,7 @@ impl ChoiceStream {
         Err(ErrorResponse::internal())
     }
 
-    fn push_token(&mut self, id: u32, part: &mut AnswerPart) {
+    fn push_token(&mut self, id: u32, part: &mut AnswerDelta) {
         if self.matched_stop.is_some() {
             return;
         }
@@ -87,7 +87,7 @@ impl ChoiceStream {
         self.push_text(&text, part);
     }
 
-    fn push_text(&mut self, said: &str, part: &mut AnswerPart) {
+    fn push_text(&mut self, said: &str, part: &mut AnswerDelta) {
         self.withheld += said;
         if let Some((at, stop)) = self.find_stop() {
             self.withheld.truncate(at);
@@ -117,7 +117,7 @@ impl ChoiceStream {
         (1..=self.withheld.len()).rev().find(begins).unwrap_or(0)
     }
 
-    fn finish(&mut self, finish: FinishedRequest, mut part: AnswerPart) -> Result<AnswerPart, ErrorResponse> {
+    fn finish(&mut self, finish: FinishedRequest, mut part: AnswerDelta) -> Result<AnswerDelta, ErrorResponse> {
         self.is_finished = true;
         if self.matched_stop.is_none() {
             let rest = self.text.finish();

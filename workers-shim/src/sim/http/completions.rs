@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::SimState;
-use super::choice::AnswerPart;
+use super::choice::AnswerDelta;
 use super::errors::ErrorResponse;
 use super::generate::{CompletedAnswer, collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
@@ -43,7 +43,7 @@ pub(crate) async fn completions(
     }
     let (totals, per_prompt) = (UsageTotals::new(ask.remote_cached), ask.choices);
     let first = vec![true; choices.len()];
-    let script = CompletionFormatter { created: app.unix_seconds(), prompts, params: ask, first };
+    let script = CompletionsStreamFormatter { created: app.unix_seconds(), prompts, params: ask, first };
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
@@ -85,7 +85,7 @@ fn answer_body(state: &SimState, (ask, prompts): (&GenerationParams, &[Vec<u32>]
     })
 }
 
-struct CompletionFormatter {
+struct CompletionsStreamFormatter {
     params: GenerationParams,
     prompts: Vec<Vec<u32>>,
     created: u64,
@@ -93,7 +93,7 @@ struct CompletionFormatter {
     first: Vec<bool>,
 }
 
-impl CompletionFormatter {
+impl CompletionsStreamFormatter {
     fn chunk<'a>(&'a self, choices: &'a [CompletionChoice<'a>]) -> CompletionChunk<'a> {
         let GenerationParams { id, model, .. } = &self.params;
         CompletionChunk { id, object: "text_completion", created: self.created, model, choices }
@@ -121,12 +121,12 @@ struct CompletionChoice<'a> {
     token_ids: Option<&'a [u32]>,
 }
 
-impl StreamFormatter for CompletionFormatter {
+impl StreamFormatter for CompletionsStreamFormatter {
     fn open(&mut self) -> String {
         String::new()
     }
 
-    fn part(&mut self, index: u32, part: &AnswerPart) -> String {
+    fn part(&mut self, index: u32, part: &AnswerDelta) -> String {
         if part.text.is_empty() && part.end.is_none() && !self.params.return_token_ids {
             return String::new();
         }

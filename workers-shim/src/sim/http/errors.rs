@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use engine_model::RequestRejection;
 use serde_json::{Value, json};
 
-use crate::sim::codec::CodecError;
+use crate::sim::codec::TextCodecError;
 
 /// An error response.
 #[derive(Clone, PartialEq, Debug)]
@@ -61,8 +61,8 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
-impl From<CodecError> for ErrorResponse {
-    fn from(error: CodecError) -> Self {
+impl From<TextCodecError> for ErrorResponse {
+    fn from(error: TextCodecError) -> Self {
         Self::bad_request(error.to_string(), None)
     }
 }

@@ -4,7 +4,7 @@ use futures::future::try_join_all;
 use serde_json::Value;
 
 use super::SimState;
-use super::choice::{AnswerPart, ChoiceEnd, ChoiceStream};
+use super::choice::{AnswerDelta, ChoiceEnd, ChoiceStream};
 use super::errors::ErrorResponse;
 use super::generation_params::GenerationParams;
 use super::usage::UsageTotals;
@@ -27,7 +27,7 @@ pub(crate) async fn submit_choices(
 }
 
 pub(crate) struct CompletedAnswer {
-    pub(crate) choices: Vec<(AnswerPart, ChoiceEnd)>,
+    pub(crate) choices: Vec<(AnswerDelta, ChoiceEnd)>,
     pub(crate) usage: UsageTotals,
     /// `kv_transfer_params`, or null.
     pub(crate) params: Value,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::HeaderMap;
-use engine_model::{CacheKeys, CacheReadPolicy, EngineRequest, EosPolicy, KvReportMode, SamplingParams, TransferRole};
+use engine_model::{CacheKeys, CacheReadPolicy, EngineRequest, EosPolicy, KvEventMode, SamplingParams, TransferRole};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::SimState;
@@ -28,9 +28,9 @@ pub(crate) struct GenerationParams {
     pub(crate) remote_cached: Option<u32>,
     max_tokens: Option<u32>,
     sampling: SamplingParams,
-    pub(crate) cache: CacheUse,
+    pub(crate) cache: CacheParams,
     pub(crate) transfer_leg: TransferLeg,
-    report: KvReportMode,
+    report: KvEventMode,
 }
 
 /// The request's part in a KV transfer.
@@ -41,7 +41,7 @@ pub(crate) struct TransferLeg {
 }
 
 /// How prompts use the prefix cache.
-pub(crate) struct CacheUse {
+pub(crate) struct CacheParams {
     keys: CacheKeys,
     /// What may be read from it.
     pub(crate) cache_reads: CacheReadPolicy,
@@ -86,7 +86,7 @@ impl GenerationParams {
             max_tokens: longest.into_iter().flatten().next(),
             sampling: sampling(fields)?,
             transfer_leg: TransferLeg { side: part, transfer: TransferRole::None },
-            cache: CacheUse { keys, cache_reads: CacheReadPolicy::Cached },
+            cache: CacheParams { keys, cache_reads: CacheReadPolicy::Cached },
             report: kv_report_mode(fields)?,
             model,
         })
@@ -192,9 +192,9 @@ fn refuse_priority(fields: &RequestFields) -> Result<(), ErrorResponse> {
     }
 }
 
-fn kv_report_mode(fields: &RequestFields) -> Result<KvReportMode, ErrorResponse> {
+fn kv_report_mode(fields: &RequestFields) -> Result<KvEventMode, ErrorResponse> {
     let mode = fields.object("vllm_xargs")?.and_then(|args| args.get("kv_cache_report_mode"));
-    Ok(if mode.is_some_and(|mode| mode == "full") { KvReportMode::Full } else { KvReportMode::New })
+    Ok(if mode.is_some_and(|mode| mode == "full") { KvEventMode::Full } else { KvEventMode::New })
 }
 
 fn stop_strings(fields: &RequestFields) -> Result<Vec<String>, ErrorResponse> {

@@ -13,7 +13,7 @@ use crate::sim::codec::ConversationApi;
 
 use super::SimState;
 use super::chat::check_messages;
-use super::choice::{AnswerPart, ChoiceEnd};
+use super::choice::{AnswerDelta, ChoiceEnd};
 use super::errors::ErrorResponse;
 use super::generate::{collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
@@ -48,7 +48,7 @@ async fn answer(state: &SimState, headers: &HeaderMap, body: &Bytes) -> Result<R
     let choices = submit_choices(state, &mut ask, &[prompt]).await?;
     if ask.delivery != ResponseMode::Whole {
         let totals = UsageTotals::new(ask.remote_cached);
-        return Ok(stream_answer(choices, 1, totals, MessageFormatter { params: ask, end: None }));
+        return Ok(stream_answer(choices, 1, totals, MessagesStreamFormatter { params: ask, end: None }));
     }
     let answer = collect_answer(state, &ask, choices).await?;
     let (part, end) = &answer.choices[0];
@@ -81,12 +81,12 @@ fn prompt_of(state: &SimState, fields: &RequestFields) -> Result<Vec<u32>, Error
     Ok(state.codec.encode_chat(ConversationApi::Messages, fields.body())?)
 }
 
-struct MessageFormatter {
+struct MessagesStreamFormatter {
     params: GenerationParams,
     end: Option<&'static str>,
 }
 
-impl StreamFormatter for MessageFormatter {
+impl StreamFormatter for MessagesStreamFormatter {
     fn open(&mut self) -> String {
         let start = message(&self.params, json!({"input_tokens": 0, "output_tokens": 0}));
         let block = json!({"type": "text", "text": ""});
@@ -94,7 +94,7 @@ impl StreamFormatter for MessageFormatter {
             + &named("content_block_start", &json!({"type": "content_block_start", "index": 0, "content_block": block}))
     }
 
-    fn part(&mut self, _: u32, part: &AnswerPart) -> String {
+    fn part(&mut self, _: u32, part: &AnswerDelta) -> String {
         self.end = part.end.as_ref().map(stop_reason).or(self.end);
         if part.text.is_empty() {
             return String::new();

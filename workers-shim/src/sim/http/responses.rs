@@ -9,11 +9,11 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::engine_api::{JsonFields, JsonSplice, items};
+use crate::engine_api::{JsonSplice, ScannedJson, items};
 use crate::sim::codec::ConversationApi;
 
 use super::SimState;
-use super::choice::AnswerPart;
+use super::choice::AnswerDelta;
 use super::errors::ErrorResponse;
 use super::generate::{collect_answer, submit_choices};
 use super::generation_params::{GenerationParams, ResponseMode};
@@ -41,13 +41,14 @@ pub(crate) async fn responses(
 ) -> Result<Response, ErrorResponse> {
     let fields = RequestFields::parse(&body)?;
     let mut ask = GenerationParams::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
-    let step = ResolvedRequest::read(&app, &fields)?;
+    let step = ResolvedInput::read(&app, &fields)?;
     let choices =
         submit_choices(&app, &mut ask, &[app.codec.encode_chat(ConversationApi::Responses, &step.body)?]).await?;
     let draft = draft_response(&app, &ask, &fields)?;
     if ask.delivery != ResponseMode::Whole {
         let totals = UsageTotals::new(ask.remote_cached);
-        let script = ResponseFormatter { id: ask.id, draft, text: String::new(), reason: "stop", next_sequence: 0 };
+        let script =
+            ResponsesStreamFormatter { id: ask.id, draft, text: String::new(), reason: "stop", next_sequence: 0 };
         return Ok(stream_answer(choices, 1, totals, script));
     }
     let answer = collect_answer(&app, &ask, choices).await?;
@@ -83,17 +84,17 @@ fn find_response(state: &SimState, id: &str) -> Result<StoredResponse, ErrorResp
 }
 
 /// A request whose previous response was resolved into its input.
-struct ResolvedRequest {
+struct ResolvedInput {
     body: Bytes,
     /// The items of its input without the enclosing brackets.
     items: Bytes,
 }
 
-impl ResolvedRequest {
+impl ResolvedInput {
     fn read(state: &SimState, fields: &RequestFields) -> Result<Self, ErrorResponse> {
         fields.required("input")?;
         let body = fields.body();
-        let scanned = JsonFields::scan(body.clone(), &["input", "previous_response_id"])
+        let scanned = ScannedJson::scan(body.clone(), &["input", "previous_response_id"])
             .map_err(|error| ErrorResponse::bad_request(format!("JSON decode error: {error}"), None))?;
         let items = scanned.get("input").and_then(items::input_items);
         let items = items.ok_or_else(|| wrong("input", "Input should be a valid string or list"))?;
@@ -153,7 +154,7 @@ fn complete(mut draft: Value, (id, text, reason): (&str, &str, &str), usage: Val
     draft
 }
 
-struct ResponseFormatter {
+struct ResponsesStreamFormatter {
     id: String,
     draft: Value,
     text: String,
@@ -161,7 +162,7 @@ struct ResponseFormatter {
     next_sequence: u64,
 }
 
-impl ResponseFormatter {
+impl ResponsesStreamFormatter {
     fn event(&mut self, kind: &str, mut fields: Value) -> String {
         fields["type"] = kind.into();
         fields["sequence_number"] = self.next_sequence.into();
@@ -181,7 +182,7 @@ impl ResponseFormatter {
     }
 }
 
-impl StreamFormatter for ResponseFormatter {
+impl StreamFormatter for ResponsesStreamFormatter {
     fn open(&mut self) -> String {
         let response = json!({"response": self.draft});
         let mut item = output_item(&self.id, "");
@@ -194,7 +195,7 @@ impl StreamFormatter for ResponseFormatter {
             + &self.inside("response.content_part.added", empty)
     }
 
-    fn part(&mut self, _: u32, part: &AnswerPart) -> String {
+    fn part(&mut self, _: u32, part: &AnswerDelta) -> String {
         self.reason = part.end.as_ref().map_or(self.reason, |end| end.reason);
         self.text += &part.text;
         match part.text.is_empty() {

@@ -33,11 +33,11 @@ pub(crate) struct SimState {
     pub(crate) clock: EngineClock,
     /// Start time of this process, in seconds since the epoch.
     pub(crate) started: f64,
-    pub(crate) state: AdminState,
+    pub(crate) state: MutableSimState,
 }
 
 /// State that admin calls and requests change.
-pub(crate) struct AdminState {
+pub(crate) struct MutableSimState {
     pub(super) adapters: Mutex<AdapterNames>,
     pub(super) responses: Mutex<ResponseStore>,
     pub(super) asleep: AtomicBool,
@@ -45,7 +45,7 @@ pub(crate) struct AdminState {
     pub(super) next_id: AtomicU64,
 }
 
-impl AdminState {
+impl MutableSimState {
     pub(crate) fn with_adapters(adapters: AdapterNames) -> Self {
         Self {
             adapters: Mutex::new(adapters),

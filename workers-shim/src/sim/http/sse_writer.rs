@@ -10,7 +10,7 @@ use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::choice::{AnswerPart, ChoiceStream};
+use super::choice::{AnswerDelta, ChoiceStream};
 use super::errors::ErrorResponse;
 use super::usage::UsageTotals;
 
@@ -19,7 +19,7 @@ pub(crate) trait StreamFormatter: Send + 'static {
     /// Called before the first part.
     fn open(&mut self) -> String;
     /// Formats a part of the choice at `index`.
-    fn part(&mut self, index: u32, part: &AnswerPart) -> String;
+    fn part(&mut self, index: u32, part: &AnswerDelta) -> String;
     /// Called after the last part.
     fn close(&mut self, totals: &UsageTotals) -> String;
     /// Reports an error in place of the rest; OpenAI's format by default.
@@ -37,10 +37,10 @@ pub(crate) fn named(name: &str, value: &Value) -> String {
     format!("event: {name}\ndata: {value}\n\n")
 }
 
-type IndexedPart = (u32, Result<AnswerPart, ErrorResponse>);
+type IndexedDelta = (u32, Result<AnswerDelta, ErrorResponse>);
 
 struct AnswerStream<S> {
-    choices: SelectAll<BoxStream<'static, IndexedPart>>,
+    choices: SelectAll<BoxStream<'static, IndexedDelta>>,
     script: S,
     usage: UsageTotals,
     per_prompt: u32,
@@ -74,7 +74,7 @@ pub(crate) fn stream_answer(
         .expect("a fixed header is valid")
 }
 
-fn indexed_parts(index: u32, choice: ChoiceStream) -> impl Stream<Item = IndexedPart> + Send {
+fn indexed_parts(index: u32, choice: ChoiceStream) -> impl Stream<Item = IndexedDelta> + Send {
     stream::unfold(choice, move |mut choice| async move {
         let part = choice.next().await?;
         Some(((index, part), choice))

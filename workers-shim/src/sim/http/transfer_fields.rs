@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use engine_model::{HandoffOffer, HandoffTarget, RemoteBlocks, TransferRole};
+use engine_model::{HandoffOffer, HandoffPurpose, RemoteBlocks, TransferRole};
 use serde_json::{Map, Value, json};
 use vocabulary::Tokens;
 
@@ -67,8 +67,8 @@ fn source_of(params: &Map<String, Value>) -> Option<RemoteBlocks> {
 /// Returns the parameters in the answer of a producer, or of a consumer for the next turn.
 pub(crate) fn params_of(handoff: &HandoffOffer, own: &SideChannelIdentity) -> Value {
     let mut params = json!({
-        "do_remote_prefill": handoff.target == HandoffTarget::Consumer,
-        "do_remote_decode": handoff.target != HandoffTarget::Consumer,
+        "do_remote_prefill": handoff.target == HandoffPurpose::Consumer,
+        "do_remote_decode": handoff.target != HandoffPurpose::Consumer,
         "remote_block_ids": [handoff.blocks],
         "remote_engine_id": own.engine,
         "remote_request_id": handoff.request,
@@ -82,8 +82,8 @@ pub(crate) fn params_of(handoff: &HandoffOffer, own: &SideChannelIdentity) -> Va
         "transfer_mode": "pull",
     });
     match handoff.target {
-        HandoffTarget::Consumer => params["remote_prefill_cached_tokens"] = json!(handoff.cached),
-        HandoffTarget::NextTurn(until) => params["remote_blocks_expiry_time"] = json!(until.0 as f64 / 1e6),
+        HandoffPurpose::Consumer => params["remote_prefill_cached_tokens"] = json!(handoff.cached),
+        HandoffPurpose::NextTurn(until) => params["remote_blocks_expiry_time"] = json!(until.0 as f64 / 1e6),
     }
     params
 }
@@ -104,7 +104,7 @@ mod tests {
             blocks: vec![3, 4],
             tokens: 20,
             cached: 16,
-            target: HandoffTarget::Consumer,
+            target: HandoffPurpose::Consumer,
         };
         let params = params_of(&handoff, &own);
         assert_eq!(producer_cached(params.as_object()), Some(16));
@@ -120,7 +120,7 @@ mod tests {
             blocks: vec![3],
             tokens: 20,
             cached: 0,
-            target: HandoffTarget::Consumer,
+            target: HandoffPurpose::Consumer,
         };
         let mut params = params_of(&handoff, &own);
         params["remote_request_id"] = Value::Null;

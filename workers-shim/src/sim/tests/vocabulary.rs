@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::sim::{AddSpecialTokens, CodecError, ConversationApi, TextCodec};
+use crate::sim::{AddSpecialTokens, ConversationApi, TextCodec, TextCodecError};
 
 const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const FIRST_BYTE: u32 = 3;
@@ -13,8 +13,8 @@ pub(super) const WORDS: u32 = 26 * 26;
 pub(super) struct TinyTokenizer;
 
 impl TextCodec for TinyTokenizer {
-    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, CodecError> {
-        let body: Value = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
+    fn encode_chat(&self, api: ConversationApi, body: &[u8]) -> Result<Vec<u32>, TextCodecError> {
+        let body: Value = serde_json::from_slice(body).map_err(|error| TextCodecError(error.to_string()))?;
         let (system, turns) = match api {
             ConversationApi::Chat => (None, &body["messages"]),
             ConversationApi::Messages => (body.get("system"), &body["messages"]),
@@ -40,7 +40,7 @@ impl TextCodec for TinyTokenizer {
         self.encode(&text, AddSpecialTokens::Bare)
     }
 
-    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, TextCodecError> {
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum PromptInput {
@@ -55,15 +55,15 @@ impl TextCodec for TinyTokenizer {
         let one = |prompt| match prompt {
             PromptInput::Text(text) => self.encode(&text, AddSpecialTokens::Framed),
             PromptInput::Ids(ids) => Ok(ids),
-            PromptInput::Batch(_) => Err(CodecError("a batch in a batch".to_owned())),
+            PromptInput::Batch(_) => Err(TextCodecError("a batch in a batch".to_owned())),
         };
-        match serde_json::from_slice::<PromptBody>(body).map_err(|error| CodecError(error.to_string()))?.prompt {
+        match serde_json::from_slice::<PromptBody>(body).map_err(|error| TextCodecError(error.to_string()))?.prompt {
             PromptInput::Batch(prompts) => prompts.into_iter().map(one).collect(),
             prompt => Ok(vec![one(prompt)?]),
         }
     }
 
-    fn encode(&self, text: &str, _: AddSpecialTokens) -> Result<Vec<u32>, CodecError> {
+    fn encode(&self, text: &str, _: AddSpecialTokens) -> Result<Vec<u32>, TextCodecError> {
         let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
         while let Some(first) = rest.first() {
             let special = SPECIALS.iter().position(|special| rest.starts_with(special.as_bytes()));
@@ -110,12 +110,12 @@ impl TextCodec for TinyTokenizer {
     }
 }
 
-fn text_of(content: &Value) -> Result<String, CodecError> {
+fn text_of(content: &Value) -> Result<String, TextCodecError> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => Ok(parts.iter().filter_map(|part| part["text"].as_str()).collect()),
         Value::Null => Ok(String::new()),
-        _ => Err(CodecError("content is neither text nor parts".to_owned())),
+        _ => Err(TextCodecError("content is neither text nor parts".to_owned())),
     }
 }
 

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use engine_model::runs::TierDepths;
-use planner::{KvFootprint, PrefixReplication, ReplicationLimits};
+use planner::{ChosenReplication, ReplicationLimits, StepFootprint};
 use vocabulary::SessionId;
 
 use super::{FleetView, OwnerServe, PlacementRequest, ReplicationOrder, StepRef, micros, owner, worker_index};
@@ -45,7 +45,7 @@ impl OwnerServe {
     pub(super) fn worthwhile_replications(
         &mut self,
         fleet: &FleetView<'_>,
-    ) -> Vec<((IdleAgent, SessionId), PrefixReplication)> {
+    ) -> Vec<((IdleAgent, SessionId), ChosenReplication)> {
         let unsent: Vec<_> = self.idle_agents.0.values().filter(|agent| !agent.is_sent).cloned().collect();
         let bounds = ReplicationLimits::default();
         let mut moves = Vec::new();
@@ -69,7 +69,7 @@ impl OwnerServe {
     pub(super) fn record_replication(
         &mut self,
         fleet: &FleetView<'_>,
-        ((agent, id), chosen): ((IdleAgent, SessionId), PrefixReplication),
+        ((agent, id), chosen): ((IdleAgent, SessionId), ChosenReplication),
     ) -> ReplicationOrder {
         let IdleAgent { after, expected, .. } = agent;
         if let Some(agent) = self.idle_agents.0.get_mut(&(after.session, expected.agent)) {
@@ -78,7 +78,7 @@ impl OwnerServe {
         let (from, to) = (worker_index(chosen.from), worker_index(chosen.to));
         let until = chosen.blocks.tokens(fleet.block);
         let cached = fleet.workers[to].cached_depths(fleet.runs, &expected.path).device;
-        let footprint = KvFootprint { tokens: until, cached, capacity: fleet.spec.sizes.device };
+        let footprint = StepFootprint { tokens: until, cached, capacity: fleet.spec.sizes.device };
         self.occupancy.prefix_replicated(owner(to), id, footprint, micros(fleet.now.0));
         ReplicationOrder { after, path: expected.path, from, to, until }
     }

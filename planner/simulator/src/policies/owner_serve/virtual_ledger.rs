@@ -6,9 +6,9 @@
 
 use engine_model::runs::RunId;
 use ledger::{
-    Command, KvFormat, KvKinds, KvOrigin, KvShape, LEVEL, Ledger, LedgerEntry, LocateQuery, MAX_CLOCK_STEP, Outcome,
-    OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope, SetIntent, StepCommit,
-    StepOutcome, Submission, WorkerKind, WorkerSpec,
+    ChainDescriptor, Command, KvBlockSpec, KvFormat, KvKinds, LEVEL, Ledger, LedgerEntry, LocateQuery, MAX_CLOCK_STEP,
+    Outcome, OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope, SetIntent,
+    StepCommit, StepCommitOutcome, Submission, WorkerKind, WorkerSpec,
 };
 use planner::{Handoff, HandoffKind, HeadRelation, OwnershipEffect, Plan, SessionView};
 use vocabulary::{
@@ -39,7 +39,7 @@ pub(super) struct VirtualLedger {
     /// Virtual time that has passed in the traffic but not in the ledger.
     clock_lag: Micros,
     chains: RunTreePrefixIds,
-    origin: KvOrigin,
+    origin: ChainDescriptor,
     scope: Scope,
 }
 
@@ -75,10 +75,15 @@ impl VirtualLedger {
     /// Creates a ledger that contains only the fleet.
     pub(super) fn new(fleet: &FleetView<'_>) -> Self {
         let block_bytes = Bytes(fleet.spec.kv_bytes * fleet.block.0);
-        let shape = KvShape { format: KvFormat::default(), kinds: KvKinds::default(), block: fleet.block, block_bytes };
+        let shape =
+            KvBlockSpec { format: KvFormat::default(), kinds: KvKinds::default(), block: fleet.block, block_bytes };
         let chains = RunTreePrefixIds::new(fleet.runs, fleet.block);
-        let origin =
-            KvOrigin { tenant: TenantId::default(), model: ModelId::from(MODEL), root: RunTreePrefixIds::ROOT, shape };
+        let origin = ChainDescriptor {
+            tenant: TenantId::default(),
+            model: ModelId::from(MODEL),
+            root: RunTreePrefixIds::ROOT,
+            shape,
+        };
         let (scope, ledger) = (origin.scope(), Ledger::default());
         let mut quorum = Self { ledger, last_serial: 0, clock_lag: Micros::ZERO, chains, origin, scope };
         quorum.advance_clock(super::micros(fleet.now.0));
@@ -150,7 +155,7 @@ impl VirtualLedger {
             return self.intend(prompt_match, None);
         };
         let outcome = self.send(command);
-        if StepOutcome::of(&outcome).restart_from_root
+        if StepCommitOutcome::of(&outcome).restart_from_root
             && let Some(command) = self.command(prompt_match, (serving_owner, transition), Blocks::ZERO)
         {
             self.send(command);

@@ -50,12 +50,12 @@ struct DecisionLine {
 struct LoggedReceipt {
     #[serde(deserialize_with = "read_time")]
     arrived_at: Micros,
-    lookup: LoggedPrompt,
+    lookup: LoggedLookup,
     observed: Option<LoggedOutcome>,
 }
 
 #[derive(Deserialize)]
-struct LoggedPrompt {
+struct LoggedLookup {
     session_id: String,
     prompt_tokens: u64,
     max_overlap_tokens: u64,
@@ -72,11 +72,11 @@ struct LoggedOutcome {
 
 #[derive(Deserialize)]
 struct LoggedInputs {
-    step: LoggedFacts,
+    step: LoggedStepFacts,
 }
 
 #[derive(Deserialize)]
-struct LoggedFacts {
+struct LoggedStepFacts {
     reused_tokens: u64,
 }
 

@@ -11,7 +11,7 @@ use crate::trace::TraceBudget;
 use crate::trace::TraceBuilder;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::error::{TraceError, TraceLocation};
-use crate::trace::line_parsing::{self, LineCursor, json};
+use crate::trace::line_parsing::{self, LineLocator, json};
 
 /// Deepest nesting of sub-agents.
 const MAX_AGENT_DEPTH: usize = 16;
@@ -45,7 +45,7 @@ struct TypeTag {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct DocumentRequest {
+struct RequestRecord {
     t: f64,
     #[serde(rename = "in")]
     prompt: u64,
@@ -87,7 +87,7 @@ pub(in crate::trace) fn document(builder: &mut TraceBuilder, file: &str, text: &
     block_size(place, document.block_size)?;
     let mut woven = SessionBuilder::default();
     woven.add_agent(RecordedAgent::main(document.tool_tokens));
-    read_agent(&mut woven, &mut LineCursor::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
+    read_agent(&mut woven, &mut LineLocator::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
     place.check_request_count(woven.len())?;
     let session = woven.build(place, document.id.into(), builder)?;
     builder.sessions.push(session);
@@ -97,7 +97,7 @@ pub(in crate::trace) fn document(builder: &mut TraceBuilder, file: &str, text: &
 /// Reads the requests of one agent, with those of its sub-agents in between.
 fn read_agent(
     builder: &mut SessionBuilder,
-    cursor: &mut LineCursor<'_>,
+    cursor: &mut LineLocator<'_>,
     requests: &[&RawValue],
     (agent, begin, depth): (usize, Micros, usize),
 ) -> Result<(), TraceError> {
@@ -105,7 +105,7 @@ fn read_agent(
         let place = cursor.location_of(raw.get());
         let tagged: TypeTag = json(place, raw.get(), REQUEST)?;
         if tagged.kind != "subagent" {
-            let request: DocumentRequest = json(place, raw.get(), REQUEST)?;
+            let request: RequestRecord = json(place, raw.get(), REQUEST)?;
             builder.add(agent, recorded_request(place, &request, begin)?);
             continue;
         }
@@ -123,7 +123,7 @@ fn read_agent(
 
 fn recorded_request(
     location: TraceLocation<'_>,
-    request: &DocumentRequest,
+    request: &RequestRecord,
     begin: Micros,
 ) -> Result<RecordedRequest, TraceError> {
     let prompt = location.check_prompt("in", request.prompt)?;

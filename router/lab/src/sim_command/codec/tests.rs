@@ -10,26 +10,26 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-fn family(name: &str) -> ModelCodec {
-    ModelCodec::load(Some(repository("router/prefix/testdata/models").join(name))).unwrap()
+fn family(name: &str) -> ModelTextCodec {
+    ModelTextCodec::load(Some(repository("router/prefix/testdata/models").join(name))).unwrap()
 }
 
 /// The small model with a template that prints what it is given.
-fn echo(template: &str) -> ModelCodec {
+fn echo(template: &str) -> ModelTextCodec {
     let folder = tempfile::tempdir().unwrap();
     let copied = |from: PathBuf| std::fs::copy(&from, folder.path().join(from.file_name().unwrap())).unwrap();
     copied(repository("configs/models/tiny/tokenizer.json"));
     copied(repository("configs/models/tiny/tokenizer_config.json"));
     copied(repository("router/prefix/testdata/models").join(template).join("chat_template.jinja"));
-    ModelCodec::load(Some(folder.path().to_owned())).unwrap()
+    ModelTextCodec::load(Some(folder.path().to_owned())).unwrap()
 }
 
-fn encode(codec: &ModelCodec, api: ConversationApi, body: &Value) -> Result<Vec<u32>, String> {
+fn encode(codec: &ModelTextCodec, api: ConversationApi, body: &Value) -> Result<Vec<u32>, String> {
     codec.encode_chat(api, body.to_string().as_bytes()).map_err(|error| error.0)
 }
 
 #[derive(Deserialize)]
-struct ConversionCase {
+struct RenderingGolden {
     template: String,
     endpoint: String,
     body: Box<RawValue>,
@@ -39,7 +39,7 @@ struct ConversionCase {
 #[test]
 fn requests_of_all_endpoints_render_as_in_vllm() {
     let recorded = std::fs::read(repository("router/prefix/testdata/shapes.json")).unwrap();
-    let shapes: Vec<ConversionCase> = serde_json::from_slice(&recorded).unwrap();
+    let shapes: Vec<RenderingGolden> = serde_json::from_slice(&recorded).unwrap();
     let echoes = ["echo_text", "echo_parts"].map(|name| (name, echo(name)));
     let (mut same, mut refused) = ([0; 3], 0);
     for shape in &shapes {
@@ -95,7 +95,7 @@ fn template_receives_request_arguments_and_earlier_reasoning() {
 
 #[test]
 fn answer_is_continued_only_without_a_generation_prompt() {
-    let codec = ModelCodec::load(None).unwrap();
+    let codec = ModelTextCodec::load(None).unwrap();
     let with = |more: Value| {
         let mut body =
             json!({"messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "On "}]});
@@ -116,7 +116,7 @@ fn answer_is_continued_only_without_a_generation_prompt() {
 
 #[test]
 fn rejected_requests_name_a_remedy() {
-    let codec = ModelCodec::load(None).unwrap();
+    let codec = ModelTextCodec::load(None).unwrap();
     let image = json!({"type": "image_url", "image_url": {"url": "http://x/y.png"}});
     let anthropics = json!({"type": "image", "source": {"type": "url", "url": "http://x/y.png"}});
     let responses = json!({"type": "input_image", "image_url": "http://x/y.png"});
@@ -139,17 +139,17 @@ fn rejected_requests_name_a_remedy() {
     assert!(none.unwrap_err().0.contains("--tokenizer-dir"));
 }
 
-fn family_without_template() -> ModelCodec {
+fn family_without_template() -> ModelTextCodec {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(repository("configs/models/tiny/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
-    ModelCodec::load(Some(folder.path().to_owned())).unwrap()
+    ModelTextCodec::load(Some(folder.path().to_owned())).unwrap()
 }
 
 #[test]
 fn completions_use_tokenizer_framing_and_chats_use_the_template() {
     let (framed, plain) = (family("llama_like"), family("qwen_like"));
     let begin = framed.text.token_id("<|begin_of_text|>").unwrap();
-    let completion = |codec: &ModelCodec, more: &str| {
+    let completion = |codec: &ModelTextCodec, more: &str| {
         let body = format!(r#"{{"prompt":"Where is it?"{more}}}"#);
         codec.encode_completion(body.as_bytes()).unwrap().concat()
     };
@@ -165,7 +165,7 @@ fn completions_use_tokenizer_framing_and_chats_use_the_template() {
 
 #[test]
 fn completions_accept_text_token_ids_and_batches() {
-    let codec = ModelCodec::load(None).unwrap();
+    let codec = ModelTextCodec::load(None).unwrap();
     let prompts = |prompt: &str| codec.encode_completion(format!(r#"{{"prompt":{prompt}}}"#).as_bytes());
     assert_eq!(prompts("[1,2]").unwrap(), [[1, 2]]);
     assert_eq!(prompts("[[1],[2,3]]").unwrap(), [vec![1], vec![2, 3]]);
@@ -178,7 +178,7 @@ fn completions_accept_text_token_ids_and_batches() {
 
 #[test]
 fn encoding_and_decoding_round_trip() {
-    let codec = ModelCodec::load(None).unwrap();
+    let codec = ModelTextCodec::load(None).unwrap();
     let chat =
         encode(&codec, ConversationApi::Chat, &json!({"messages": [{"role": "user", "content": "Where is my bag?"}]}));
     assert!(codec.decode(&chat.unwrap()).contains("Where is my bag?"));

@@ -5,7 +5,7 @@ use planner::Action;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::decisions::reader::{self, DecisionSearch};
+use crate::decisions::reader::{self, DecisionMatches};
 use crate::decisions::{DecisionFilter, DecisionRecords};
 use vocabulary::RoutingMode;
 
@@ -38,7 +38,7 @@ fn every_recorded_decision_replays_to_the_same_plan() {
 #[test]
 fn searches_return_receipts_of_the_current_version() {
     let found = |filter: DecisionFilter| {
-        let mut found = DecisionSearch::default();
+        let mut found = DecisionMatches::default();
         assert!(reader::search(Path::new(LOG), (&filter, 100), &mut found));
         found.receipts.iter().map(|raw| serde_json::from_str::<Value>(raw.get()).unwrap()).collect::<Vec<_>>()
     };

@@ -1,4 +1,4 @@
-use ownership::ledger::{KvFormat, KvKinds, KvShape};
+use ownership::ledger::{KvBlockSpec, KvFormat, KvKinds};
 use proptest::prelude::*;
 use vocabulary::{Bytes, DpRank, HashSeed, Incarnation, ModelId, TenantId, Tokens, WorkerId};
 
@@ -11,8 +11,8 @@ fn chain(path: u32, blocks: u32) -> PrefixChain {
 }
 
 fn step(session: u128, path: u32, blocks: u32) -> UncommittedStep {
-    let shape = KvShape { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
-    let origin = KvOrigin { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
+    let shape = KvBlockSpec { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
+    let origin = ChainDescriptor { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
     let owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
     let chain = chain(path, blocks);
     let (parent, replaces, ownership_transition, base) = (None, None, OwnershipTransition::Claim, PrefixId(9));
@@ -31,14 +31,14 @@ fn newest(all: &PendingCommits, session: u128) -> u64 {
 fn waiting_step_is_replaced_by_a_newer_step_of_its_session() {
     let (mut all, now) = (PendingCommits::default(), Instant::now());
     let first = all.add(step(1, 0, 5), QuorumReachability::Quorum, now).send.unwrap();
-    assert_eq!(all.add(step(1, 0, 6), QuorumReachability::Quorum, now), CommitActions::default());
+    assert_eq!(all.add(step(1, 0, 6), QuorumReachability::Quorum, now), SubmissionActions::default());
     let third = all.add(step(1, 0, 7), QuorumReachability::Quorum, now);
     assert_eq!((blocks(third.send), blocks(third.replaced), blocks(third.branch)), (0, 6, 0));
     assert_eq!((newest(&all, 1), all.pending_count()), (7, 1));
-    let next = all.complete(&first, CommitOutcome::Answered, QuorumReachability::Quorum).unwrap();
+    let next = all.complete(&first, SubmissionOutcome::Answered, QuorumReachability::Quorum).unwrap();
     assert_eq!(next.chain.blocks(), Blocks(7));
-    assert_eq!(all.complete(&first, CommitOutcome::Answered, QuorumReachability::Quorum), None, "said twice");
-    assert_eq!(all.complete(&next, CommitOutcome::Answered, QuorumReachability::Quorum), None);
+    assert_eq!(all.complete(&first, SubmissionOutcome::Answered, QuorumReachability::Quorum), None, "said twice");
+    assert_eq!(all.complete(&next, SubmissionOutcome::Answered, QuorumReachability::Quorum), None);
     assert_eq!((newest(&all, 1), all.pending_count()), (7, 0), "until the view shows it");
     all.sweep(now, |_| false);
     assert_eq!(newest(&all, 1), 7);
@@ -61,7 +61,7 @@ fn separate_branch_is_sent_beside_newer_steps_with_a_quorum() {
 fn steps_wait_without_a_quorum_and_are_due_when_it_returns() {
     let (mut all, now) = (PendingCommits::default(), Instant::now());
     let lost = all.add(step(1, 0, 5), QuorumReachability::Quorum, now).send.unwrap();
-    assert_eq!(all.complete(&lost, CommitOutcome::Unknown, QuorumReachability::NoQuorum), None);
+    assert_eq!(all.complete(&lost, SubmissionOutcome::Unknown, QuorumReachability::NoQuorum), None);
     assert_eq!(newest(&all, 1), 5, "it is said again");
     for session in 2..5 {
         assert_eq!(all.add(step(session, 0, 5), QuorumReachability::NoQuorum, now).send, None);
@@ -79,7 +79,7 @@ fn uncommitted_step_is_superseded_by_the_newer_one() {
     let lost = all.add(step(1, 0, 5), QuorumReachability::Quorum, now).send.unwrap();
     all.add(step(1, 0, 8), QuorumReachability::Quorum, now);
     assert_eq!(
-        all.complete(&lost, CommitOutcome::Unknown, QuorumReachability::Quorum),
+        all.complete(&lost, SubmissionOutcome::Unknown, QuorumReachability::Quorum),
         None,
         "not at once: whoever failed is to come back first"
     );
@@ -120,7 +120,7 @@ fn longest_idle_session_is_dropped_and_counted_at_the_limit() {
     all.add(step(3, 0, 21), QuorumReachability::NoQuorum, now);
     assert_eq!([1, 3, 4].map(|session| newest(&all, session)), [5, 21, 0], "31 blocks are too many");
     assert_eq!(all.dropped_count(), 2);
-    all.complete(&sent, CommitOutcome::Answered, QuorumReachability::NoQuorum);
+    all.complete(&sent, SubmissionOutcome::Answered, QuorumReachability::NoQuorum);
     all.add(step(5, 0, 5), QuorumReachability::NoQuorum, now);
     assert_eq!((newest(&all, 1), all.dropped_count()), (0, 2), "the ledger has it: nothing is lost");
 }
@@ -131,7 +131,7 @@ fn committed_step_missing_from_the_view_expires() {
     let sent = all.add(step(1, 0, 5), QuorumReachability::Quorum, now).send.unwrap();
     all.sweep(now + 2 * COMMITTED_RETENTION, |_| true);
     assert_eq!(newest(&all, 1), 5, "it is still on its way");
-    all.complete(&sent, CommitOutcome::Answered, QuorumReachability::Quorum);
+    all.complete(&sent, SubmissionOutcome::Answered, QuorumReachability::Quorum);
     all.sweep(now + 2 * COMMITTED_RETENTION, |_| false);
     assert!(all.is_empty());
 }
@@ -157,11 +157,11 @@ proptest! {
                 4 if !sent.is_empty() => {
                     let step = sent.remove(0);
                     acknowledged.insert(step.session.0, step.chain.blocks().0 as u32);
-                    sent.extend(all.complete(&step, CommitOutcome::Answered, QuorumReachability::Quorum));
+                    sent.extend(all.complete(&step, SubmissionOutcome::Answered, QuorumReachability::Quorum));
                 }
                 5 if !sent.is_empty() => {
                     let step = sent.remove(0);
-                    sent.extend(all.complete(&step, CommitOutcome::Unknown, QuorumReachability::Quorum));
+                    sent.extend(all.complete(&step, SubmissionOutcome::Unknown, QuorumReachability::Quorum));
                 }
                 _ => {}
             }
@@ -175,7 +175,7 @@ proptest! {
         sent.extend(all.take_due(99));
         while let Some(step) = sent.pop() {
             acknowledged.insert(step.session.0, step.chain.blocks().0 as u32);
-            sent.extend(all.complete(&step, CommitOutcome::Answered, QuorumReachability::Quorum));
+            sent.extend(all.complete(&step, SubmissionOutcome::Answered, QuorumReachability::Quorum));
             sent.extend(all.take_due(99));
         }
         prop_assert_eq!(acknowledged, expected);

@@ -140,7 +140,7 @@ async fn a_retried_step_counts_for_the_action_chosen_first() {
     wait_until("the session is known", is_known).await;
     assert_eq!(ask(&name, "fail at one").await, "two");
     let compared = || router.gateway.decisions.guardrail.of(Action::DecodeContinuation);
-    wait_until("the step is over", || compared() != ComparisonReport::default()).await;
+    wait_until("the step is over", || compared() != ArmComparisonReport::default()).await;
     assert_eq!((compared().treatment_sessions, compared().control_sessions), (1, 0));
     let actions = router.gateway.decisions.receipts.newest(1, |_| true)[0]
         .attempts

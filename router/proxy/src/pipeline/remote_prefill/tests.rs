@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Handoff, HandoffKind, LegRole, Plan, PlanSequence};
+use planner::{Handoff, HandoffKind, LegRole, Plan, PlanParts};
 use serde_json::{Value, json};
 use vocabulary::{TenantId, WorkerId};
 use workers_shim::sim::SimWorker;
@@ -44,7 +44,7 @@ async fn planned(
     let decode = Leg { role: LegRole::Decode, worker: at(d), ..*plan.answer_leg() };
     let (source, target, bytes) = (prefill.at(), decode.at(), vocabulary::Bytes(1));
     let handoff = Handoff { kind: HandoffKind::RemotePrefill, source, target, blocks: None, bytes };
-    let plan = Plan { sequence: PlanSequence::remote_prefill(prefill, handoff, decode), ..plan };
+    let plan = Plan { sequence: PlanParts::remote_prefill(prefill, handoff, decode), ..plan };
     (Legs::of(&app_state.workers, &step), LegPair { prefill, decode }, plan)
 }
 
@@ -254,7 +254,7 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
 async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
     let (p, d, router) = pair(&["--speed-up=50"]).await;
     let (legs, plan) = legs(&router.gateway, (&p, &d), GenerationEndpoint::Completions).await;
-    let source = legs.body.json_fields().body().clone();
+    let source = legs.body.scanned_json().body().clone();
     let metrics = crate::telemetry::metrics::Metrics::default().memory;
     // Legs with room for the client's body and `room` bytes more.
     let with_room = |room: usize| {

@@ -7,13 +7,13 @@ use workers_shim::fleet::Fleet;
 
 use super::RequestEnd;
 use crate::receipt::{RequestOutcome, StepObservation};
-use crate::telemetry::metrics::{PlanMetrics, RequestMetrics};
+use crate::telemetry::metrics::{PipelineMetrics, RequestMetrics};
 
 /// Updates the metrics of requests and plans.
 #[derive(Debug)]
 pub(in crate::pipeline) struct MetricsSink {
     pub(in crate::pipeline) requests: RequestMetrics,
-    pub(in crate::pipeline) plans: PlanMetrics,
+    pub(in crate::pipeline) plans: PipelineMetrics,
     pub(in crate::pipeline) fleet: Arc<Fleet>,
 }
 

@@ -12,8 +12,8 @@ use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
 
 use super::RequestEnd;
-use crate::calibration::PredictionCalibration;
-use crate::pipeline::blame::{AnswerStatus, OutlierReporter};
+use crate::calibration::PredictionDriftDetector;
+use crate::pipeline::blame::{AnswerOutcome, OutlierReporter};
 use crate::prefix_cache::tokenizer_drift::{EVENT_GRACE_PERIOD, TokenizerDrift};
 use crate::receipt::{CacheHitCheck, PromptTokenCounts, RequestOutcome, StepObservation};
 use crate::telemetry::decision_metrics::DecisionMetrics;
@@ -28,7 +28,7 @@ pub(in crate::pipeline) struct ObservationSink {
     pub(in crate::pipeline) drift: Arc<TokenizerDrift>,
     pub(in crate::pipeline) fleet: Arc<Fleet>,
     pub(in crate::pipeline) index: SharedIndex,
-    pub(in crate::pipeline) calibration: Arc<PredictionCalibration>,
+    pub(in crate::pipeline) calibration: Arc<PredictionDriftDetector>,
     pub(in crate::pipeline) metrics: DecisionMetrics,
 }
 
@@ -41,12 +41,12 @@ impl ObservationSink {
                 if let Some(attempt) = end.attempts.last() {
                     self.reporter.record_success(&end.step, &end.planned.plan, attempt);
                 }
-                self.reporter.settle_failures(&end.step, failures, AnswerStatus::Answered);
+                self.reporter.settle_failures(&end.step, failures, AnswerOutcome::Answered);
             }
             // Unknown how the request would have ended.
             RequestOutcome::ClientDisconnected => drop(failures),
             RequestOutcome::Rejected | RequestOutcome::Failed | RequestOutcome::Interrupted => {
-                self.reporter.settle_failures(&end.step, failures, AnswerStatus::Unanswered);
+                self.reporter.settle_failures(&end.step, failures, AnswerOutcome::Unanswered);
             }
         }
         let observation = self.observation(end);

@@ -8,7 +8,7 @@ use vocabulary::Bytes;
 
 use super::RequestEnd;
 use crate::prefix_replication::PrefixReplicator;
-use crate::prompts::{PromptStore, StoredPrompt};
+use crate::prompts::{PromptStore, RetainedPrompt};
 use crate::receipt::{RequestOutcome, StepObservation};
 use crate::telemetry::metrics::KvMovementMetrics;
 use crate::transfer_checker::{CompletedTransfer, TransferChecker};
@@ -29,7 +29,7 @@ impl PromptSink {
             return;
         }
         let session = end.step.located.session.id;
-        let Some(prompt) = StoredPrompt::of(&mut end.step).map(Arc::new) else { return };
+        let Some(prompt) = RetainedPrompt::of(&mut end.step).map(Arc::new) else { return };
         if let Some(transfer) =
             CompletedTransfer::of(&end.planned.plan).filter(|_| observation.transferred_bytes > Bytes::ZERO)
         {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use planner::PlanningCase;
+use planner::RecordedPlanningInputs;
 use vocabulary::Blocks;
 
 use super::RequestEnd;
@@ -27,7 +27,7 @@ impl ReceiptSink {
     }
 
     /// Builds the receipt, and the planning case where the planner was asked.
-    fn receipt(&self, end: RequestEnd, observation: StepObservation) -> (Receipt, Option<PlanningCase>) {
+    fn receipt(&self, end: RequestEnd, observation: StepObservation) -> (Receipt, Option<RecordedPlanningInputs>) {
         let RequestEnd { step, planned, attempts, admission_wait, .. } = end;
         let (located, PlannedStep { decision, shortened_ask: shortened, excluded, rank_memory: memory, .. }) =
             (step.located, planned);
@@ -63,7 +63,7 @@ impl ReceiptSink {
             attempts,
             observed: Some(observation),
         };
-        let case = PlanningCase {
+        let case = RecordedPlanningInputs {
             step: facts,
             request: shortened.unwrap_or(step.request),
             session: located.session,

@@ -9,11 +9,11 @@ use crate::usage_bounds::{UNBOUNDED_ANSWER, max_plausible};
 
 /// Counts and logs implausible usage.
 #[derive(Debug)]
-pub(in crate::pipeline) struct UsageFilter {
+pub(in crate::pipeline) struct ImplausibleUsageFilter {
     pub(in crate::pipeline) implausible: IntCounter,
 }
 
-impl UsageFilter {
+impl ImplausibleUsageFilter {
     /// Returns the end without implausible usage: the request is treated as if the engine reported none.
     pub(in crate::pipeline) fn without_implausible(&self, mut end: RequestEnd) -> RequestEnd {
         end.answer.usage = end.answer.usage.filter(|usage| self.is_plausible(&end, usage));

@@ -1,5 +1,5 @@
 use serde_json::{Value, json};
-use workers_shim::engine_api::JsonFields;
+use workers_shim::engine_api::ScannedJson;
 
 use crate::receipt::{AttemptEvent, RequestOutcome};
 use crate::testing::{StubWorker, TestRouter, post, start_router, wait_until};
@@ -232,7 +232,7 @@ async fn streams_that_must_not_resume_end_with_an_error() {
 fn null_false_zero_and_empty_values_count_as_unset() {
     let is_on = |value: &str| {
         let body = format!(r#"{{"a": {value} , "b": 1}}"#);
-        super::is_on(&JsonFields::scan(body.into(), &[]).unwrap(), "a")
+        super::is_on(&ScannedJson::scan(body.into(), &[]).unwrap(), "a")
     };
     for unset in ["null", "false", "0", "-0.0", "0e5", r#""""#, "[]", "[ \n]", "{}", "{\t}"] {
         assert!(!is_on(unset), "{unset}");
@@ -240,5 +240,5 @@ fn null_false_zero_and_empty_values_count_as_unset() {
     for set in ["true", "1", "0.5", "-1", r#""0""#, "[0]", "[ null ]", r#"{ "a": null}"#] {
         assert!(is_on(set), "{set}");
     }
-    assert!(!super::is_on(&JsonFields::scan("{}".into(), &[]).unwrap(), "a"));
+    assert!(!super::is_on(&ScannedJson::scan("{}".into(), &[]).unwrap(), "a"));
 }

@@ -1,6 +1,6 @@
 use serde_json::json;
 use vocabulary::{DpRank, Incarnation};
-use workers_shim::engine_api::EngineResponse;
+use workers_shim::engine_api::AnswerSummary;
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn entry(tokens: u64, until: Instant) -> ReversePullEntry {
         "remote_request_id": "cmpl-1", "remote_host": "10.0.0.7", "remote_port": 5600, "remote_num_tokens": tokens,
     });
     let answer = Bytes::from(json!({ "kv_transfer_params": parameters }).to_string());
-    let readback = EngineResponse::read(&answer).unwrap().reverse_pull.unwrap();
+    let readback = AnswerSummary::read(&answer).unwrap().reverse_pull.unwrap();
     let keeper = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
     ReversePullEntry { params: readback, holder: keeper, content_id: PrefixId(7), expires_at: until }
 }

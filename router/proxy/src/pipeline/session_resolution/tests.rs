@@ -1,7 +1,7 @@
-use ownership::ledger::{Command, Outcome, StepOutcome};
 use ownership::ledger::{
-    KvFormat, KvKinds, KvOrigin, KvShape, LedgerEntry, RegisterWorker, Submission, WorkerKind, WorkerSpec,
+    ChainDescriptor, KvBlockSpec, KvFormat, KvKinds, LedgerEntry, RegisterWorker, Submission, WorkerKind, WorkerSpec,
 };
+use ownership::ledger::{Command, Outcome, StepCommitOutcome};
 use vocabulary::{
     Bytes, ClientId, ClientSerial, DpRank, Epoch, HashSeed, Incarnation, LedgerTime, Micros, ModelId, NodeId,
     PrefixChain, TenantId, Tokens, WorkerId, WorkerRole,
@@ -46,7 +46,7 @@ impl TwoWorkerLedger {
 
     fn commit(&mut self, step: &UncommittedStep) {
         let command = step.command(Blocks::ZERO, NodeId(1)).unwrap();
-        assert!(StepOutcome::of(&self.run(command)).sealed);
+        assert!(StepCommitOutcome::of(&self.run(command)).sealed);
     }
 
     /// Resolves a prompt from the view and `own`.
@@ -73,8 +73,8 @@ fn chain(blocks: u32, path: u32) -> PrefixChain {
 }
 
 fn step(session: u128, blocks: u32, path: u32) -> UncommittedStep {
-    let shape = KvShape { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
-    let origin = KvOrigin { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
+    let shape = KvBlockSpec { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
+    let origin = ChainDescriptor { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
     let (parent, replaces, ownership_transition, base) = (None, None, OwnershipTransition::Claim, PrefixId(9));
     let (session, owner, chain) = (SessionId(session), owner(1), chain(blocks, path));
     UncommittedStep { session, parent, origin, chain, replaces, owner, ownership_transition, base }

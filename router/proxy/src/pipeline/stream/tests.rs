@@ -10,7 +10,7 @@ use crate::pipeline::tests::classified_step;
 use crate::testing::{StubWorker, start_router};
 
 /// Returns the stream of an answer that the worker has begun.
-async fn begun_answer(app_state: &Arc<AppState>) -> WorkerEventStream {
+async fn begun_answer(app_state: &Arc<AppState>) -> ClientEventStream {
     let body = json!({"model": "tiny", "prompt": "text", "behave": "stream", "stream": true});
     let planning = Planning::first(classified_step(app_state, GenerationEndpoint::Completions, &body).await);
     let planned =
@@ -22,7 +22,7 @@ async fn begun_answer(app_state: &Arc<AppState>) -> WorkerEventStream {
     let (opened, streaming) = dispatched.started(&app_state.pipeline.stream.reporter, started);
     let LegResponse::Stream(answer, _) = opened else { panic!("it is a stream") };
     let (head, body) = answer.into_parts();
-    WorkerEventStream::new(&app_state.pipeline.stream, (head.status, body), streaming)
+    ClientEventStream::new(&app_state.pipeline.stream, (head.status, body), streaming)
 }
 
 #[tokio::test]

@@ -9,11 +9,11 @@ use vocabulary::{PrefixChain, PrefixId};
 use super::*;
 use crate::catalog::Model;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
-use crate::pipeline::identify::UnidentifiedRequest;
+use crate::pipeline::identify::IdentificationInput;
 use crate::request_id::new_request_id;
 use crate::request_parser::parse;
 use crate::testing::{StubWorker, TestRouter, get, post, start_router, wait_until};
-use crate::token_ids::PromptTokenIds;
+use crate::token_ids::LazyTokenIds;
 
 const PATH: &str = "/v1/chat/completions";
 const SETTINGS: [&str; 2] = ["models.tiny.tokenizer_dir=builtin", "prefix_cache.verify_every=1"];
@@ -175,7 +175,7 @@ fn extended_step(gateway: &crate::app_state::AppState, model: &Arc<Model>) -> Id
             memory: None,
             addition: None,
         };
-        UnidentifiedRequest::new(parse(incoming, GenerationEndpoint::ChatCompletions, None).unwrap(), model.clone())
+        IdentificationInput::new(parse(incoming, GenerationEndpoint::ChatCompletions, None).unwrap(), model.clone())
     };
     unnamed(0).compute_whole(conversations, None);
     let step = unnamed(1);
@@ -191,10 +191,10 @@ async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
     let mut step = extended_step(&router.gateway, &model);
     let taken = |step: &IdentifiedRequest| SpotCheck::new(step, LookupTier::Leading, Tokens::ZERO).run().0;
     assert_eq!(taken(&step), None);
-    let ids = PromptTokenIds::of(&step).unwrap().read(&step.prompt.chain).unwrap().into_owned();
+    let ids = LazyTokenIds::of(&step).unwrap().read(&step.prompt.chain).unwrap().into_owned();
     assert_eq!(ids.len() as u64, step.prompt.chain.tokens.0);
     let other = PrefixChain::over_tokens(PrefixId(7), model.identifier.seed(), model.identifier.block(), &ids);
-    assert!(PromptTokenIds::of(&step).unwrap().read(&other).is_none(), "leads elsewhere");
+    assert!(LazyTokenIds::of(&step).unwrap().read(&other).is_none(), "leads elsewhere");
     step.prompt.content = PromptContent::Tail(vec![1]);
     assert_eq!(taken(&step), Some(PromptMismatch::Tokens));
 

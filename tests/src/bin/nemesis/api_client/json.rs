@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
-use crate::history::{LeaseSighting, SessionHolder};
+use crate::history::{LeaseSighting, SessionOwner};
 
 /// Status of a node.
 #[derive(Clone, Debug, Deserialize)]
@@ -108,9 +108,9 @@ pub(super) struct SessionJson {
 }
 
 impl SessionJson {
-    pub(super) fn session_holder(&self) -> SessionHolder {
+    pub(super) fn session_owner(&self) -> SessionOwner {
         let owner = |word: &OwnerJson| Owner { worker: word.worker, incarnation: word.incarnation, rank: word.rank };
-        SessionHolder { owner: self.owner.as_ref().map(owner), epoch: self.epoch }
+        SessionOwner { owner: self.owner.as_ref().map(owner), epoch: self.epoch }
     }
 }
 

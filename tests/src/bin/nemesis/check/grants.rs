@@ -6,7 +6,7 @@ use vocabulary::{Epoch, Owner, SessionId};
 
 use super::order::describe;
 use super::violation::GuaranteeViolation;
-use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionHolder};
+use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionOwner};
 
 /// A grant that clients saw: from the write that made it, from writes that asked for it again, or from reads.
 struct Grant<'a> {
@@ -28,7 +28,7 @@ pub(super) fn check_grants(
     sightings: &[LeaseSighting],
 ) -> Vec<GuaranteeViolation> {
     let (grants, mut broken) = collect_grants(subject, operations);
-    let takeovers = EarliestTakeovers::of(operations);
+    let takeovers = EarliestReleases::of(operations);
     let ordered: Vec<(&Epoch, &Grant<'_>)> = grants.iter().collect();
     for pair in ordered.windows(2) {
         let ((before, old), (after, new)) = (pair[0], pair[1]);
@@ -69,7 +69,7 @@ fn grant_of(operation: &ClientOperation) -> Option<(Epoch, Owner)> {
             OwnershipReply::Granted(epoch),
             OwnershipRequest::Claim(owner) | OwnershipRequest::Migrate { to: owner, .. },
         ) => Some((epoch, owner)),
-        (OwnershipReply::Found(SessionHolder { owner: Some(owner), epoch }), _) => Some((epoch, owner)),
+        (OwnershipReply::Found(SessionOwner { owner: Some(owner), epoch }), _) => Some((epoch, owner)),
         _ => None,
     }
 }
@@ -83,10 +83,10 @@ struct OwnerChange<'a> {
 }
 
 /// By seen epoch: the earliest request that took, or may have taken, that ownership away.
-struct EarliestTakeovers(BTreeMap<Epoch, RunInstant>);
+struct EarliestReleases(BTreeMap<Epoch, RunInstant>);
 
-impl EarliestTakeovers {
-    fn of(operations: &[&ClientOperation]) -> EarliestTakeovers {
+impl EarliestReleases {
+    fn of(operations: &[&ClientOperation]) -> EarliestReleases {
         let mut given = BTreeMap::new();
         for operation in operations {
             let (seen, at) = match (operation.asked, operation.answer) {
@@ -96,12 +96,12 @@ impl EarliestTakeovers {
             };
             given.entry(seen).and_modify(|first: &mut RunInstant| *first = at.min(*first)).or_insert(at);
         }
-        EarliestTakeovers(given)
+        EarliestReleases(given)
     }
 }
 
 impl OwnerChange<'_> {
-    fn is_explained(&self, takeovers: &EarliestTakeovers, sightings: &[LeaseSighting]) -> bool {
+    fn is_explained(&self, takeovers: &EarliestReleases, sightings: &[LeaseSighting]) -> bool {
         let mut seen_since = takeovers.0.range(self.from..self.to);
         self.is_fenced_migration()
             || seen_since.any(|(_, asked)| *asked < self.operation.completed)
@@ -126,7 +126,7 @@ impl OwnerChange<'_> {
 pub(super) fn check_nothing_lost(
     subject: SessionId,
     operations: &[&ClientOperation],
-    holder: SessionHolder,
+    holder: SessionOwner,
 ) -> Vec<GuaranteeViolation> {
     let promise = "nothing acknowledged is lost";
     let mut broken = Vec::new();
@@ -161,7 +161,7 @@ fn may_have_changed(write: &ClientOperation) -> bool {
 }
 
 /// Returns whether this write produced, or may have produced, the session's final state.
-fn explains(operation: &ClientOperation, last: SessionHolder) -> bool {
+fn explains(operation: &ClientOperation, last: SessionOwner) -> bool {
     let unknown = operation.answer == OwnershipReply::Unknown;
     match (operation.asked, last.owner) {
         (OwnershipRequest::Claim(owner) | OwnershipRequest::Migrate { to: owner, .. }, Some(holder)) => {

@@ -11,7 +11,7 @@ use vocabulary::{Epoch, Owner, SessionId};
 
 use super::order::describe;
 use super::violation::GuaranteeViolation;
-use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionHolder};
+use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionOwner};
 
 /// Maximum number of positions searched per session.
 const MAX_POSITIONS: usize = 400_000;
@@ -89,7 +89,7 @@ impl LedgerModel<'_> {
                 (OwnershipRequest::Release { seen, .. }, OwnershipReply::Released) => {
                     Some(SessionState { owner: None, epoch_bound: EpochBound::Above(seen) })
                 }
-                (_, OwnershipReply::Found(SessionHolder { owner, epoch })) => {
+                (_, OwnershipReply::Found(SessionOwner { owner, epoch })) => {
                     Some(SessionState { owner, epoch_bound: EpochBound::Exactly(epoch) })
                 }
                 _ => None,
@@ -344,7 +344,7 @@ mod tests {
     }
 
     fn read(when: (u64, u64), owner: Option<Owner>, index: u64) -> ClientOperation {
-        op(when, OwnershipRequest::Read, OwnershipReply::Found(SessionHolder { owner, epoch: at(index) }))
+        op(when, OwnershipRequest::Read, OwnershipReply::Found(SessionOwner { owner, epoch: at(index) }))
     }
 
     fn granted(index: u64) -> OwnershipReply {

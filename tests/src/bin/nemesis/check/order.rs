@@ -6,20 +6,20 @@ use super::violation::GuaranteeViolation;
 use crate::history::{ClientOperation, OwnershipReply, OwnershipRequest};
 
 /// What a reply says about the session's epoch at that moment.
-enum EpochConstraint {
+enum ReportedEpoch {
     /// The session's epoch was exactly this one.
     Exactly(Epoch),
     /// The session's epoch was higher than this one.
     Above(Epoch),
 }
 
-impl EpochConstraint {
+impl ReportedEpoch {
     /// Returns the lower bound for replies to later requests.
-    fn from_answer(operation: &ClientOperation) -> Option<EpochConstraint> {
+    fn from_answer(operation: &ClientOperation) -> Option<ReportedEpoch> {
         match (operation.answer, operation.asked) {
-            (OwnershipReply::Granted(epoch), _) => Some(EpochConstraint::Exactly(epoch)),
-            (OwnershipReply::Found(holding), _) => Some(EpochConstraint::Exactly(holding.epoch)),
-            (OwnershipReply::Released, OwnershipRequest::Release { seen, .. }) => Some(EpochConstraint::Above(seen)),
+            (OwnershipReply::Granted(epoch), _) => Some(ReportedEpoch::Exactly(epoch)),
+            (OwnershipReply::Found(holding), _) => Some(ReportedEpoch::Exactly(holding.epoch)),
+            (OwnershipReply::Released, OwnershipRequest::Release { seen, .. }) => Some(ReportedEpoch::Above(seen)),
             _ => None,
         }
     }
@@ -27,8 +27,8 @@ impl EpochConstraint {
     /// Comparable form: an epoch, and whether the bound is above it.
     fn lower_bound(&self) -> (Epoch, bool) {
         match self {
-            EpochConstraint::Exactly(epoch) => (*epoch, false),
-            EpochConstraint::Above(epoch) => (*epoch, true),
+            ReportedEpoch::Exactly(epoch) => (*epoch, false),
+            ReportedEpoch::Above(epoch) => (*epoch, true),
         }
     }
 }
@@ -44,13 +44,13 @@ pub(super) fn check_order(subject: SessionId, operations: &[&ClientOperation]) -
     let mut broken = Vec::new();
     for operation in asked {
         while let Some(before) = answered.next_if(|before| before.completed < operation.invoked) {
-            let reach = EpochConstraint::from_answer(before).map(|reach| reach.lower_bound());
+            let reach = ReportedEpoch::from_answer(before).map(|reach| reach.lower_bound());
             if let Some(reach) = reach.filter(|reach| floor.is_none_or(|(floor, _)| *reach > floor)) {
                 floor = Some((reach, before));
             }
         }
         let Some(((at_least, beyond), before)) = floor else { continue };
-        let Some(EpochConstraint::Exactly(at)) = EpochConstraint::from_answer(operation) else { continue };
+        let Some(ReportedEpoch::Exactly(at)) = ReportedEpoch::from_answer(operation) else { continue };
         if at < at_least || (beyond && at == at_least) {
             let promise = match operation.asked {
                 OwnershipRequest::Read => {

@@ -5,7 +5,7 @@ use crate::history::RunInstant;
 
 /// How a response stream ended for its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum StreamEnd {
+pub(crate) enum ResponseStreamEnd {
     /// With a finish reason and `[DONE]`.
     Whole,
     /// With an error event.
@@ -18,17 +18,17 @@ pub(crate) enum StreamEnd {
 
 /// A finished stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamRecord {
+pub(crate) struct FinishedStream {
     /// How it ended.
-    pub(crate) end: StreamEnd,
+    pub(crate) end: ResponseStreamEnd,
     /// When it ended.
     pub(crate) at: RunInstant,
 }
 
 /// Checks that no stream ended silently. A connection cut by a killed router is not silent.
-pub(crate) fn check_streams(streamed: &[StreamRecord]) -> Vec<GuaranteeViolation> {
-    let silent = streamed.iter().find(|stream| stream.end == StreamEnd::Silent);
-    let detail = |stream: &StreamRecord| format!("one ended without a word at {} us", stream.at.0);
+pub(crate) fn check_streams(streamed: &[FinishedStream]) -> Vec<GuaranteeViolation> {
+    let silent = streamed.iter().find(|stream| stream.end == ResponseStreamEnd::Silent);
+    let detail = |stream: &FinishedStream| format!("one ended without a word at {} us", stream.at.0);
     let broken = |stream| GuaranteeViolation { guarantee: "every stream ends with a reason", detail: detail(stream) };
     silent.map(broken).into_iter().collect()
 }

@@ -3,7 +3,7 @@ use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
 use super::*;
 use crate::history::{
     ClientOperation, HistoryRecords, LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, RunInstant,
-    SessionHolder,
+    SessionOwner,
 };
 
 const SUBJECT: SessionId = SessionId(7);
@@ -31,7 +31,7 @@ fn op(when: u64, request: OwnershipRequest, reply: OwnershipReply) -> ClientOper
 }
 
 fn found(owner: Option<Owner>, index: u64) -> OwnershipReply {
-    OwnershipReply::Found(SessionHolder { owner, epoch: at(index) })
+    OwnershipReply::Found(SessionOwner { owner, epoch: at(index) })
 }
 
 /// Returns the violated guarantees of a history without a final state.
@@ -42,7 +42,7 @@ fn violations(operations: &[ClientOperation]) -> Vec<&'static str> {
 fn violations_with(
     operations: &[ClientOperation],
     sightings: &[LeaseSighting],
-    holder: Option<SessionHolder>,
+    holder: Option<SessionOwner>,
 ) -> Vec<&'static str> {
     let history = HistoryRecords { operations: operations.to_vec(), sightings: sightings.to_vec() };
     let finals = holder.map(|holder| (SUBJECT, holder)).into_iter().collect();
@@ -65,7 +65,7 @@ fn a_correct_history_passes() {
         op(120, OwnershipRequest::Claim(A), OwnershipReply::Unknown),
         op(140, OwnershipRequest::Claim(A), OwnershipReply::Granted(at(14))),
     ];
-    assert_eq!(violations_with(&operations, &[], Some(SessionHolder { owner: Some(A), epoch: at(14) })), NO_VIOLATIONS);
+    assert_eq!(violations_with(&operations, &[], Some(SessionOwner { owner: Some(A), epoch: at(14) })), NO_VIOLATIONS);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_stale_read_is_a_violation() {
 #[test]
 fn a_lost_claim_is_a_violation() {
     let granted = op(0, OwnershipRequest::Claim(A), OwnershipReply::Granted(at(9)));
-    let last = |owner, index| Some(SessionHolder { owner, epoch: at(index) });
+    let last = |owner, index| Some(SessionOwner { owner, epoch: at(index) });
     assert_eq!(violations_with(&[granted], &[], last(Some(A), 9)), NO_VIOLATIONS);
     let lost = violations_with(&[granted], &[], last(None, 4));
     assert!(lost.contains(&"nothing acknowledged is lost"), "{lost:?}");
@@ -182,7 +182,7 @@ fn a_lost_release_is_a_violation() {
         op(0, OwnershipRequest::Claim(A), OwnershipReply::Granted(at(9))),
         op(20, OwnershipRequest::Release { owner: A, seen: at(9) }, OwnershipReply::Released),
     ];
-    let last = |owner, index| Some(SessionHolder { owner, epoch: at(index) });
+    let last = |owner, index| Some(SessionOwner { owner, epoch: at(index) });
     assert_eq!(violations_with(&operations, &[], last(None, 11)), NO_VIOLATIONS);
     assert_eq!(violations_with(&operations, &[], last(Some(A), 9)), ["nothing acknowledged is lost"]);
 }
@@ -191,9 +191,9 @@ fn change(revision: u64, key: SessionId) -> WatchedChange {
     WatchedChange { revision, key: key.to_string(), op: "put".into() }
 }
 
-fn watched(changes: &[(u64, u128)]) -> WatchRecord {
+fn watched(changes: &[(u64, u128)]) -> WatcherHistory {
     let changes = changes.iter().map(|(revision, key)| change(*revision, SessionId(*key))).collect();
-    WatchRecord { from: 1, changes, ..WatchRecord::default() }
+    WatcherHistory { from: 1, changes, ..WatcherHistory::default() }
 }
 
 fn violated_guarantees(broken: Vec<GuaranteeViolation>) -> Vec<&'static str> {
@@ -250,19 +250,23 @@ fn unequal_states_at_one_index_are_a_violation() {
 
 #[test]
 fn a_stream_that_ends_silently_is_a_violation() {
-    let ended = |end| StreamRecord { end, at: RunInstant(1) };
+    let ended = |end| FinishedStream { end, at: RunInstant(1) };
     assert_eq!(
-        violated_guarantees(check_streams(&[ended(StreamEnd::Whole), ended(StreamEnd::Error), ended(StreamEnd::Cut)])),
+        violated_guarantees(check_streams(&[
+            ended(ResponseStreamEnd::Whole),
+            ended(ResponseStreamEnd::Error),
+            ended(ResponseStreamEnd::Cut)
+        ])),
         NO_VIOLATIONS
     );
     assert_eq!(
-        violated_guarantees(check_streams(&[ended(StreamEnd::Whole), ended(StreamEnd::Silent)])),
+        violated_guarantees(check_streams(&[ended(ResponseStreamEnd::Whole), ended(ResponseStreamEnd::Silent)])),
         ["every stream ends with a reason"]
     );
 }
 
 /// Returns the violations of a backup up to entry `applied` in which the session has this holder.
-fn backup(operations: &[ClientOperation], holder: SessionHolder, applied: u64) -> Vec<&'static str> {
+fn backup(operations: &[ClientOperation], holder: SessionOwner, applied: u64) -> Vec<&'static str> {
     let history = HistoryRecords { operations: operations.to_vec(), sightings: Vec::new() };
     check_backup(&history, &FinalOwners::from([(SUBJECT, holder)]), applied)
         .iter()
@@ -274,7 +278,7 @@ fn backup(operations: &[ClientOperation], holder: SessionHolder, applied: u64) -
 fn a_backup_holds_exactly_the_decisions_before_its_last_entry() {
     let claimed = op(10, OwnershipRequest::Claim(A), OwnershipReply::Granted(at(5)));
     let moved = op(30, OwnershipRequest::Migrate { to: B, seen: at(5) }, OwnershipReply::Granted(at(9)));
-    let (of_a, of_b) = (SessionHolder { owner: Some(A), epoch: at(5) }, SessionHolder { owner: Some(B), epoch: at(9) });
+    let (of_a, of_b) = (SessionOwner { owner: Some(A), epoch: at(5) }, SessionOwner { owner: Some(B), epoch: at(9) });
     assert!(backup(&[claimed, moved], of_a, 8).is_empty(), "the move came later");
     assert!(backup(&[claimed, moved], of_b, 9).is_empty());
     assert_eq!(backup(&[claimed, moved], of_a, 9), ["nothing acknowledged is lost"]);
@@ -291,7 +295,7 @@ fn a_backup_may_lack_a_release_that_came_later() {
         revision,
         ..op(30, OwnershipRequest::Release { owner: A, seen: at(5) }, OwnershipReply::Released)
     };
-    let (held, free) = (SessionHolder { owner: Some(A), epoch: at(5) }, SessionHolder { owner: None, epoch: at(7) });
+    let (held, free) = (SessionOwner { owner: Some(A), epoch: at(5) }, SessionOwner { owner: None, epoch: at(7) });
     assert!(backup(&[claimed, released(Some(7))], held, 6).is_empty());
     assert!(backup(&[claimed, released(Some(7))], free, 7).is_empty());
     assert_eq!(backup(&[claimed, released(Some(7))], held, 7), ["nothing acknowledged is lost"]);
@@ -300,7 +304,7 @@ fn a_backup_may_lack_a_release_that_came_later() {
 #[test]
 fn a_watch_must_not_repeat_changes_that_were_already_checked() {
     let change = |revision: u64| WatchedChange { revision, key: "s-1".into(), op: "upserted".into() };
-    let mut watched = WatchRecord { from: 3, changes: vec![change(3), change(5)], ..WatchRecord::default() };
+    let mut watched = WatcherHistory { from: 3, changes: vec![change(3), change(5)], ..WatcherHistory::default() };
     assert!(watched.check_order().is_empty());
     watched.forget_checked(4);
     assert_eq!((watched.from, watched.checked, watched.next_revision()), (5, 1, 6));

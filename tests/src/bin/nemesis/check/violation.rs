@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use vocabulary::SessionId;
 
-use crate::history::{ClientOperation, SessionHolder};
+use crate::history::{ClientOperation, SessionOwner};
 
 /// A violated guarantee.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ impl std::fmt::Display for GuaranteeViolation {
 }
 
 /// Holder of every session at the end, from linearizable reads after all faults have healed.
-pub(crate) type FinalOwners = HashMap<SessionId, SessionHolder>;
+pub(crate) type FinalOwners = HashMap<SessionId, SessionOwner>;
 
 pub(super) fn by_subject(operations: &[ClientOperation]) -> HashMap<SessionId, Vec<&ClientOperation>> {
     let mut subjects: HashMap<SessionId, Vec<&ClientOperation>> = HashMap::new();

@@ -18,7 +18,7 @@ pub(crate) struct WatchedChange {
 
 /// Everything one watcher saw over all its connections.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct WatchRecord {
+pub(crate) struct WatcherHistory {
     /// First revision requested, or first one not checked yet.
     pub(crate) from: u64,
     /// Number of earlier changes, already checked and dropped.
@@ -31,7 +31,7 @@ pub(crate) struct WatchRecord {
     pub(crate) skipped: Vec<(u64, u64)>,
 }
 
-impl WatchRecord {
+impl WatcherHistory {
     /// Revision to request next.
     pub(crate) fn next_revision(&self) -> u64 {
         let told = self.changes.last().map(|change| change.revision);
@@ -105,10 +105,10 @@ impl WatchRecord {
     }
 
     /// Checks that two watchers saw the same, whatever nodes they were connected to.
-    pub(crate) fn check_equal(&self, other: &WatchRecord) -> Vec<GuaranteeViolation> {
+    pub(crate) fn check_equal(&self, other: &WatcherHistory) -> Vec<GuaranteeViolation> {
         let before = self.next_revision().min(other.next_revision());
         let both = |revision: u64| revision < before && self.covers(revision) && other.covers(revision);
-        let part = |watched: &WatchRecord| -> BTreeSet<WatchedChange> {
+        let part = |watched: &WatcherHistory| -> BTreeSet<WatchedChange> {
             watched.changes.iter().filter(|change| both(change.revision)).cloned().collect()
         };
         let (own, others) = (part(self), part(other));

@@ -10,12 +10,12 @@ use tokio::process::Command;
 use tokio::time::Instant;
 use vocabulary::{Epoch, SessionId};
 
-use super::record::FaultRecord;
+use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::api_client::{ApiClient, MembershipChange};
 use crate::check::{self, FinalOwners, GuaranteeViolation, NodeStateHash};
-use crate::cluster::{BootOrigin, NodeBoot};
-use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
+use crate::cluster::{BootstrapMode, NodeBoot};
+use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionOwner};
 use crate::node::ProgramProcess;
 use crate::test_network::{MAX_SLOTS, cut_tail};
 use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
@@ -30,13 +30,13 @@ const WRITES_PER_SESSION: usize = 4;
 
 /// A snapshot saved by `ctl`.
 #[derive(Deserialize)]
-struct SavedBackup {
+struct SnapshotSaveOutput {
     applied: u64,
 }
 
 /// Saves a backup of the leader and one of another node, and restores each as a cluster of three.
-pub(super) async fn backup(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn backup(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     let leader = environment.leader().await?;
     let others = environment.others(leader);
     let other = environment.rng.pick(&others).copied().unwrap_or(leader);
@@ -48,7 +48,7 @@ pub(super) async fn backup(environment: &mut TrialEnvironment) -> Result<FaultRe
             .folder(seat)
             .with_file_name(format!("backup-{name}-{}", environment.rng.below(1 << 32)));
         let acknowledged = environment.history.read(|kept| check::newest_acknowledged(&kept.operations));
-        let SavedBackup { applied } = save(environment, seat, &file).await?;
+        let SnapshotSaveOutput { applied } = save(environment, seat, &file).await?;
         let saved = holdings(environment, &file)?;
         // The backup may contain writes still in flight; pausing the clients makes sure that their replies are
         // recorded.
@@ -83,7 +83,11 @@ pub(super) async fn backup(environment: &mut TrialEnvironment) -> Result<FaultRe
     Ok(fault.end(environment))
 }
 
-async fn save(environment: &TrialEnvironment, slot: MemberSlot, file: &Path) -> Result<SavedBackup, NemesisError> {
+async fn save(
+    environment: &TrialEnvironment,
+    slot: MemberSlot,
+    file: &Path,
+) -> Result<SnapshotSaveOutput, NemesisError> {
     let endpoint = format!("http://{}", environment.cluster.addresses().operator(slot));
     let file = file.display().to_string();
     let output = run_ctl(environment, &["--endpoint", &endpoint, "-o", "json", "snapshot", "save", &file]).await?;
@@ -155,10 +159,11 @@ async fn restore(environment: &mut TrialEnvironment, file: &Path) -> Result<Vec<
     let done =
         run_ctl(environment, &["snapshot", "restore", &file, "--data-dir", &folder.display().to_string()]).await?;
     done.success("ctl snapshot restore")?;
-    let mut running = vec![environment.cluster.start_separate(founder, NodeBoot::new(BootOrigin::Founder)).await?];
+    let mut running = vec![environment.cluster.start_separate(founder, NodeBoot::new(BootstrapMode::Founder)).await?];
     for seat in &RESTORED_SLOTS[1..] {
-        running
-            .push(environment.cluster.start_separate(*seat, NodeBoot::new(BootOrigin::JoinsThrough(founder))).await?);
+        running.push(
+            environment.cluster.start_separate(*seat, NodeBoot::new(BootstrapMode::JoinsThrough(founder))).await?,
+        );
     }
     promote(environment).await?;
     Ok(running)
@@ -185,14 +190,14 @@ async fn promote(environment: &TrialEnvironment) -> Result<(), NemesisError> {
 
 /// Reads from the backup itself who owns which session.
 fn holdings(environment: &TrialEnvironment, file: &Path) -> Result<FinalOwners, NemesisError> {
-    let unreadable = |error: ownership::OwnershipError| NemesisError::Answer {
+    let unreadable = |error: ownership::LedgerNodeError| NemesisError::Answer {
         who: file.display().to_string(),
         got: error.to_string(),
     };
     let ledger = ownership::load(file).map_err(unreadable)?;
     let sessions = environment.load.subjects().iter().filter_map(|subject| Some((*subject, ledger.session(*subject)?)));
     Ok(sessions
-        .map(|(subject, session)| (subject, SessionHolder { owner: session.owner, epoch: session.epoch }))
+        .map(|(subject, session)| (subject, SessionOwner { owner: session.owner, epoch: session.epoch }))
         .collect())
 }
 
@@ -254,7 +259,7 @@ async fn check_restored(
 /// Checks that a client of the still running old cluster cannot release anything here with an epoch it saw there.
 async fn check_fencing(
     door: &mut ApiClient,
-    (subject, before): (SessionId, SessionHolder),
+    (subject, before): (SessionId, SessionOwner),
 ) -> Result<Option<GuaranteeViolation>, NemesisError> {
     let Some(owner) = before.owner else { return Ok(None) };
     let now = door.read_owner(RESTORED_SLOTS[0], subject).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::leases::{HeldLease, check_none_lost, held_leases};
-use super::record::{FaultRecord, NO_SYSCALL_FAULTS};
+use super::record::{NO_SYSCALL_FAULTS, NemesisRecord};
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::test_network::SyscallFault;
@@ -21,8 +21,8 @@ const CLOCK_RATES: [(i64, i64); 2] = [(1200, 800), (800, 1200)];
 
 /// Wall clocks of the leader and a follower jump apart and back, which must have no effect. Then their monotonic
 /// clocks jump, as after an unnoticed pause, which may cost leadership but no lease.
-pub(super) async fn jumps(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn jumps(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     let Some(levers) = environment.cluster.syscall_faults().cloned() else {
         return Ok(fault.not_run(NO_SYSCALL_FAULTS));
     };
@@ -60,8 +60,8 @@ pub(super) async fn jumps(environment: &mut TrialEnvironment) -> Result<FaultRec
 /// The leader's clock runs a fifth too fast and a follower's too slow, then the other way round; a quick run has one
 /// of the two. Reachable workers keep their leases; a dead worker's lease ends neither earlier nor later than that
 /// rate explains.
-pub(super) async fn drift(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn drift(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     let Some(levers) = environment.cluster.syscall_faults().cloned() else {
         return Ok(fault.not_run(NO_SYSCALL_FAULTS));
     };
@@ -94,7 +94,7 @@ pub(super) async fn drift(environment: &mut TrialEnvironment) -> Result<FaultRec
 /// lease took to end.
 async fn dead_worker(
     environment: &mut TrialEnvironment,
-    fault: &mut FaultRecord,
+    fault: &mut NemesisRecord,
     before: &[HeldLease],
 ) -> Result<Option<Duration>, NemesisError> {
     let Some(worker) = environment.cluster.worker(0) else { return Ok(None) };
@@ -129,7 +129,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Checks that a lease ended in time by the leader's clock.
 fn judge_expiry(
     lease: Duration,
-    fault: &mut FaultRecord,
+    fault: &mut NemesisRecord,
     (pace, ended, kept): (i64, Option<Duration>, bool),
 ) -> String {
     let own = lease.mul_f64(1000.0 / pace as f64);
@@ -155,9 +155,9 @@ mod tests {
     use super::*;
     use crate::history::RunInstant;
 
-    fn strike() -> FaultRecord {
+    fn strike() -> NemesisRecord {
         let (began, healed) = (RunInstant(0), RunInstant(0));
-        FaultRecord { faults: 0, began, healed, leader_lost: Vec::new(), broken: Vec::new(), note: String::new() }
+        NemesisRecord { faults: 0, began, healed, leader_lost: Vec::new(), broken: Vec::new(), note: String::new() }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::processes::kill;
-use super::record::FaultRecord;
+use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
@@ -15,8 +15,8 @@ const FAULT_DURATION: Duration = Duration::from_secs(3);
 
 /// A voter's disk is full, then has space again. A node that could not write stops its ledger until it is restarted:
 /// either it exited, or it continues to serve and reports it.
-pub(super) async fn full(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn full(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     let Some(slot) = environment.cluster.small_disk() else {
         fault.note = "no small disk can be mounted here".into();
         return Ok(fault);
@@ -40,13 +40,13 @@ pub(super) async fn full(environment: &mut TrialEnvironment) -> Result<FaultReco
 }
 
 /// The end of a stopped follower's log, with acknowledged entries, is missing.
-pub(super) async fn torn(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn torn(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     check_damage(environment, newest_chunk, |chunk| cut_quarter(chunk).map(|left| format!("cut to {left} bytes"))).await
 }
 
 /// The last bytes of a stopped follower's log are missing. All of them were acknowledged, because nobody writes
 /// before it stops.
-pub(super) async fn tail(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn tail(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let bytes = 1 + environment.rng.below(48);
     let pause = environment.load.pause().await;
     // Makes sure that everything proposed is replicated and known to be committed.
@@ -60,7 +60,7 @@ pub(super) async fn tail(environment: &mut TrialEnvironment) -> Result<FaultReco
 }
 
 /// The end of a stopped follower's snapshot, on which its log builds, is missing.
-pub(super) async fn snapshot(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn snapshot(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     for seat in environment.cluster.running_slots() {
         environment.cluster.addresses().snapshot(seat).await?;
     }
@@ -73,7 +73,7 @@ pub(super) async fn snapshot(environment: &mut TrialEnvironment) -> Result<Fault
 }
 
 /// One bit of a stopped follower's log is flipped.
-pub(super) async fn flipped(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn flipped(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     check_damage(environment, newest_chunk, |chunk| flip_byte(chunk).map(|at| format!("flipped at {at}"))).await
 }
 
@@ -83,10 +83,10 @@ async fn check_damage(
     environment: &mut TrialEnvironment,
     file: impl FnOnce(&Path) -> Result<PathBuf, NemesisError>,
     damage: impl FnOnce(&Path) -> Result<String, NemesisError>,
-) -> Result<FaultRecord, NemesisError> {
+) -> Result<NemesisRecord, NemesisError> {
     let alone = environment.cluster.seats().len() == 1;
     let slot = if alone { environment.leader().await? } else { environment.follower().await? };
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_fault();
     kill(environment, slot).await?;
     let file = file(&environment.cluster.folder(slot))?;

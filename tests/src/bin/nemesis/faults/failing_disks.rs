@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::record::{FaultRecord, NO_SYSCALL_FAULTS};
+use super::record::{NO_SYSCALL_FAULTS, NemesisRecord};
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::{MemberSlot, RunInstant};
-use crate::test_network::{SyscallFault, SyscallFaults};
+use crate::test_network::{SyscallFault, SyscallFaultInjector};
 use crate::testbed::{MAX_FAIL_OVER, OPERATOR_TIMEOUT, TrialEnvironment};
 use crate::throughput::longest_silence;
 
@@ -23,8 +23,8 @@ const EXTRA_DURATION: Duration = Duration::from_millis(600);
 const EIO: i64 = 5;
 
 /// A follower's disk is slow, then the leader's. A quorum of fast disks must continue.
-pub(super) async fn slow(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn slow(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     let Some(levers) = environment.cluster.syscall_faults().cloned() else {
         return Ok(fault.not_run(NO_SYSCALL_FAULTS));
     };
@@ -46,8 +46,8 @@ pub(super) async fn slow(environment: &mut TrialEnvironment) -> Result<FaultReco
 
 /// Every fdatasync of a follower fails, then every one of the leader. Each node reports it, acknowledges nothing any
 /// more, and after a restart has everything that it had acknowledged.
-pub(super) async fn failing(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn failing(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     let Some(levers) = environment.cluster.syscall_faults().cloned() else {
         return Ok(fault.not_run(NO_SYSCALL_FAULTS));
     };
@@ -65,8 +65,8 @@ pub(super) async fn failing(environment: &mut TrialEnvironment) -> Result<FaultR
 
 async fn fail_disk(
     environment: &mut TrialEnvironment,
-    fault: &mut FaultRecord,
-    (levers, seat, longest): (&SyscallFaults, MemberSlot, Duration),
+    fault: &mut NemesisRecord,
+    (levers, seat, longest): (&SyscallFaultInjector, MemberSlot, Duration),
 ) -> Result<String, NemesisError> {
     let began = environment.history.now();
     let before = environment.cluster.log_text(seat).len();
@@ -100,7 +100,7 @@ async fn fail_disk(
 }
 
 /// Checks that some write was acknowledged at least every `longest`.
-fn check_progress(environment: &TrialEnvironment, fault: &mut FaultRecord, (from, longest): (RunInstant, Duration)) {
+fn check_progress(environment: &TrialEnvironment, fault: &mut NemesisRecord, (from, longest): (RunInstant, Duration)) {
     let now = environment.history.now();
     let silence = environment.history.read(|kept| longest_silence(&kept.operations, (from, now)));
     if silence > longest.as_secs_f64() {

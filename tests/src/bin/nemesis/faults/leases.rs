@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use vocabulary::{Epoch, WorkerId};
 
 use super::processes::kill;
-use super::record::FaultRecord;
+use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::testbed::{MAX_FAIL_OVER, OPERATOR_TIMEOUT, TICK, TrialEnvironment};
@@ -15,9 +15,9 @@ use crate::testbed::{MAX_FAIL_OVER, OPERATOR_TIMEOUT, TICK, TrialEnvironment};
 /// together with the leader.
 pub(super) async fn restart_leader_within_lease(
     environment: &mut TrialEnvironment,
-) -> Result<FaultRecord, NemesisError> {
+) -> Result<NemesisRecord, NemesisError> {
     let before = held_leases(environment).await?;
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     let (leader, follower) = (environment.leader().await?, environment.follower().await?);
     fault.count_fault();
     environment.isolate(follower).await?;
@@ -35,7 +35,7 @@ pub(super) async fn restart_leader_within_lease(
 }
 
 /// A paused worker answers no probe. Its lease must end within one lease, one fail-over and one tick.
-async fn dead_worker(environment: &mut TrialEnvironment, fault: &mut FaultRecord) -> Result<(), NemesisError> {
+async fn dead_worker(environment: &mut TrialEnvironment, fault: &mut NemesisRecord) -> Result<(), NemesisError> {
     let leases = held_leases(environment).await?;
     let Some(worker) = environment.cluster.worker(0) else { return Ok(()) };
     fault.count_fault();

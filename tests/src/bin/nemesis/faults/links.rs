@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::record::FaultRecord;
+use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
@@ -15,9 +15,9 @@ const FLAPS: u32 = 6;
 const DEGRADED_DURATION: Duration = Duration::from_secs(4);
 
 /// The leader is alone on one side.
-pub(super) async fn symmetric(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn symmetric(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let leader = environment.leader().await?;
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_leader_loss(environment);
     environment.isolate(leader).await?;
     environment.hold_fault(PARTITION_DURATION).await;
@@ -27,13 +27,13 @@ pub(super) async fn symmetric(environment: &mut TrialEnvironment) -> Result<Faul
 }
 
 /// Of five voters, the leader and one follower are on one side.
-pub(super) async fn minority(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn minority(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let (leader, follower) = (environment.leader().await?, environment.follower().await?);
     let few = [leader, follower];
     let many: Vec<MemberSlot> = environment.cluster.seats().into_iter().filter(|seat| !few.contains(seat)).collect();
     let across: Vec<(MemberSlot, MemberSlot)> =
         few.iter().flat_map(|one| many.iter().map(|other| (*one, *other))).collect();
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_leader_loss(environment);
     for (one, other) in &across {
         environment.network.sever(*one, *other).await?;
@@ -49,9 +49,9 @@ pub(super) async fn minority(environment: &mut TrialEnvironment) -> Result<Fault
 }
 
 /// The leader's messages are dropped; then another leader receives nothing.
-pub(super) async fn one_way(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn one_way(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let leader = environment.leader().await?;
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_leader_loss(environment);
     for other in environment.others(leader) {
         environment.network.sever(leader, other).await?;
@@ -77,7 +77,7 @@ pub(super) async fn one_way(environment: &mut TrialEnvironment) -> Result<FaultR
 /// Checks that a leader whose messages are dropped was replaced; otherwise the fault had no effect.
 async fn check_replaced(
     environment: &TrialEnvironment,
-    fault: &mut FaultRecord,
+    fault: &mut NemesisRecord,
     old: MemberSlot,
 ) -> Result<(), NemesisError> {
     if environment.leader().await? == old {
@@ -88,9 +88,9 @@ async fn check_replaced(
 }
 
 /// The leader's links go down and up repeatedly.
-pub(super) async fn flapping(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn flapping(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let leader = environment.leader().await?;
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     for _ in 0..FLAPS {
         fault.count_fault();
         environment.isolate(leader).await?;
@@ -104,13 +104,13 @@ pub(super) async fn flapping(environment: &mut TrialEnvironment) -> Result<Fault
 }
 
 /// All traffic between nodes is delayed.
-pub(super) async fn slow(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn slow(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let conditions = LinkCondition::Slow { delay: Duration::from_millis(30), jitter: Duration::from_millis(30) };
     degrade_links(environment, conditions).await
 }
 
 /// Retransmissions and connection resets between nodes.
-pub(super) async fn lossy(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn lossy(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let before = environment.network.relay_counts().1;
     let mut fault = degrade_links(environment, LinkCondition::Lossy { stalled: 30, reset: 3 }).await?;
     fault.note = format!("{} connections reset", environment.network.relay_counts().1 - before);
@@ -120,8 +120,8 @@ pub(super) async fn lossy(environment: &mut TrialEnvironment) -> Result<FaultRec
 async fn degrade_links(
     environment: &mut TrialEnvironment,
     condition: LinkCondition,
-) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     for (from, to) in links(environment) {
         fault.count_fault();
         environment.network.set_condition(from, to, condition);

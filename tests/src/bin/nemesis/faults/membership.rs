@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::links::links;
-use super::record::FaultRecord;
+use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::api_client::MembershipChange;
 use crate::test_network::LinkCondition;
@@ -14,8 +14,8 @@ const TRANSFERS: u32 = 3;
 const TRANSFER_INTERVAL: Duration = Duration::from_millis(800);
 
 /// Transfers leadership to a follower, several times.
-pub(super) async fn transfer(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn transfer(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     for _ in 0..TRANSFERS {
         let follower = environment.follower().await?;
         let node = environment.cluster.member(follower, environment.leader().await?).await?.node_id;
@@ -27,7 +27,7 @@ pub(super) async fn transfer(environment: &mut TrialEnvironment) -> Result<Fault
 }
 
 /// A follower is cut off and replaced by a learner, comes back, and becomes a voter again.
-pub(super) async fn change_under_fault(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn change_under_fault(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let follower = environment.follower().await?;
     let learners = environment.learners().await?;
     let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "no learner".into() };
@@ -35,7 +35,7 @@ pub(super) async fn change_under_fault(environment: &mut TrialEnvironment) -> Re
     let leader = environment.leader().await?;
     let old = environment.cluster.member(follower, leader).await?.node_id;
     let new = environment.cluster.member(learner, leader).await?.node_id;
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_fault();
     environment.isolate(follower).await?;
     fault.count_fault();
@@ -53,7 +53,7 @@ pub(super) async fn change_under_fault(environment: &mut TrialEnvironment) -> Re
 }
 
 /// Five voters become three and five again while links are slow.
-async fn shrink_and_grow(environment: &mut TrialEnvironment, fault: &mut FaultRecord) -> Result<(), NemesisError> {
+async fn shrink_and_grow(environment: &mut TrialEnvironment, fault: &mut NemesisRecord) -> Result<(), NemesisError> {
     let leader = environment.leader().await?;
     let mut nodes = Vec::new();
     for seat in environment.voters().await?.into_iter().filter(|seat| *seat != leader).take(2) {

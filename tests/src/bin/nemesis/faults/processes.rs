@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::record::FaultRecord;
+use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::history::MemberSlot;
 use crate::streams::MAX_PAUSE;
@@ -13,9 +13,9 @@ const DOWN_DURATION: Duration = Duration::from_secs(2);
 const PAUSES: [Duration; 3] = [Duration::from_millis(150), Duration::from_millis(1200), Duration::from_millis(4500)];
 
 /// kill -9 of the leader; it restarts once another node leads.
-pub(super) async fn kill_leader(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_leader(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let leader = environment.leader().await?;
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_leader_loss(environment);
     kill(environment, leader).await?;
     if environment.cluster.seats().len() > 1 {
@@ -27,9 +27,9 @@ pub(super) async fn kill_leader(environment: &mut TrialEnvironment) -> Result<Fa
 }
 
 /// kill -9 of the leader and a follower of five voters at once.
-pub(super) async fn kill_two(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_two(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let two = [environment.leader().await?, environment.follower().await?];
-    let mut fault = FaultRecord::begin(environment);
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_leader_loss(environment);
     fault.count_fault();
     for seat in two {
@@ -44,21 +44,21 @@ pub(super) async fn kill_two(environment: &mut TrialEnvironment) -> Result<Fault
 }
 
 /// kill -9 of a follower.
-pub(super) async fn kill_follower(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_follower(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let follower = environment.follower().await?;
     kill_one(environment, follower).await
 }
 
 /// kill -9 of a learner.
-pub(super) async fn kill_learner(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
+pub(super) async fn kill_learner(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
     let learners = environment.learners().await?;
     let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "no learner".into() };
     let learner = environment.rng.pick(&learners).copied().ok_or_else(nobody)?;
     kill_one(environment, learner).await
 }
 
-async fn kill_one(environment: &mut TrialEnvironment, slot: MemberSlot) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+async fn kill_one(environment: &mut TrialEnvironment, slot: MemberSlot) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     fault.count_fault();
     kill(environment, slot).await?;
     environment.hold_fault(DOWN_DURATION).await;
@@ -73,8 +73,8 @@ pub(super) async fn kill(environment: &mut TrialEnvironment, slot: MemberSlot) -
 }
 
 /// Pauses (SIGSTOP) the leader three times, and a follower once.
-pub(super) async fn pause(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn pause(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     for span in PAUSES {
         let leader = environment.leader().await?;
         match span > Duration::from_secs(4) {
@@ -97,8 +97,8 @@ pub(super) async fn pause(environment: &mut TrialEnvironment) -> Result<FaultRec
 }
 
 /// Each node shuts down gracefully and restarts; the next one follows once all are healthy.
-pub(super) async fn rolling_restart(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn rolling_restart(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     for seat in environment.cluster.seats() {
         match environment.leader().await? == seat {
             true => fault.count_leader_loss(environment),

@@ -10,7 +10,7 @@ pub(super) const NO_SYSCALL_FAULTS: &str =
 
 /// Record of an executed nemesis.
 #[derive(Clone, Debug)]
-pub(crate) struct FaultRecord {
+pub(crate) struct NemesisRecord {
     /// Number of injected faults.
     pub(crate) faults: u32,
     /// Start of the first fault.
@@ -25,11 +25,11 @@ pub(crate) struct FaultRecord {
     pub(crate) note: String,
 }
 
-impl FaultRecord {
+impl NemesisRecord {
     /// Starts a record now.
-    pub(super) fn begin(environment: &TrialEnvironment) -> FaultRecord {
+    pub(super) fn begin(environment: &TrialEnvironment) -> NemesisRecord {
         let now = environment.history.now();
-        FaultRecord {
+        NemesisRecord {
             faults: 0,
             began: now,
             healed: now,
@@ -51,13 +51,13 @@ impl FaultRecord {
     }
 
     /// Marks the nemesis as not run, for this reason.
-    pub(super) fn not_run(mut self, why: &str) -> FaultRecord {
+    pub(super) fn not_run(mut self, why: &str) -> NemesisRecord {
         self.note = why.to_owned();
         self
     }
 
     /// Ends the record now.
-    pub(super) fn end(mut self, environment: &TrialEnvironment) -> FaultRecord {
+    pub(super) fn end(mut self, environment: &TrialEnvironment) -> NemesisRecord {
         self.healed = environment.history.now();
         self
     }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::record::{FaultRecord, NO_SYSCALL_FAULTS};
+use super::record::{NO_SYSCALL_FAULTS, NemesisRecord};
 use crate::NemesisError;
 use crate::check::GuaranteeViolation;
 use crate::history::MemberSlot;
-use crate::test_network::{SyscallFault, SyscallFaults};
+use crate::test_network::{SyscallFault, SyscallFaultInjector};
 use crate::testbed::{OPERATOR_TIMEOUT, TrialEnvironment};
 
 const FAULT_DURATION: Duration = Duration::from_millis(900);
@@ -26,8 +26,8 @@ const SHORTAGES: [(&str, SyscallFault, i64); 5] = [
 
 /// A follower, then the leader, runs out of each resource while it is asked for a snapshot. No node exits, and what
 /// failed succeeds without a restart once the shortage is over: only a failed write or fsync stops a ledger.
-pub(super) async fn shortages(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn shortages(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let mut fault = NemesisRecord::begin(environment);
     let Some(levers) = environment.cluster.syscall_faults().cloned() else {
         return Ok(fault.not_run(NO_SYSCALL_FAULTS));
     };
@@ -62,7 +62,7 @@ pub(super) async fn shortages(environment: &mut TrialEnvironment) -> Result<Faul
     Ok(fault.end(environment))
 }
 
-fn fault_counts(faults: &SyscallFaults, slot: MemberSlot) -> Result<(i64, i64, i64), NemesisError> {
+fn fault_counts(faults: &SyscallFaultInjector, slot: MemberSlot) -> Result<(i64, i64, i64), NemesisError> {
     let felt = faults.counts(slot)?;
     Ok((felt.failed_opens, felt.failed_accepts, felt.failed_thread_starts))
 }

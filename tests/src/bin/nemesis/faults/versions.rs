@@ -7,11 +7,11 @@
 use tokio::time::Instant;
 use vocabulary::SessionId;
 
-use super::record::FaultRecord;
+use super::record::NemesisRecord;
 use crate::NemesisError;
-use crate::check::{GuaranteeViolation, StreamEnd};
-use crate::cluster::{BootOrigin, NodeBoot};
-use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionHolder};
+use crate::check::{GuaranteeViolation, ResponseStreamEnd};
+use crate::cluster::{BootstrapMode, NodeBoot};
+use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionOwner};
 use crate::node::ProgramProcess;
 use crate::streams::{StreamRequest, StreamResult, run_stream};
 use crate::test_network::MAX_SLOTS;
@@ -24,10 +24,10 @@ const SESSIONS: usize = 8;
 const GUARANTEE: &str = "binaries of two levels work on the same data until the level is raised";
 
 /// Old, new, old, new, raised; then the old binary must refuse to start.
-pub(super) async fn mixed_releases(environment: &mut TrialEnvironment) -> Result<FaultRecord, NemesisError> {
-    let old = NodeBoot { origin: BootOrigin::Standalone, max_level: Some(OLD) };
-    let new = NodeBoot::new(BootOrigin::Standalone);
-    let mut fault = FaultRecord::begin(environment);
+pub(super) async fn mixed_releases(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
+    let old = NodeBoot { origin: BootstrapMode::Standalone, max_level: Some(OLD) };
+    let new = NodeBoot::new(BootstrapMode::Standalone);
+    let mut fault = NemesisRecord::begin(environment);
     environment.cluster.wipe(LONE_SLOT)?;
     let mut running = environment.cluster.start_separate(LONE_SLOT, old).await?;
     let sessions = sessions(environment).await?;
@@ -84,7 +84,7 @@ async fn sessions(environment: &TrialEnvironment) -> Result<Vec<SessionId>, Neme
         let key = format!("alone-{number}");
         loop {
             let wish = StreamRequest { seat: LONE_SLOT, key: &key, tokens: 2 };
-            let served = run_stream(addresses, wish, || {}).await == StreamResult::Ended(StreamEnd::Whole);
+            let served = run_stream(addresses, wish, || {}).await == StreamResult::Ended(ResponseStreamEnd::Whole);
             if let Some(session) = if served { addresses.session_of(LONE_SLOT, &key).await? } else { None } {
                 sessions.push(session);
                 break;
@@ -99,11 +99,11 @@ async fn sessions(environment: &TrialEnvironment) -> Result<Vec<SessionId>, Neme
 }
 
 /// Releases every session and claims it for another owner; returns the grants.
-async fn write(environment: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+async fn write(environment: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionOwner>, NemesisError> {
     let owners = environment.cluster.addresses().live_owners(LONE_SLOT).await?;
     let mut door = environment.cluster.addresses().client();
     for (at, session) in sessions.iter().enumerate() {
-        let SessionHolder { owner, epoch } = door.read_owner(LONE_SLOT, *session).await?;
+        let SessionOwner { owner, epoch } = door.read_owner(LONE_SLOT, *session).await?;
         if let Some(owner) = owner {
             expect_acknowledged(
                 door.request(LONE_SLOT, (*session, OwnershipRequest::Release { owner, seen: epoch }), OPERATOR_TIMEOUT)
@@ -127,7 +127,7 @@ fn expect_acknowledged(reply: OwnershipReply) -> Result<(), NemesisError> {
     }
 }
 
-async fn read(environment: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionHolder>, NemesisError> {
+async fn read(environment: &TrialEnvironment, sessions: &[SessionId]) -> Result<Vec<SessionOwner>, NemesisError> {
     let mut door = environment.cluster.addresses().client();
     let mut found = Vec::new();
     for session in sessions {

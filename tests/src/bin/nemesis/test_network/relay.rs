@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::caller_pids::CallerPids;
-use super::network_isolation::NetworkIsolation;
+use super::network_backend::NetworkBackend;
 use crate::NemesisError;
 use crate::fault_rng::FaultRng;
 use crate::history::MemberSlot;
@@ -57,7 +57,7 @@ type LinkConditions = HashMap<(MemberSlot, MemberSlot), LinkCondition>;
 
 /// All relayed links.
 pub(super) struct TcpRelay {
-    isolation: NetworkIsolation,
+    isolation: NetworkBackend,
     conditions: watch::Sender<LinkConditions>,
     callers: Mutex<CallerPids>,
     rng: Mutex<FaultRng>,
@@ -66,7 +66,7 @@ pub(super) struct TcpRelay {
 }
 
 impl TcpRelay {
-    pub(super) fn new(isolation: NetworkIsolation) -> Arc<TcpRelay> {
+    pub(super) fn new(isolation: NetworkBackend) -> Arc<TcpRelay> {
         let (sky, _) = watch::channel(LinkConditions::new());
         let dice = Mutex::new(FaultRng::new(1));
         let callers = Mutex::new(CallerPids::default());
@@ -145,10 +145,8 @@ impl TcpRelay {
 
     fn caller_slot(&self, from: SocketAddr) -> Option<MemberSlot> {
         match (self.isolation, from.ip()) {
-            (NetworkIsolation::Namespaces, IpAddr::V4(ip)) => Some(MemberSlot(ip.octets()[2])),
-            (NetworkIsolation::Loopback, _) => {
-                self.callers.lock().unwrap_or_else(PoisonError::into_inner).owner_of(from)
-            }
+            (NetworkBackend::Namespaces, IpAddr::V4(ip)) => Some(MemberSlot(ip.octets()[2])),
+            (NetworkBackend::Loopback, _) => self.callers.lock().unwrap_or_else(PoisonError::into_inner).owner_of(from),
             _ => None,
         }
     }
@@ -233,8 +231,8 @@ mod tests {
     async fn connected_pair(relay: &Arc<TcpRelay>) -> (TcpStream, TcpStream) {
         relay.register_process(CALLER, std::process::id());
         let (shadow, home) = (
-            super::super::relay_ip(NetworkIsolation::Loopback, CALLEE),
-            super::super::own_ip(NetworkIsolation::Loopback, CALLEE),
+            super::super::relay_ip(NetworkBackend::Loopback, CALLEE),
+            super::super::own_ip(NetworkBackend::Loopback, CALLEE),
         );
         let port = relay.open(CALLEE, shadow, home).await.unwrap();
         let listener = TcpListener::bind((home, port)).await.unwrap();
@@ -242,7 +240,7 @@ mod tests {
         let (callee, from) = listener.accept().await.unwrap();
         assert_eq!(
             from.ip(),
-            super::super::relay_ip(NetworkIsolation::Loopback, CALLER),
+            super::super::relay_ip(NetworkBackend::Loopback, CALLER),
             "the caller's shadow is its source"
         );
         (caller, callee)
@@ -257,7 +255,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_stalled_direction_withholds_bytes_and_the_other_does_not() {
-        let relay = TcpRelay::new(NetworkIsolation::Loopback);
+        let relay = TcpRelay::new(NetworkBackend::Loopback);
         let (mut caller, mut callee) = connected_pair(&relay).await;
         assert_passes(&mut caller, &mut callee, b"one").await;
         assert_passes(&mut callee, &mut caller, b"two").await;
@@ -274,7 +272,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_slow_link_delays_by_at_least_the_configured_time() {
-        let relay = TcpRelay::new(NetworkIsolation::Loopback);
+        let relay = TcpRelay::new(NetworkBackend::Loopback);
         let (mut caller, mut callee) = connected_pair(&relay).await;
         let delay = Duration::from_millis(60);
         relay.set_condition(CALLER, CALLEE, LinkCondition::Slow { delay, jitter: Duration::ZERO });
@@ -286,7 +284,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_lossy_link_cuts_connections_at_both_ends() {
-        let relay = TcpRelay::new(NetworkIsolation::Loopback);
+        let relay = TcpRelay::new(NetworkBackend::Loopback);
         let (mut caller, mut callee) = connected_pair(&relay).await;
         relay.set_condition(CALLER, CALLEE, LinkCondition::Lossy { stalled: 0, reset: 1000 });
         caller.write_all(b"gone").await.unwrap();

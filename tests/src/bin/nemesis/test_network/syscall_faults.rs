@@ -59,14 +59,14 @@ const FILE_BYTES: usize = 15 * 8;
 
 /// Syscall faults of all nodes of a run.
 #[derive(Clone, Debug)]
-pub(crate) struct SyscallFaults {
+pub(crate) struct SyscallFaultInjector {
     shared_object: PathBuf,
     folder: PathBuf,
 }
 
-impl SyscallFaults {
+impl SyscallFaultInjector {
     /// Builds the shim in `folder`; fails without a C compiler.
-    pub(crate) fn build(folder: &Path) -> Result<SyscallFaults, NemesisError> {
+    pub(crate) fn build(folder: &Path) -> Result<SyscallFaultInjector, NemesisError> {
         let (source, shared_object) = (folder.join("shim.c"), folder.join("shim.so"));
         std::fs::write(&source, SHIM_SOURCE).map_err(NemesisError::system(source.display().to_string()))?;
         let mut compile = Command::new("cc");
@@ -74,7 +74,7 @@ impl SyscallFaults {
         let compiled = compile.stdin(Stdio::null()).output().map_err(NemesisError::system("cc"))?;
         let got = || String::from_utf8_lossy(&compiled.stderr).trim().to_owned();
         match compiled.status.success() {
-            true => Ok(SyscallFaults { shared_object, folder: folder.to_owned() }),
+            true => Ok(SyscallFaultInjector { shared_object, folder: folder.to_owned() }),
             false => Err(NemesisError::Answer { who: "cc".into(), got: got() }),
         }
     }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     /// Returns the wall-clock time in seconds that `date` prints under the shim.
-    fn seconds_of(faults: &SyscallFaults, slot: MemberSlot) -> i64 {
+    fn seconds_of(faults: &SyscallFaultInjector, slot: MemberSlot) -> i64 {
         let path = faults.path(slot);
         let mut date = Command::new("date");
         date.arg("+%s").env("LD_PRELOAD", &faults.shared_object).env("FAULT_LEVERS", path);
@@ -133,7 +133,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
-    fn sync_of(faults: &SyscallFaults, slot: MemberSlot, file: &Path) -> bool {
+    fn sync_of(faults: &SyscallFaultInjector, slot: MemberSlot, file: &Path) -> bool {
         let mut sync = Command::new("sync");
         sync.arg("--data").arg(file).env("LD_PRELOAD", &faults.shared_object).env("FAULT_LEVERS", faults.path(slot));
         sync.stderr(Stdio::null()).status().unwrap().success()
@@ -143,7 +143,7 @@ mod tests {
     fn an_injected_shortage_is_seen_until_it_is_lifted() {
         let folder = std::env::temp_dir().join(format!("shortages-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        if let Ok(levers) = SyscallFaults::build(&folder) {
+        if let Ok(levers) = SyscallFaultInjector::build(&folder) {
             let (slot, file) = (MemberSlot(1), folder.join("file"));
             std::fs::write(&file, "written").unwrap();
             levers.environment(slot).unwrap();
@@ -168,7 +168,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("levers-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         // Without a compiler a run has no syscall faults either.
-        if let Ok(levers) = SyscallFaults::build(&folder) {
+        if let Ok(levers) = SyscallFaultInjector::build(&folder) {
             let (slot, file) = (MemberSlot(1), folder.join("file"));
             std::fs::write(&file, "written").unwrap();
             levers.environment(slot).unwrap();

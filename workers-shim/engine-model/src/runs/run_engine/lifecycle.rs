@@ -3,8 +3,8 @@
 
 use vocabulary::Tokens;
 
-use super::{ActivePrefill, PrefillStart, RunEngine, RunEngineEvent};
-use crate::runs::{DecodeLocation, EngineEnvironment, PrefilledRequest, RestoreTime, RunId, RunRequest, RunTree};
+use super::{ActivePrefill, PrefillStart, RunEngine, RunRequestEvent};
+use crate::runs::{DecodeLocation, PrefilledRequest, RestoreTime, RunId, RunRequest, RunTree, SharedEngineState};
 
 /// Remaining progress and work below these limits count as finished, because of rounding errors.
 const TOKEN_EPSILON: f64 = 1e-6;
@@ -13,7 +13,7 @@ const READY_EPSILON: f64 = 1e-12;
 
 impl RunEngine {
     /// Handles everything that is due now, and starts the next prompt. Call `advance_clock` first.
-    pub fn handle_due_work(&mut self, environment: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
+    pub fn handle_due_work(&mut self, environment: &mut SharedEngineState<'_>, out: &mut Vec<RunRequestEvent>) {
         let pace = self.progress_rates(environment);
         let (clock, progress) = (self.clock.0, self.batch.progress);
         // At large times, the remaining span can be below the resolution of the clock; it then counts as finished.
@@ -35,7 +35,7 @@ impl RunEngine {
     }
 
     /// Starts the first prompt that is ready, if nothing is being computed and its memory is available.
-    pub fn begin_next_prefill(&mut self, environment: &mut EngineEnvironment<'_>, out: &mut Vec<RunEngineEvent>) {
+    pub fn begin_next_prefill(&mut self, environment: &mut SharedEngineState<'_>, out: &mut Vec<RunRequestEvent>) {
         if self.prefilling.is_some() {
             return;
         }
@@ -43,14 +43,14 @@ impl RunEngine {
         let Some(at) = self.queue.iter().position(ready) else { return };
         let Some(prompt) = self.queue.remove(at) else { return };
         match self.start_prefill(environment, prompt) {
-            Ok(started) => out.push(RunEngineEvent::Started(started)),
+            Ok(started) => out.push(RunRequestEvent::Started(started)),
             Err(prompt) => self.queue.insert(at, prompt),
         }
     }
 
     fn start_prefill(
         &mut self,
-        environment: &mut EngineEnvironment<'_>,
+        environment: &mut SharedEngineState<'_>,
         prompt: RunRequest,
     ) -> Result<PrefillStart, RunRequest> {
         let runs = environment.runs;
@@ -106,9 +106,9 @@ impl RunEngine {
 
     fn finish_prefill(
         &mut self,
-        environment: &mut EngineEnvironment<'_>,
+        environment: &mut SharedEngineState<'_>,
         over: ActivePrefill,
-        out: &mut Vec<RunEngineEvent>,
+        out: &mut Vec<RunRequestEvent>,
     ) {
         let ActivePrefill { prompt, computed, missing, mut reserved, .. } = over;
         self.load.prompt -= computed;
@@ -130,10 +130,10 @@ impl RunEngine {
         }
         match prompt.decode_location {
             DecodeLocation::Local => {
-                out.push(RunEngineEvent::FirstToken(prompt.ticket));
+                out.push(RunRequestEvent::FirstToken(prompt.ticket));
                 self.join_batch(prompt, reserved);
             }
-            DecodeLocation::Remote => out.push(RunEngineEvent::Prefilled(PrefilledRequest { prompt, reserved })),
+            DecodeLocation::Remote => out.push(RunRequestEvent::Prefilled(PrefilledRequest { prompt, reserved })),
         }
     }
 
@@ -147,9 +147,9 @@ impl RunEngine {
 
     fn finish_request(
         &mut self,
-        environment: &mut EngineEnvironment<'_>,
+        environment: &mut SharedEngineState<'_>,
         over: (RunRequest, Tokens),
-        out: &mut Vec<RunEngineEvent>,
+        out: &mut Vec<RunRequestEvent>,
     ) {
         let (prompt, reserved) = over;
         let runs = environment.runs;
@@ -164,7 +164,7 @@ impl RunEngine {
                 self.cache_path(runs, prompt.expected_history.as_deref().unwrap_or_default());
             }
         }
-        out.push(RunEngineEvent::Finished(prompt.ticket));
+        out.push(RunRequestEvent::Finished(prompt.ticket));
     }
 
     /// Caches a path if it fits; returns whether it did.

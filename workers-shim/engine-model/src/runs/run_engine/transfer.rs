@@ -7,7 +7,7 @@ use crate::runs::{PrefilledRequest, RunId, RunRequest, RunTree};
 
 /// An outgoing transfer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct TransferPin {
+pub struct OutgoingTransfer {
     /// Runs that are pinned in device memory until it is sent.
     pub pinned: Vec<RunId>,
     /// Seconds until the other runs are read from slower tiers.
@@ -16,10 +16,10 @@ pub struct TransferPin {
 
 impl RunEngine {
     /// Pins runs until they are sent; runs in slower tiers are read first.
-    pub fn pin_for_transfer(&mut self, runs: &RunTree, path: &[RunId]) -> TransferPin {
+    pub fn pin_for_transfer(&mut self, runs: &RunTree, path: &[RunId]) -> OutgoingTransfer {
         let (on_device, lower): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
         self.pool.pin(runs, &on_device);
-        TransferPin { pinned: on_device, load_seconds: self.pool.read_for_transfer(runs, &lower) }
+        OutgoingTransfer { pinned: on_device, load_seconds: self.pool.read_for_transfer(runs, &lower) }
     }
 
     /// Unpins runs that were sent.

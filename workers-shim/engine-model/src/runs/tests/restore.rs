@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::runs::run_pool::RunPool;
-use crate::runs::{KvSize, RestoreChoice, RestoreRule, StoredPrefix};
+use crate::runs::{KvSize, OffloadedPrefix, RestoreChoice, RestoreRule};
 
 /// Sets half a token's KV size in device memory, one token's in slower tiers, and windows of 30.
 fn with_kv_sizes(runs: RunTree) -> RunTree {
@@ -16,7 +16,7 @@ fn with_kv_sizes(runs: RunTree) -> RunTree {
 struct RecordingRestoreRule {
     short: u64,
     windows: u64,
-    received: Mutex<Vec<StoredPrefix>>,
+    received: Mutex<Vec<OffloadedPrefix>>,
 }
 
 impl RecordingRestoreRule {
@@ -26,7 +26,7 @@ impl RecordingRestoreRule {
 }
 
 impl RestoreRule for RecordingRestoreRule {
-    fn choose(&self, stored: &StoredPrefix) -> RestoreChoice {
+    fn choose(&self, stored: &OffloadedPrefix) -> RestoreChoice {
         self.received.lock().unwrap().push(*stored);
         let loaded = stored.cached_until.max(stored.stored_until - Tokens(self.short));
         let windows = if loaded > stored.cached_until { Tokens(self.windows) } else { Tokens::ZERO };

@@ -17,7 +17,7 @@ fn lone_request_matches_the_timing_formulas() {
     assert_eq!(bench.started(2), [600, 0, 0, 50]);
     assert_near(bench.first_token(2) - 100.0, 0.05 + 1e-6 * 50.0 * 625.0);
     assert_eq!(bench.engine.memory_in_use(), Tokens::ZERO);
-    assert_eq!(*bench.engine.load(), OutstandingLoad::default());
+    assert_eq!(*bench.engine.load(), OutstandingRequests::default());
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn remote_decode_takes_the_kv_along() {
     );
     from.submit(RunRequest { decode_location: DecodeLocation::Remote, ..run_request(1, &path, 310, 20) });
     from.run_until(5.0);
-    let (_, RunEngineEvent::Prefilled(prefilled)) = from.events.pop().unwrap() else { panic!("it is computed") };
+    let (_, RunRequestEvent::Prefilled(prefilled)) = from.events.pop().unwrap() else { panic!("it is computed") };
     assert_eq!(from.engine.memory_in_use(), Tokens(330), "kept until it has left");
     to.engine.expect_arrival();
     to.engine.expect_answer(Tokens(310));
@@ -168,7 +168,7 @@ fn engine_progresses_at_late_clock_times() {
             assert!(last < first && first < whole, "{ticket}: {last} {first} {whole}");
             last = first;
         }
-        assert_eq!(*bench.engine.load(), OutstandingLoad::default());
+        assert_eq!(*bench.engine.load(), OutstandingRequests::default());
     }
 }
 

@@ -50,12 +50,12 @@ fn every_request_finishes_once_in_order_and_frees_its_memory() {
         let soak = SoakTest::of(seed, if seed % 2 == 0 { 2_000 } else { 0 }).run(seed);
         let bench = &soak.bench;
         let engine = &bench.engine;
-        assert_eq!((engine.memory_in_use(), *engine.load()), (Tokens::ZERO, OutstandingLoad::default()));
+        assert_eq!((engine.memory_in_use(), *engine.load()), (Tokens::ZERO, OutstandingRequests::default()));
         assert_eq!((engine.queued(), engine.batch(), engine.is_prefilling()), (0, (0, 0), false));
-        let count = |is: fn(&RunEngineEvent) -> bool| bench.events.iter().filter(|(_, said)| is(said)).count();
-        assert_eq!(count(|said| matches!(said, RunEngineEvent::Started(_))), 300);
-        assert_eq!(count(|said| matches!(said, RunEngineEvent::FirstToken(_))), 300);
-        assert_eq!(count(|said| matches!(said, RunEngineEvent::Finished(_))), 300);
+        let count = |is: fn(&RunRequestEvent) -> bool| bench.events.iter().filter(|(_, said)| is(said)).count();
+        assert_eq!(count(|said| matches!(said, RunRequestEvent::Started(_))), 300);
+        assert_eq!(count(|said| matches!(said, RunRequestEvent::FirstToken(_))), 300);
+        assert_eq!(count(|said| matches!(said, RunRequestEvent::Finished(_))), 300);
         assert!(bench.events.windows(2).all(|pair| pair[0].0 <= pair[1].0), "time never goes back");
         let begun: Vec<u32> = bench.events.iter().filter_map(|(_, said)| started_id(said)).collect();
         assert!(begun.windows(2).all(|pair| pair[0] < pair[1]), "prompts begin in the order in which they came");
@@ -63,9 +63,9 @@ fn every_request_finishes_once_in_order_and_frees_its_memory() {
     }
 }
 
-fn started_id(event: &RunEngineEvent) -> Option<u32> {
+fn started_id(event: &RunRequestEvent) -> Option<u32> {
     match event {
-        RunEngineEvent::Started(started) => Some(started.ticket.0),
+        RunRequestEvent::Started(started) => Some(started.ticket.0),
         _ => None,
     }
 }
@@ -153,11 +153,11 @@ fn remote_decode_without_room_falls_back_to_the_prefill_worker() {
     bench.engine.expect_arrival();
     assert_eq!((expected, bench.engine.load().context), (Tokens(310), Tokens(0)));
     bench.run_until(5.0);
-    let Some((_, RunEngineEvent::Prefilled(prefilled))) = bench.events.pop() else { panic!("it is computed") };
+    let Some((_, RunRequestEvent::Prefilled(prefilled))) = bench.events.pop() else { panic!("it is computed") };
     bench.engine.decode_locally(prefilled);
     bench.run_until(10.0);
     bench.finished(1);
-    assert_eq!((bench.engine.memory_in_use(), *bench.engine.load()), (Tokens::ZERO, OutstandingLoad::default()));
+    assert_eq!((bench.engine.memory_in_use(), *bench.engine.load()), (Tokens::ZERO, OutstandingRequests::default()));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use engine_model::runs::RunTree;
 const ID_BITS: u32 = 32;
 
 /// Position of a step: session and step index.
-type StepPosition = (usize, usize);
+type SessionStepIndex = (usize, usize);
 
 /// The prompts of all steps, in one tree.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub(super) struct PromptTree {
     radix: RadixBuilder,
     sessions: Vec<SessionPrompts>,
     /// Steps longer than all earlier ones, with their blocks.
-    longest: Vec<(u32, StepPosition)>,
+    longest: Vec<(u32, SessionStepIndex)>,
     /// Blocks that steps reused but no earlier step had: they were cached before the log begins.
     before_log: BlockIds,
     prompts: Tokens,
@@ -57,13 +57,13 @@ impl PromptTree {
         let places = |(session, (_, steps)): (usize, &(String, Vec<LoggedStep>))| {
             steps.iter().enumerate().map(move |(step, served)| (served.at, (session, step))).collect::<Vec<_>>()
         };
-        let mut order: Vec<(Micros, StepPosition)> = sessions.iter().enumerate().flat_map(places).collect();
+        let mut order: Vec<(Micros, SessionStepIndex)> = sessions.iter().enumerate().flat_map(places).collect();
         order.sort();
         order.iter().for_each(|(_, at)| shared.add(*at, sessions));
         shared
     }
 
-    fn add(&mut self, (session, step): StepPosition, sessions: &[(String, Vec<LoggedStep>)]) {
+    fn add(&mut self, (session, step): SessionStepIndex, sessions: &[(String, Vec<LoggedStep>)]) {
         let served = &sessions[session].1[step];
         let need = blocks(Tokens(served.reused));
         let source = self.find_source(session, need);
@@ -94,7 +94,7 @@ impl PromptTree {
     }
 
     /// Returns the step whose history a step continues that reused `need` blocks.
-    fn find_source(&self, session: usize, need: u32) -> Option<StepPosition> {
+    fn find_source(&self, session: usize, need: u32) -> Option<SessionStepIndex> {
         if need == 0 {
             return None;
         }
@@ -123,7 +123,7 @@ impl PromptTree {
     }
 
     /// Records that a later prompt contains the answer of a step, up to the block `end`.
-    fn record_resend(&mut self, (session, step): StepPosition, (list, end): (usize, u32), served: &LoggedStep) {
+    fn record_resend(&mut self, (session, step): SessionStepIndex, (list, end): (usize, u32), served: &LoggedStep) {
         let end = end.min(blocks(served.prompt + served.answer));
         let longer = self.sessions[session].resent_answers[step].is_none_or(|(_, before)| before < end);
         if longer && end > blocks(served.prompt) {

@@ -11,18 +11,18 @@ pub(super) const LINE: &str = r#"{"receipt": {"at_unix_ms", "known": {"session",
 #[derive(Deserialize)]
 pub(super) struct OldDecisionLine {
     receipt: OldReceipt,
-    case: Option<LoggedCase>,
+    case: Option<OldInputs>,
 }
 
 #[derive(Deserialize)]
 struct OldReceipt {
     at_unix_ms: u64,
-    known: OldPrompt,
+    known: OldLookup,
     seen: Option<OldOutcome>,
 }
 
 #[derive(Deserialize)]
-struct OldPrompt {
+struct OldLookup {
     session: String,
     prompt: u64,
     deepest_overlap: u64,
@@ -37,7 +37,7 @@ struct OldOutcome {
 }
 
 #[derive(Deserialize)]
-struct LoggedCase {
+struct OldInputs {
     facts: OldFacts,
 }
 
@@ -48,7 +48,7 @@ struct OldFacts {
 
 impl From<OldDecisionLine> for super::DecisionLine {
     fn from(OldDecisionLine { receipt: OldReceipt { at_unix_ms, known, seen }, case }: OldDecisionLine) -> Self {
-        let OldPrompt { session: session_id, prompt: prompt_tokens, deepest_overlap: max_overlap_tokens } = known;
+        let OldLookup { session: session_id, prompt: prompt_tokens, deepest_overlap: max_overlap_tokens } = known;
         let observed = seen.map(|seen| super::LoggedOutcome {
             outcome: seen.ending,
             duration: seen.total,
@@ -58,11 +58,11 @@ impl From<OldDecisionLine> for super::DecisionLine {
         Self {
             receipt: super::LoggedReceipt {
                 arrived_at: Micros(at_unix_ms.saturating_mul(1_000)),
-                lookup: super::LoggedPrompt { session_id, prompt_tokens, max_overlap_tokens },
+                lookup: super::LoggedLookup { session_id, prompt_tokens, max_overlap_tokens },
                 observed,
             },
             planning_inputs: case
-                .map(|case| super::LoggedInputs { step: super::LoggedFacts { reused_tokens: case.facts.reused } }),
+                .map(|case| super::LoggedInputs { step: super::LoggedStepFacts { reused_tokens: case.facts.reused } }),
         }
     }
 }

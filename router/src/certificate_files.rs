@@ -11,12 +11,12 @@ use proxy::watched_files::{FileStamp, follow, stamp_of};
 
 /// The certificate files, with their stamps before the directory read them.
 #[derive(Clone)]
-pub(crate) struct Certificates {
+pub(crate) struct CertificateFiles {
     files: TlsFiles,
     stamps: [Option<FileStamp>; 3],
 }
 
-impl Certificates {
+impl CertificateFiles {
     /// Takes the files' stamps; `None` where connections between routers are not encrypted. Must be called before the
     /// directory is opened.
     pub(crate) fn stat(config: &Config) -> Option<Self> {
@@ -33,7 +33,7 @@ impl Certificates {
         let take = || {
             app_state.directory().reload_certificates()?;
             tracing::info!(certificate = %files.certificate.display(), "the cluster's certificates were read anew");
-            Ok::<_, ownership::OwnershipError>(())
+            Ok::<_, ownership::LedgerNodeError>(())
         };
         follow((seen, || stamps(&files)), (every, &followed), take).await;
     }

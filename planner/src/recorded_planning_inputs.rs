@@ -8,14 +8,14 @@ use vocabulary::{Micros, Overlap, Owner, Tokens, WorkerId, WorkerView};
 
 use crate::kv_occupancy::RankHeadroom;
 use crate::{
-    ActionSet, AttentionSpec, ClassificationInputs, Decision, DisabledFeatures, DisabledLink, EvictionVictim, Leg,
+    ActionSet, AttentionSpec, ClassificationInputs, Decision, DirectedLink, DisabledFeatures, EvictionVictim, Leg,
     OccupancyModel, OccupancyView, ParallelShape, PlanningError, PlanningInputs, Policy, RankKvMemory, RequestProfile,
     SessionView, classify, plan,
 };
 
 /// Planning inputs of one step. The kind of step is not stored: it follows from the facts and the policy.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct PlanningCase {
+pub struct RecordedPlanningInputs {
     /// Facts that determine the kind of step.
     pub step: ClassificationInputs,
     /// The request.
@@ -38,10 +38,10 @@ pub struct PlanningCase {
     pub disabled_actions: ActionSet,
     /// Links that were barred at that time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub disabled_links: Vec<DisabledLink>,
+    pub disabled_links: Vec<DirectedLink>,
 }
 
-impl PlanningCase {
+impl RecordedPlanningInputs {
     /// Returns the decision under `policy`. The attention spec of the model, if known, and the parallel shapes, sorted
     /// by worker id, come from the configuration, so they are not part of a case.
     pub fn plan(

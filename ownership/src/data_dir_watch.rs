@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::chunks;
-use crate::error::OwnershipError;
+use crate::error::LedgerNodeError;
 use crate::node_core::NodeCore;
 use crate::node_folder::NodeFolder;
 
@@ -56,7 +56,7 @@ fn is_not_found(error: &io::Error) -> bool {
 
 /// The paths that must stay in place: the data directory and the files of the log.
 #[derive(Debug)]
-pub(crate) struct DataDirGuard {
+pub(crate) struct DataDirWatch {
     /// The directory, the log's folder and the marks file.
     open_paths: Vec<OpenPath>,
     log: PathBuf,
@@ -70,10 +70,10 @@ struct NewestLogFile {
     open_path: OpenPath,
 }
 
-impl DataDirGuard {
+impl DataDirWatch {
     /// Creates the guard of a data directory whose log is open.
-    pub(crate) fn of(folder: &NodeFolder) -> Result<Self, OwnershipError> {
-        let open = |path: PathBuf| OpenPath::open(path.clone()).map_err(OwnershipError::io(path));
+    pub(crate) fn of(folder: &NodeFolder) -> Result<Self, LedgerNodeError> {
+        let open = |path: PathBuf| OpenPath::open(path.clone()).map_err(LedgerNodeError::io(path));
         let fixed = [folder.root.clone(), folder.path("log"), folder.path("committed")].map(open);
         Ok(Self { open_paths: fixed.into_iter().collect::<Result<_, _>>()?, log: folder.path("log"), newest: None })
     }
@@ -121,7 +121,7 @@ fn newest_log_file(log: &Path) -> io::Result<Option<(u64, PathBuf)>> {
 }
 
 /// Checks periodically; once a path stays missing, this node leaves the quorum.
-pub(crate) async fn watch(core: Arc<NodeCore>, place: Arc<Mutex<DataDirGuard>>) {
+pub(crate) async fn watch(core: Arc<NodeCore>, place: Arc<Mutex<DataDirWatch>>) {
     let mut look = interval(CHECK_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut in_a_row = 0;
@@ -155,11 +155,11 @@ mod tests {
     }
 
     /// Opens a data directory; returns it with the end of its durable log and a guard that found nothing missing.
-    fn opened() -> (TempDir, u64, DataDirGuard) {
+    fn opened() -> (TempDir, u64, DataDirWatch) {
         let folder = tempfile::tempdir().unwrap();
         let node = NodeFolder::open(folder.path(), None).unwrap();
         let durable = LogStore::open(&node).unwrap().durable_end();
-        let mut place = DataDirGuard::of(&node).unwrap();
+        let mut place = DataDirWatch::of(&node).unwrap();
         assert_eq!(place.missing_path(durable).unwrap(), None);
         (folder, durable, place)
     }

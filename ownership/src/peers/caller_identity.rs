@@ -9,13 +9,13 @@ use crate::peers::handshake::Hello;
 
 /// The remote side of an accepted connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Caller {
+pub(crate) struct CallerIdentity {
     pub(crate) hello: Hello,
     /// Certificate that it presented; `None` without TLS.
     pub(crate) certificate: Option<CertificateDer<'static>>,
 }
 
-impl Caller {
+impl CallerIdentity {
     /// Returns whether its certificate names the host of this address. Without TLS nothing is proven, and every caller
     /// is trusted.
     pub(crate) fn certificate_covers(&self, address: &str) -> bool {
@@ -38,13 +38,13 @@ mod tests {
         let signed = rcgen::generate_simple_self_signed(names).unwrap();
         let levels = SupportedLevels { lowest: 1, highest: 1 };
         let hello = Hello { protocol: PROTOCOL, cluster: None, node: None, to: None, levels, lane: Lane::Call };
-        let caller = Caller { hello, certificate: Some(signed.cert.der().clone()) };
+        let caller = CallerIdentity { hello, certificate: Some(signed.cert.der().clone()) };
         for address in ["router-1:7400", "10.0.0.1:1", "a.fleet.internal:7400"] {
             assert!(caller.certificate_covers(address), "{address}");
         }
         for address in ["router-2:7400", "10.0.0.2:1", "a.b.fleet.internal:7400", "", ":7400"] {
             assert!(!caller.certificate_covers(address), "{address}");
         }
-        assert!(Caller { certificate: None, ..caller }.certificate_covers("router-2:7400"));
+        assert!(CallerIdentity { certificate: None, ..caller }.certificate_covers("router-2:7400"));
     }
 }

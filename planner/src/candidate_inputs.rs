@@ -15,7 +15,7 @@ use crate::worker_candidate::{WorkerCandidate, length_refusal};
 use crate::{CandidateRefusal, MoveReason, ParallelShape, PlanningError, PlanningInputs};
 
 /// Everything that candidates are built from.
-pub(crate) struct FleetLayout<'a> {
+pub(crate) struct CandidateInputs<'a> {
     pub(crate) inputs: PlanningInputs<'a>,
     /// This session's view of the KV occupancy model.
     pub(crate) session_lookup: SessionLookup<'a>,
@@ -24,27 +24,27 @@ pub(crate) struct FleetLayout<'a> {
     /// Why the session should leave its owner, whichever worker serves.
     move_reason: Option<MoveReason>,
     /// Whether draining workers may serve: only when no other worker can.
-    last_resort: LastResort,
+    draining_eligibility: DrainingEligibility,
     /// Worker with the longest believed prefix, and its tokens.
     longest_prefix: Option<(usize, Tokens)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum LastResort {
+enum DrainingEligibility {
     No,
     Draining,
 }
 
-impl<'a> FleetLayout<'a> {
+impl<'a> CandidateInputs<'a> {
     pub(crate) fn build(inputs: &PlanningInputs<'a>) -> Result<Self, PlanningError> {
         let session_lookup = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
         let candidate = |(view, prefix)| WorkerCandidate::new((inputs, session_lookup), view, prefix);
         let candidates: Vec<_> = inputs.workers.iter().zip(cached_prefixes(inputs)).map(candidate).collect();
         let can_serve_undrained = |c: &WorkerCandidate<'_>| c.can_serve() && !c.is_draining();
-        let last_resort = if candidates.iter().any(can_serve_undrained) {
-            LastResort::No
+        let draining_eligibility = if candidates.iter().any(can_serve_undrained) {
+            DrainingEligibility::No
         } else if candidates.iter().any(WorkerCandidate::can_serve) {
-            LastResort::Draining
+            DrainingEligibility::Draining
         } else {
             return Err(planning_error(inputs, &candidates));
         };
@@ -52,8 +52,15 @@ impl<'a> FleetLayout<'a> {
             candidates.iter().position(|c| (c.view.id, c.view.incarnation) == (owner.worker, owner.incarnation))
         });
         let longest_prefix = longest_prefix(&candidates);
-        let mut layout =
-            Self { inputs: *inputs, session_lookup, candidates, owner, move_reason: None, last_resort, longest_prefix };
+        let mut layout = Self {
+            inputs: *inputs,
+            session_lookup,
+            candidates,
+            owner,
+            move_reason: None,
+            draining_eligibility,
+            longest_prefix,
+        };
         layout.move_reason = layout.move_reason();
         Ok(layout)
     }
@@ -61,7 +68,7 @@ impl<'a> FleetLayout<'a> {
     /// Returns why a worker cannot be a target.
     pub(crate) fn target_refusal(&self, at: usize) -> Option<CandidateRefusal> {
         let candidate = &self.candidates[at];
-        let draining = candidate.is_draining() && self.last_resort == LastResort::No;
+        let draining = candidate.is_draining() && self.draining_eligibility == DrainingEligibility::No;
         candidate
             .refusal
             .or((!candidate.view.role.decodes()).then_some(CandidateRefusal::PrefillOnly))
@@ -124,18 +131,18 @@ impl<'a> FleetLayout<'a> {
 /// The cheapest helpers of one fabric.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct FabricShortlist {
-    sources: CheapestPair,
-    prefillers: CheapestPair,
+    sources: CheapestTwo,
+    prefillers: CheapestTwo,
 }
 
 /// The two cheapest workers, cheapest first.
 #[derive(Default, Clone, Copy)]
-struct CheapestPair([Option<(PriceOrder, usize)>; 2]);
+struct CheapestTwo([Option<(PriceSortKey, usize)>; 2]);
 
-type PriceOrder = (Micros, Reverse<u64>, WorkerId);
+type PriceSortKey = (Micros, Reverse<u64>, WorkerId);
 
-impl CheapestPair {
-    fn offer(&mut self, key: PriceOrder, at: usize) {
+impl CheapestTwo {
+    fn offer(&mut self, key: PriceSortKey, at: usize) {
         let [first, second] = &mut self.0;
         if first.is_none_or(|(best, _)| key < best) {
             *second = first.replace((key, at));
@@ -145,7 +152,7 @@ impl CheapestPair {
     }
 
     /// Returns whether a worker that costs at least `key` could still enter the pair.
-    fn may_take(&self, key: PriceOrder) -> bool {
+    fn may_take(&self, key: PriceSortKey) -> bool {
         self.0[1].is_none_or(|(second, _)| key < second)
     }
 
@@ -175,26 +182,26 @@ impl FabricShortlist {
     }
 }
 
-pub(crate) struct Fabrics<'a>(Vec<(FabricKey<'a>, FabricShortlist)>);
+pub(crate) struct FabricShortlists<'a>(Vec<(FabricKey<'a>, FabricShortlist)>);
 
 type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
-impl<'a> Fabrics<'a> {
+impl<'a> FabricShortlists<'a> {
     /// Helpers for all targets that have no disabled link to them.
-    pub(crate) fn without_disabled_links(layout: &FleetLayout<'a>, cost_model: &CostModel<'_>) -> Self {
+    pub(crate) fn without_disabled_links(layout: &CandidateInputs<'a>, cost_model: &CostModel<'_>) -> Self {
         Self::among(layout, cost_model, |_| true)
     }
 
     /// Helpers for one target with disabled links to it, without the workers that would send over those links.
     pub(crate) fn around_disabled_links(
-        layout: &FleetLayout<'a>,
+        layout: &CandidateInputs<'a>,
         cost_model: &CostModel<'_>,
         target: WorkerId,
     ) -> Self {
         Self::among(layout, cost_model, |from| !layout.inputs.is_link_disabled(from, target))
     }
 
-    fn among(layout: &FleetLayout<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
+    fn among(layout: &CandidateInputs<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
         let mut all = Self(Vec::with_capacity(2));
         for (at, candidate) in layout.candidates.iter().enumerate() {
             let Some(fabric) = fabric(candidate) else { continue };
@@ -204,7 +211,7 @@ impl<'a> Fabrics<'a> {
             }
             let key = |price| (price, Reverse(candidate.rendezvous_weight), candidate.view.id);
             let helpers = all.entry((fabric, candidate.shape));
-            let offer = |best: &mut CheapestPair, to: Tokens| {
+            let offer = |best: &mut CheapestTwo, to: Tokens| {
                 // Check lower bounds first: the eviction term is skipped for a worker that is already too expensive.
                 if best.may_take(key(cost_model.earliest_finish(candidate, to)))
                     && best.may_take(key(cost_model.source_terms_without_eviction(candidate, to).total()))

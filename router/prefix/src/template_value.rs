@@ -15,11 +15,11 @@ pub(crate) const UNSUPPORTED_NUMBER: &str = "a number that Python reads differen
 
 /// Template value parsed from JSON.
 #[derive(Clone, Debug)]
-pub(crate) struct JsonValue(pub Value);
+pub(crate) struct TemplateValue(pub Value);
 
-impl<'de> Deserialize<'de> for JsonValue {
+impl<'de> Deserialize<'de> for TemplateValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValueVisitor).map(JsonValue)
+        deserializer.deserialize_any(ValueVisitor).map(TemplateValue)
     }
 }
 
@@ -65,7 +65,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(JsonValue(value)) = items.next_element()? {
+        while let Some(TemplateValue(value)) = items.next_element()? {
             values.push(value);
         }
         Ok(Value::from(values))
@@ -73,7 +73,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut pairs: Vec<(Value, Value)> = Vec::new();
-        while let Some((JsonValue(key), JsonValue(value))) = entries.next_entry()? {
+        while let Some((TemplateValue(key), TemplateValue(value))) = entries.next_entry()? {
             pairs.push((key, value));
         }
         Ok(object(pairs))
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     fn value(json: &str) -> Result<Value, serde_json::Error> {
-        serde_json::from_str::<JsonValue>(json).map(|json| json.0)
+        serde_json::from_str::<TemplateValue>(json).map(|json| json.0)
     }
 
     #[test]

@@ -8,17 +8,17 @@ use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::{CallFieldOrder, TemplateVariables};
-use crate::incremental_rendering::{HistorySummary, IncrementalRendering, PlaceholderMessages};
-use crate::json_value::object;
+use crate::incremental_rendering::{HistorySummary, PlaceholderMessages, TemplateCapabilities};
 use crate::model_files::ModelFiles;
 use crate::python;
 use crate::template::{ChatTemplate, RenderSize, TemplateSource};
 use crate::template_traits::{AllowedSystemPosition, TemplateTraits};
+use crate::template_value::object;
 use crate::token_checkpoint::tokenize;
 use crate::tokenizer::TextTokenizer;
 use crate::{
-    ChatBody, FallbackReason, ModelTextSource, PrefixError, PromptWorkLimits, SpecialTokens, TemplateFault,
-    TemplateKind, TokenCheckpoint, TokenizedPrompt, WallTime,
+    ChatBody, FallbackReason, ModelTokenizerSource, PrefixError, PrefixStability, PromptWorkLimits, SpecialTokens,
+    TemplateFault, TokenCheckpoint, TokenizedPrompt, WallTime,
 };
 
 /// Tag that `transformers` appends to find the end of a message to continue.
@@ -26,14 +26,14 @@ const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// A tokenizer with its chat template. Immutable; share it behind an `Arc`.
 #[derive(Debug)]
-pub struct ModelText {
+pub struct ModelTokenizer {
     tokenizer: TextTokenizer,
     template: Option<ChatTemplate>,
     template_file: &'static str,
-    kind: TemplateKind,
+    kind: PrefixStability,
     template_traits: TemplateTraits,
     placeholders: Option<PlaceholderMessages>,
-    incremental_rendering: Option<IncrementalRendering>,
+    incremental_rendering: Option<TemplateCapabilities>,
     template_fault: Option<TemplateFault>,
     /// `bos_token` and other special tokens, as template variables.
     special_tokens: TemplateVariables,
@@ -49,14 +49,14 @@ pub(crate) struct RenderedPrompt {
     pub(crate) steps: u64,
 }
 
-impl ModelText {
+impl ModelTokenizer {
     /// Loads and verifies a model's text files with the default [`PromptWorkLimits`].
-    pub fn load(source: ModelTextSource<'_>) -> Result<Self, PrefixError> {
+    pub fn load(source: ModelTokenizerSource<'_>) -> Result<Self, PrefixError> {
         Self::load_with_limits(source, PromptWorkLimits::default())
     }
 
     /// Loads and verifies a model's text files.
-    pub fn load_with_limits(source: ModelTextSource<'_>, limits: PromptWorkLimits) -> Result<Self, PrefixError> {
+    pub fn load_with_limits(source: ModelTokenizerSource<'_>, limits: PromptWorkLimits) -> Result<Self, PrefixError> {
         let files = source.load_files()?;
         let mut config = parse_json("tokenizer_config.json", files.tokenizer_config.as_deref())?;
         let model = parse_json("config.json", files.config.as_deref())?;
@@ -69,7 +69,7 @@ impl ModelText {
         let mut loaded = Self {
             special_tokens: special_tokens(&config),
             end_token_ids: read_end_token_ids(&tokenizer, &config, &[&generation, &model]),
-            kind: TemplateKind::Unsafe,
+            kind: PrefixStability::Unsafe,
             template_traits: TemplateTraits::default(),
             placeholders: template
                 .as_ref()
@@ -84,23 +84,23 @@ impl ModelText {
             limits,
         };
         let render = |chat: &ChatBody| loaded.render(chat, WallTime::default());
-        let kind = TemplateKind::probe(render);
+        let kind = PrefixStability::probe(render);
         let system = loaded.template.as_ref().map_or(AllowedSystemPosition::Head, ChatTemplate::system_placement);
         let template_traits = TemplateTraits::probe(render, system);
         let template_fault = loaded.template.as_ref().and_then(|_| TemplateFault::probe(render));
         loaded = Self { kind, template_traits, template_fault, ..loaded };
-        loaded.incremental_rendering = IncrementalRendering::probe(&loaded).filter(|_| loaded.template_fault.is_none());
+        loaded.incremental_rendering = TemplateCapabilities::probe(&loaded).filter(|_| loaded.template_fault.is_none());
         Ok(loaded)
     }
 
     /// Digest of tokenizer and template, equal on all routers of a cluster. Used as
-    /// [`vocabulary::ChainNamespace::tokenizer`].
+    /// [`vocabulary::ModelNamespace::tokenizer`].
     pub fn digest(&self) -> &Arc<str> {
         &self.digest
     }
 
     /// Returns how the template treats earlier turns.
-    pub fn template_kind(&self) -> TemplateKind {
+    pub fn prefix_stability(&self) -> PrefixStability {
         self.kind
     }
 
@@ -124,7 +124,7 @@ impl ModelText {
     }
 
     /// Returns how prompts can be joined from a known and a new part, or `None` if they must be rendered in full.
-    pub(crate) fn incremental_rendering(&self) -> Option<&IncrementalRendering> {
+    pub(crate) fn incremental_rendering(&self) -> Option<&TemplateCapabilities> {
         self.incremental_rendering.as_ref()
     }
 

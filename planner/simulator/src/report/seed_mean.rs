@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// A mean over seeds.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
-pub struct Mean {
+pub struct SeedMean {
     /// The mean.
     pub mean: f64,
     /// Half the width of the 95 % confidence interval; none for a single seed.
@@ -13,7 +13,7 @@ pub struct Mean {
     pub seeds: usize,
 }
 
-impl Mean {
+impl SeedMean {
     /// Returns the mean of one value per seed; none without values.
     pub fn of(values: &[f64]) -> Option<Self> {
         let seeds = values.len();
@@ -54,14 +54,14 @@ mod tests {
 
     #[test]
     fn confidence_interval_uses_students_t_and_needs_two_seeds() {
-        assert_eq!(Mean::of(&[]), None);
-        assert_eq!(Mean::of(&[3.0]), Some(Mean { mean: 3.0, confidence: None, seeds: 1 }));
+        assert_eq!(SeedMean::of(&[]), None);
+        assert_eq!(SeedMean::of(&[3.0]), Some(SeedMean { mean: 3.0, confidence: None, seeds: 1 }));
         // Standard deviation 1.5811, divided by the square root of five, times 2.776.
-        let five = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        let five = SeedMean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
         assert_eq!((five.mean, five.seeds), (3.0, 5));
         assert!((five.confidence.unwrap() - 1.963).abs() < 1e-3, "{five:?}");
         assert_eq!(five.format(2), "3.00 ±1.96");
-        let two = Mean::of(&[1.0, 3.0]).unwrap();
+        let two = SeedMean::of(&[1.0, 3.0]).unwrap();
         assert!((two.confidence.unwrap() - 12.706).abs() < 1e-3, "{two:?}");
     }
 

@@ -10,8 +10,8 @@ fn files() -> ModelFiles<'static> {
     ModelFiles::read(&folder()).unwrap()
 }
 
-fn load(files: ModelFiles<'_>) -> Result<ModelText, PrefixError> {
-    ModelText::load(ModelTextSource::Files(files))
+fn load(files: ModelFiles<'_>) -> Result<ModelTokenizer, PrefixError> {
+    ModelTokenizer::load(ModelTokenizerSource::Files(files))
 }
 
 fn bytes(text: &str) -> Option<Cow<'static, [u8]>> {
@@ -24,7 +24,7 @@ fn hello() -> ChatBody {
 
 #[test]
 fn loading_a_folder_equals_loading_its_bytes() {
-    let from_folder = ModelText::load(ModelTextSource::Folder(folder())).unwrap();
+    let from_folder = ModelTokenizer::load(ModelTokenizerSource::Folder(folder())).unwrap();
     let from_bytes = load(files()).unwrap();
     assert_eq!(from_folder.digest(), from_bytes.digest());
     assert!(from_folder.digest().starts_with("xxh3:"));
@@ -51,7 +51,7 @@ fn digest_covers_everything_that_determines_token_ids() {
 
 #[test]
 fn missing_folder_error_names_a_remedy() {
-    let error = ModelText::load(ModelTextSource::Folder("/nonexistent/model".into())).unwrap_err();
+    let error = ModelTokenizer::load(ModelTokenizerSource::Folder("/nonexistent/model".into())).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/model/tokenizer.json"), "{error}");
     assert!(error.to_string().contains("point the model's folder"), "{error}");
 }
@@ -60,7 +60,7 @@ fn missing_folder_error_names_a_remedy() {
 fn only_the_tokenizer_file_is_required() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer.json"), &*files().tokenizer_json).unwrap();
-    let text = ModelText::load(ModelTextSource::Folder(folder.path().into())).unwrap();
+    let text = ModelTokenizer::load(ModelTokenizerSource::Folder(folder.path().into())).unwrap();
     assert!(text.end_token_ids().is_empty());
     assert_eq!(text.render(&hello(), WallTime::default()).unwrap_err().reason(), FallbackReason::UnsupportedTemplate);
 }
@@ -127,7 +127,7 @@ fn tokens_declared_only_in_the_config_are_added() {
 #[test]
 fn rendering_over_its_limit_is_too_large() {
     let limits = PromptWorkLimits { rendered_bytes: vocabulary::Bytes(100), ..PromptWorkLimits::default() };
-    let text = ModelText::load_with_limits(ModelTextSource::Files(files()), limits).unwrap();
+    let text = ModelTokenizer::load_with_limits(ModelTokenizerSource::Files(files()), limits).unwrap();
     let body = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(200));
     let error = text.render(&ChatBody::parse(body.as_bytes()).unwrap(), WallTime::default()).unwrap_err();
     assert_eq!(error.reason(), FallbackReason::TooLarge, "{error}");

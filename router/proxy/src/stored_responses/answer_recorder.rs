@@ -7,24 +7,24 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::StatusCode;
 use vocabulary::{SessionId, Tokens};
-use workers_shim::engine_api::{EngineResponse, SseScanner, TokenUsage};
+use workers_shim::engine_api::{AnswerSummary, SseFilter, TokenUsage};
 
 use super::StoredResponses;
 use super::listener::BodyFormat;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
-use crate::forward::ForwardedStep;
+use crate::forward::ForwardedContinuation;
 use crate::identified_request::ParsedRequest;
 use crate::memory_budget::MemoryReservation;
-use crate::offload_pool::{OffloadPool, OffloadTask};
+use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::request_parser::parse;
 
 /// Reads the answer to one step.
-pub(crate) struct ReceiptRecorder {
+pub(crate) struct ForwardedAnswerObserver {
     request: ParsedRequest,
     session: SessionId,
     usage_reader: UsageReader,
     first_byte: Option<Instant>,
-    load: OffloadTask,
+    load: OffloadSpec,
     /// Memory for reading the answer.
     memory: Option<MemoryReservation>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct ReceiptRecorder {
 /// What was read of a step's answer.
 pub(crate) struct RecordedAnswer {
     /// The step, with the usage that the answer reports.
-    pub(crate) step: ForwardedStep,
+    pub(crate) step: ForwardedContinuation,
     /// Whether the answer was complete.
     pub(crate) is_complete: bool,
     /// When the first byte of a stream arrived.
@@ -44,7 +44,7 @@ enum UsageReader {
     /// One JSON object, as far as it is kept, and the limit for that.
     Whole(Vec<u8>, usize),
     /// Server-sent events.
-    Events(Box<SseScanner>),
+    Events(Box<SseFilter>),
 }
 
 impl UsageReader {
@@ -72,7 +72,7 @@ impl UsageReader {
         match self {
             // An answer that is too long to be read was passed on all the same.
             Self::Whole(kept, most) if kept.len() > *most => (true, None),
-            Self::Whole(kept, _) => match EngineResponse::read(&std::mem::take(kept).into()) {
+            Self::Whole(kept, _) => match AnswerSummary::read(&std::mem::take(kept).into()) {
                 Ok(answer) => (true, answer.usage),
                 Err(_) => (false, None),
             },
@@ -85,7 +85,7 @@ impl UsageReader {
     }
 }
 
-impl ReceiptRecorder {
+impl ForwardedAnswerObserver {
     /// Reads the answer to a step that follows a stored response. `None` where the request names no
     /// model, or where its worker does not know that response: then this is no step. A long request is parsed on the
     /// offload pool.
@@ -97,17 +97,17 @@ impl ReceiptRecorder {
         if status == StatusCode::NOT_FOUND {
             return None;
         }
-        let (load, request) = (OffloadTask::of(request), request.clone());
+        let (load, request) = (OffloadSpec::of(request), request.clone());
         let memory = request.memory.as_deref().map(MemoryReservation::sibling);
         let read = move || parse(request, GenerationEndpoint::Responses, None);
         let request = load.clone().run(offload_pool, read).await.ok()?.ok()?;
         // Only the worker knows which conversation this continues: without a name it is a session of its own.
-        let previous = request.body.json_fields().read::<String>("previous_response_id").unwrap_or_default();
+        let previous = request.body.scanned_json().read::<String>("previous_response_id").unwrap_or_default();
         let name = request.session_key.as_ref().map_or(previous.as_str(), |key| &key.name);
         let session = SessionId::of_key(&request.incoming.tenant, &request.model, name);
         let reading = match form {
             BodyFormat::Whole => UsageReader::Whole(Vec::new(), responses.max_answer_bytes()),
-            BodyFormat::Events => UsageReader::Events(Box::new(SseScanner::new())),
+            BodyFormat::Events => UsageReader::Events(Box::new(SseFilter::new())),
         };
         Some(Self { request, session, usage_reader: reading, first_byte: None, load, memory })
     }
@@ -138,7 +138,11 @@ impl ReceiptRecorder {
             move |read| {
                 // Without memory or a place on the pool, the usage stays unknown.
                 let (is_complete, usage) = read.unwrap_or((true, None));
-                then(RecordedAnswer { step: ForwardedStep { request, session, usage }, is_complete, first_byte });
+                then(RecordedAnswer {
+                    step: ForwardedContinuation { request, session, usage },
+                    is_complete,
+                    first_byte,
+                });
             },
         );
     }

@@ -12,27 +12,27 @@ const UNSHARE: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child
 
 /// Isolation of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum NetworkIsolation {
+pub(crate) enum NetworkBackend {
     /// Nodes in network namespaces: partitions drop packets.
     Namespaces,
     /// Nodes on loopback addresses: partitions stall the relay. The result says so.
     Loopback,
 }
 
-impl NetworkIsolation {
+impl NetworkBackend {
     /// Isolation of this process.
-    pub(crate) fn current() -> NetworkIsolation {
+    pub(crate) fn current() -> NetworkBackend {
         match std::env::var_os(INSIDE_ENV) {
-            Some(_) => NetworkIsolation::Namespaces,
-            None => NetworkIsolation::Loopback,
+            Some(_) => NetworkBackend::Namespaces,
+            None => NetworkBackend::Loopback,
         }
     }
 
     /// Name for people and for the report.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            NetworkIsolation::Namespaces => "network namespaces",
-            NetworkIsolation::Loopback => "loopback and relay only",
+            NetworkBackend::Namespaces => "network namespaces",
+            NetworkBackend::Loopback => "loopback and relay only",
         }
     }
 }
@@ -40,7 +40,7 @@ impl NetworkIsolation {
 /// Re-executes the program inside namespaces of its own. Returns if it already is inside, or if namespaces are not
 /// available, then with the reason.
 pub(crate) fn enter_namespaces() -> Result<Option<String>, NemesisError> {
-    if NetworkIsolation::current() == NetworkIsolation::Namespaces {
+    if NetworkBackend::current() == NetworkBackend::Namespaces {
         return Ok(None);
     }
     if let Some(why) = missing_namespaces() {

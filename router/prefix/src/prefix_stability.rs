@@ -4,7 +4,7 @@ use crate::{ChatBody, PrefixError};
 
 /// Whether the prompt of a longer conversation starts with that of the shorter one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum TemplateKind {
+pub enum PrefixStability {
     /// Every step's prompt starts with the whole prompt of the previous step.
     AppendOnly,
     /// The last user message and what follows it may be rendered differently once more messages follow (reasoning
@@ -14,7 +14,7 @@ pub enum TemplateKind {
     Unsafe,
 }
 
-impl TemplateKind {
+impl PrefixStability {
     /// Returns the worst kind that the probes show; probes that the template rejects are ignored. `render` renders the
     /// prompt of a request.
     pub(crate) fn probe(render: impl Fn(&ChatBody) -> Result<String, PrefixError>) -> Self {
@@ -108,7 +108,7 @@ struct ProbePrompt {
 
 impl ProbeConversation {
     /// Compares the prompts of all pairs of steps; `None` if the template rejects the conversation.
-    fn kind(&self, render: impl Fn(&ChatBody) -> Result<String, PrefixError>) -> Option<TemplateKind> {
+    fn kind(&self, render: impl Fn(&ChatBody) -> Result<String, PrefixError>) -> Option<PrefixStability> {
         let ends =
             (1..=self.turns.len()).filter(|n| matches!(self.turns[n - 1].role, ProbeRole::User | ProbeRole::Tool));
         let steps: Vec<ProbePrompt> = ends.map(|turns| self.step(&render, turns)).collect::<Option<_>>()?;
@@ -124,10 +124,10 @@ impl ProbeConversation {
         Some(ProbePrompt { turns, prompt })
     }
 
-    fn compare(&self, early: &ProbePrompt, late: &ProbePrompt) -> TemplateKind {
+    fn compare(&self, early: &ProbePrompt, late: &ProbePrompt) -> PrefixStability {
         let same = early.prompt.bytes().zip(late.prompt.bytes()).take_while(|(a, b)| a == b).count();
         if same == early.prompt.len() {
-            return TemplateKind::AppendOnly;
+            return PrefixStability::AppendOnly;
         }
         let turns = &self.turns[..early.turns];
         let last_question = turns.iter().rposition(|turn| turn.role == ProbeRole::User).unwrap_or(0);
@@ -136,8 +136,8 @@ impl ProbeConversation {
         let stays =
             |turn: &ProbeMessage| early.prompt.find(turn.marker).is_none_or(|at| at + turn.marker.len() <= same);
         match settled.all(stays) {
-            true => TemplateKind::RewritesLastTurns,
-            false => TemplateKind::Unsafe,
+            true => PrefixStability::RewritesLastTurns,
+            false => PrefixStability::Unsafe,
         }
     }
 }
@@ -145,64 +145,64 @@ impl ProbeConversation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ModelFiles, ModelText, ModelTextSource};
+    use crate::{ModelFiles, ModelTokenizer, ModelTokenizerSource};
     use std::path::Path;
 
     fn folder(path: &str) -> ModelFiles<'static> {
         ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
     }
 
-    fn kind(files: ModelFiles<'_>) -> TemplateKind {
-        ModelText::load(ModelTextSource::Files(files)).unwrap().template_kind()
+    fn kind(files: ModelFiles<'_>) -> PrefixStability {
+        ModelTokenizer::load(ModelTokenizerSource::Files(files)).unwrap().prefix_stability()
     }
 
-    fn of_template(template: &str) -> TemplateKind {
+    fn of_template(template: &str) -> PrefixStability {
         let chat_template = Some(template.as_bytes().to_vec().into());
         kind(ModelFiles { chat_template, ..folder("../../configs/models/tiny") })
     }
 
     #[test]
     fn committed_families_are_classified_correctly() {
-        assert_eq!(kind(folder("../../configs/models/tiny")), TemplateKind::AppendOnly);
+        assert_eq!(kind(folder("../../configs/models/tiny")), PrefixStability::AppendOnly);
         let known = |kind_expected, families: &[&str]| {
             for family in families {
                 assert_eq!(kind(folder(&format!("testdata/models/{family}"))), kind_expected, "{family}");
             }
         };
-        known(TemplateKind::AppendOnly, &["llama_like", "chatml", "gemma3", "phi4_mini", "deepseek_v31"]);
+        known(PrefixStability::AppendOnly, &["llama_like", "chatml", "gemma3", "phi4_mini", "deepseek_v31"]);
         // These drop reasoning, move tools to the newest turn, or render a generation prompt that the assistant
         // message lacks.
-        known(TemplateKind::RewritesLastTurns, &["qwen_like", "mistral_like", "mistral_v7"]);
-        known(TemplateKind::RewritesLastTurns, &["deepseek_r1", "harmony", "glm45", "kimi_k2"]);
+        known(PrefixStability::RewritesLastTurns, &["qwen_like", "mistral_like", "mistral_v7"]);
+        known(PrefixStability::RewritesLastTurns, &["deepseek_r1", "harmony", "glm45", "kimi_k2"]);
     }
 
     #[test]
     fn template_that_counts_messages_at_its_head_is_unsafe() {
         let template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}";
-        assert_eq!(of_template(template), TemplateKind::Unsafe);
+        assert_eq!(of_template(template), PrefixStability::Unsafe);
     }
 
     #[test]
     fn template_that_drops_old_turns_is_unsafe() {
-        assert_eq!(of_template("{% for m in messages[-3:] %}[{{ m.content }}]{% endfor %}"), TemplateKind::Unsafe);
+        assert_eq!(of_template("{% for m in messages[-3:] %}[{{ m.content }}]{% endfor %}"), PrefixStability::Unsafe);
     }
 
     #[test]
     fn template_with_a_dropped_generation_prompt_rewrites_the_last_turn() {
         let template = "{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}{% if add_generation_prompt %}[assistant <think>{% endif %}";
-        assert_eq!(of_template(template), TemplateKind::RewritesLastTurns);
+        assert_eq!(of_template(template), PrefixStability::RewritesLastTurns);
     }
 
     #[test]
     fn template_that_refuses_every_probe_is_unsafe() {
-        assert_eq!(of_template("{{ raise_exception('no') }}"), TemplateKind::Unsafe);
+        assert_eq!(of_template("{{ raise_exception('no') }}"), PrefixStability::Unsafe);
         let files = ModelFiles { chat_template: None, ..folder("../../configs/models/tiny") };
-        assert_eq!(kind(files), TemplateKind::Unsafe);
+        assert_eq!(kind(files), PrefixStability::Unsafe);
     }
 
     #[test]
     fn unsupported_probes_are_skipped_in_classification() {
         let template = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no') }}{% endif %}{{ m.role }}: {{ m.content }};{% endfor %}";
-        assert_eq!(of_template(template), TemplateKind::AppendOnly);
+        assert_eq!(of_template(template), PrefixStability::AppendOnly);
     }
 }

@@ -29,7 +29,7 @@ const PROMPT_FIELDS: [&str; 9] = [
 
 /// Layout of a chat body: position of its message list and digest of its settings.
 #[derive(Clone, Copy, Debug)]
-pub struct ChatLayout<'a> {
+pub struct ChatBodyLayout<'a> {
     pub(crate) body: &'a [u8],
     /// Offset after the opening bracket of the message list.
     list_start: usize,
@@ -39,7 +39,7 @@ pub struct ChatLayout<'a> {
     pub(crate) call_order: CallFieldOrder,
 }
 
-impl<'a> ChatLayout<'a> {
+impl<'a> ChatBodyLayout<'a> {
     /// Builds the layout from the body's fields, in order: their names and the byte ranges of their values. Returns
     /// `None` unless there is exactly one message list.
     pub fn new<'n>(body: &'a [u8], fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>) -> Option<Self> {
@@ -124,7 +124,7 @@ mod tests {
     use crate::ChatBody;
 
     fn of(body: &str) -> Option<(String, u128)> {
-        let layout = ChatLayout::read(body.as_bytes())?;
+        let layout = ChatBodyLayout::read(body.as_bytes())?;
         Some((String::from_utf8(layout.message_list().to_vec()).unwrap(), layout.settings_digest))
     }
 
@@ -152,16 +152,16 @@ mod tests {
     #[test]
     fn layout_requires_exactly_one_message_list() {
         for none in ["{}", "[]", "", r#"{"messages":1}"#, r#"{"messages":[],"messages":[]}"#, r#"{"messages":[]"#] {
-            assert!(ChatLayout::read(none.as_bytes()).is_none(), "{none}");
+            assert!(ChatBodyLayout::read(none.as_bytes()).is_none(), "{none}");
         }
         let outside = [("messages".into(), 3..99)];
-        assert!(ChatLayout::new(b"{}", outside.into_iter()).is_none());
+        assert!(ChatBodyLayout::new(b"{}", outside.into_iter()).is_none());
     }
 
     /// Serde deserializer that only collects the names of a struct's fields.
-    struct FieldNameCollector<'a>(&'a mut Vec<&'static str>);
+    struct FieldNameDeserializer<'a>(&'a mut Vec<&'static str>);
 
-    impl<'de> serde::Deserializer<'de> for FieldNameCollector<'_> {
+    impl<'de> serde::Deserializer<'de> for FieldNameDeserializer<'_> {
         type Error = serde::de::value::Error;
 
         fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn every_prompt_field_is_part_of_the_digest() {
         let mut read = Vec::new();
-        ChatBody::deserialize(FieldNameCollector(&mut read)).unwrap_err();
+        ChatBody::deserialize(FieldNameDeserializer(&mut read)).unwrap_err();
         read.retain(|name| *name != "messages");
         read.sort_unstable();
         let mut decides = PROMPT_FIELDS.to_vec();

@@ -21,14 +21,14 @@ pub(crate) enum RecordOrderError {
 
 /// Position of a record in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RecordPosition {
+pub(crate) enum PositionInChunk {
     First,
     Later,
 }
 
 /// State of a log after some of its records.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct LogReplay {
+pub(crate) struct ReplayedLog {
     vote: Option<Vote>,
     pub(crate) last: Option<LogId>,
     committed: Option<LogId>,
@@ -40,13 +40,13 @@ pub(crate) struct LogReplay {
     records: u64,
 }
 
-impl LogReplay {
+impl ReplayedLog {
     pub(crate) fn apply_record(
         &mut self,
         record: &WalRecord,
-        position: RecordPosition,
+        position: PositionInChunk,
     ) -> Result<(), RecordOrderError> {
-        let leads = position == RecordPosition::First;
+        let leads = position == PositionInChunk::First;
         if leads && !matches!(record, WALRecord::Checkpoint(_)) {
             return Err(RecordOrderError::NoCheckpoint);
         }

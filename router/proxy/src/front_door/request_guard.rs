@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::telemetry::metrics::Metrics;
 
 /// Tracks one request. Dropping it ends the request.
-pub(super) struct RequestTracker {
+pub(super) struct RequestGuard {
     metrics: Arc<Metrics>,
     path: &'static str,
     arrived: Instant,
@@ -23,7 +23,7 @@ pub(super) struct RequestTracker {
 
 const CLIENT_LEFT: u16 = 499;
 
-impl RequestTracker {
+impl RequestGuard {
     pub(super) fn begin(metrics: Arc<Metrics>, path: &'static str, arrived: Instant) -> Self {
         metrics.requests.in_flight.inc();
         Self { metrics, path, arrived, status: None, slot: None }
@@ -47,7 +47,7 @@ impl RequestTracker {
     }
 }
 
-impl Drop for RequestTracker {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let requests = &self.metrics.requests;
         requests.in_flight.dec();
