@@ -79,7 +79,9 @@ impl<'a> ChatBodyLayout<'a> {
 
     /// Parses a body's top-level fields. Returns `None` if it is not a JSON object with one message list.
     pub fn read(body: &'a [u8]) -> Option<Self> {
-        let fields = serde_json::Deserializer::from_slice(body).deserialize_map(FieldSpanVisitor(body)).ok()?;
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        let fields = reader.deserialize_map(FieldSpanVisitor(body)).ok()?;
+        reader.end().ok()?;
         Self::new(body, fields.into_iter())
     }
 
@@ -151,7 +153,10 @@ mod tests {
 
     #[test]
     fn layout_requires_exactly_one_message_list() {
-        for none in ["{}", "[]", "", r#"{"messages":1}"#, r#"{"messages":[],"messages":[]}"#, r#"{"messages":[]"#] {
+        let followed = r#"{"messages":[]}{"messages":[]}"#;
+        for none in
+            ["{}", "[]", "", r#"{"messages":1}"#, r#"{"messages":[],"messages":[]}"#, r#"{"messages":[]"#, followed]
+        {
             assert!(ChatBodyLayout::read(none.as_bytes()).is_none(), "{none}");
         }
         let outside = [("messages".into(), 3..99)];
