@@ -83,7 +83,7 @@ enum BatchReadiness {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum QueueState {
+enum PendingWork {
     /// Somebody waits for a pending command, or the commands fill a batch, or no more can come.
     HasPending,
     /// Nobody waits for the pending commands, which are fewer than a batch may have.
@@ -94,24 +94,24 @@ enum QueueState {
     Drained,
 }
 
-fn queue_state(waiting: &VecDeque<QueuedCommand>, is_closed: bool) -> QueueState {
+fn queue_state(waiting: &VecDeque<QueuedCommand>, is_closed: bool) -> PendingWork {
     let is_background = |queued: &QueuedCommand| queued.urgency == Urgency::Background;
     match (waiting.is_empty(), is_closed) {
-        (true, true) => QueueState::Drained,
-        (true, false) => QueueState::QueueOpen,
-        (false, false) if waiting.len() < MAX_BATCH && waiting.iter().all(is_background) => QueueState::HasBackground,
-        (false, _) => QueueState::HasPending,
+        (true, true) => PendingWork::Drained,
+        (true, false) => PendingWork::QueueOpen,
+        (false, false) if waiting.len() < MAX_BATCH && waiting.iter().all(is_background) => PendingWork::HasBackground,
+        (false, _) => PendingWork::HasPending,
     }
 }
 
 /// Decides the next action from one reading of the clock. If a batch is not due yet, the writer waits for it.
-fn next_step(pace: BatchReadiness, left: QueueState, last_sent: Duration) -> WriterStep {
+fn next_step(pace: BatchReadiness, left: PendingWork, last_sent: Duration) -> WriterStep {
     match (pace, left) {
-        (_, QueueState::Drained) | (BatchReadiness::Full, _) => WriterStep::WaitForAnswer,
+        (_, PendingWork::Drained) | (BatchReadiness::Full, _) => WriterStep::WaitForAnswer,
         (BatchReadiness::Early, _) => WriterStep::WaitUntilDue,
-        (BatchReadiness::Due, QueueState::HasBackground) if last_sent < BACKGROUND_INTERVAL => WriterStep::Collect,
-        (BatchReadiness::Due, QueueState::HasPending | QueueState::HasBackground) => WriterStep::Send,
-        (BatchReadiness::Due, QueueState::QueueOpen) => WriterStep::TakeFromQueue,
+        (BatchReadiness::Due, PendingWork::HasBackground) if last_sent < BACKGROUND_INTERVAL => WriterStep::Collect,
+        (BatchReadiness::Due, PendingWork::HasPending | PendingWork::HasBackground) => WriterStep::Send,
+        (BatchReadiness::Due, PendingWork::QueueOpen) => WriterStep::TakeFromQueue,
     }
 }
 
@@ -225,11 +225,11 @@ impl CommandWriter {
         // The client was forgotten, or there is none yet: open a new one. The batch is ordered only after that, so
         // nothing else is sent until it is answered.
         let sent = match std::mem::replace(&mut self.client_state, LedgerClientState::Opening) {
-            LedgerClientState::New => UnansweredBatch::NeedsClient(commands),
+            LedgerClientState::New => InFlightBatch::NeedsClient(commands),
             known @ (LedgerClientState::Opening | LedgerClientState::Open) => {
                 self.client_state = known;
                 let delivery = CommandDelivery::new(core.clone(), submissions(commands, first, self.client), deadline);
-                UnansweredBatch::FirstAttempt(self.client, delivery.first_attempt().await)
+                InFlightBatch::FirstAttempt(self.client, delivery.first_attempt().await)
             }
         };
         async move {
@@ -280,14 +280,14 @@ fn ends_client(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
 }
 
 /// A batch whose order is fixed.
-enum UnansweredBatch {
+enum InFlightBatch {
     /// Its client must be opened first.
     NeedsClient(Vec<Command>),
     /// Its first attempt was sent as this client.
     FirstAttempt(ClientId, CommandDelivery),
 }
 
-impl UnansweredBatch {
+impl InFlightBatch {
     /// Waits for the outcomes; returns the client that was opened for the batch, if any.
     async fn await_answer(
         self,
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn a_pending_batch_is_sent_or_its_deadline_is_awaited() {
         let next_step = |pace, left| next_step(pace, left, Duration::ZERO);
-        for left in [QueueState::HasPending, QueueState::HasBackground, QueueState::QueueOpen] {
+        for left in [PendingWork::HasPending, PendingWork::HasBackground, PendingWork::QueueOpen] {
             assert_eq!(
                 (next_step(BatchReadiness::Early, left), next_step(BatchReadiness::Full, left)),
                 (WriterStep::WaitUntilDue, WriterStep::WaitForAnswer)
@@ -390,28 +390,28 @@ mod tests {
         }
         assert_eq!(
             (
-                next_step(BatchReadiness::Due, QueueState::HasPending),
-                next_step(BatchReadiness::Due, QueueState::QueueOpen)
+                next_step(BatchReadiness::Due, PendingWork::HasPending),
+                next_step(BatchReadiness::Due, PendingWork::QueueOpen)
             ),
             (WriterStep::Send, WriterStep::TakeFromQueue)
         );
         for pace in [BatchReadiness::Full, BatchReadiness::Early, BatchReadiness::Due] {
-            assert_eq!(next_step(pace, QueueState::Drained), WriterStep::WaitForAnswer);
+            assert_eq!(next_step(pace, PendingWork::Drained), WriterStep::WaitForAnswer);
         }
     }
 
     #[test]
     fn background_commands_wait_for_others_but_never_long() {
-        let next_step = |last_sent| next_step(BatchReadiness::Due, QueueState::HasBackground, last_sent);
+        let next_step = |last_sent| next_step(BatchReadiness::Due, PendingWork::HasBackground, last_sent);
         assert_eq!(next_step(BACKGROUND_INTERVAL / 2), WriterStep::Collect);
         assert_eq!(next_step(BACKGROUND_INTERVAL), WriterStep::Send);
         let mut waiting: VecDeque<_> = (0..MAX_BATCH - 1).map(|_| background()).collect();
-        assert_eq!(queue_state(&waiting, false), QueueState::HasBackground);
-        assert_eq!(queue_state(&waiting, true), QueueState::HasPending, "nothing more can come");
+        assert_eq!(queue_state(&waiting, false), PendingWork::HasBackground);
+        assert_eq!(queue_state(&waiting, true), PendingWork::HasPending, "nothing more can come");
         waiting.push_back(background());
-        assert_eq!(queue_state(&waiting, false), QueueState::HasPending, "the batch is full");
+        assert_eq!(queue_state(&waiting, false), PendingWork::HasPending, "the batch is full");
         waiting.truncate(1);
         waiting.push_back(queued(1).unwrap());
-        assert_eq!(queue_state(&waiting, false), QueueState::HasPending, "somebody waits for it");
+        assert_eq!(queue_state(&waiting, false), PendingWork::HasPending, "somebody waits for it");
     }
 }

@@ -14,7 +14,7 @@ use vocabulary::{ClientId, ClientSerial, NodeId};
 use crate::error::SubmitError;
 use crate::node_core::{KnownLeader, NodeCore};
 use crate::node_folder::random_u128;
-use crate::peers::{Lane, PeerError, PeerMethod, PendingReply};
+use crate::peers::{AwaitedReply, Lane, PeerError, PeerMethod};
 use crate::proposal::{ProposalBatch, ProposalResult, ReturnedSubmissions, SubmissionFate};
 
 /// Wait before the same leader is asked again.
@@ -41,7 +41,7 @@ impl From<ProposalResult> for SubmitReply {
 }
 
 /// The batch in the form that the last attempt needed.
-enum SubmissionBatch {
+enum RetryableBatch {
     Plain(Vec<Submission>),
     Encoded(Bytes),
 }
@@ -49,7 +49,7 @@ enum SubmissionBatch {
 enum PendingAttempt {
     /// Sent to this node's own proposer.
     Local(oneshot::Receiver<ProposalResult>),
-    Remote(NodeId, PendingReply),
+    Remote(NodeId, AwaitedReply),
 }
 
 /// How often a batch may be sent to a leader.
@@ -64,7 +64,7 @@ enum AttemptLimit {
 pub(crate) struct CommandDelivery {
     core: Arc<NodeCore>,
     /// Empty while the proposer has it.
-    batch: SubmissionBatch,
+    batch: RetryableBatch,
     deadline: Instant,
     /// What is known of the batch if no answer arrives any more.
     fate: SubmissionFate,
@@ -101,7 +101,7 @@ impl CommandDelivery {
     pub(crate) fn new(core: Arc<NodeCore>, submissions: Vec<Submission>, deadline: Instant) -> Self {
         Self {
             core,
-            batch: SubmissionBatch::Plain(submissions),
+            batch: RetryableBatch::Plain(submissions),
             deadline,
             fate: SubmissionFate::NotAccepted,
             attempt: None,
@@ -168,15 +168,15 @@ impl CommandDelivery {
     }
 
     async fn send_local(&mut self) -> Option<PendingAttempt> {
-        let submissions = match std::mem::replace(&mut self.batch, SubmissionBatch::Plain(Vec::new())) {
-            SubmissionBatch::Plain(submissions) => submissions,
-            SubmissionBatch::Encoded(bytes) => rmp_serde::from_slice(&bytes).expect("what was encoded here decodes"),
+        let submissions = match std::mem::replace(&mut self.batch, RetryableBatch::Plain(Vec::new())) {
+            RetryableBatch::Plain(submissions) => submissions,
+            RetryableBatch::Encoded(bytes) => rmp_serde::from_slice(&bytes).expect("what was encoded here decodes"),
         };
         let (answer, answered) = oneshot::channel();
         match self.core.proposals.send(ProposalBatch { submissions, answer }).await {
             Ok(()) => Some(PendingAttempt::Local(answered)),
             Err(closed) => {
-                self.batch = SubmissionBatch::Plain(closed.0.submissions);
+                self.batch = RetryableBatch::Plain(closed.0.submissions);
                 None
             }
         }
@@ -184,10 +184,10 @@ impl CommandDelivery {
 
     async fn send_to_leader(&mut self, leader: NodeId) -> Option<PendingAttempt> {
         let bytes = match &self.batch {
-            SubmissionBatch::Encoded(bytes) => bytes.clone(),
-            SubmissionBatch::Plain(submissions) => {
+            RetryableBatch::Encoded(bytes) => bytes.clone(),
+            RetryableBatch::Plain(submissions) => {
                 let bytes = Bytes::from(rmp_serde::to_vec(submissions).expect("submissions encode"));
-                self.batch = SubmissionBatch::Encoded(bytes.clone());
+                self.batch = RetryableBatch::Encoded(bytes.clone());
                 bytes
             }
         };
@@ -200,7 +200,7 @@ impl CommandDelivery {
             PendingAttempt::Local(answered) => match answered.await {
                 Ok(Ok(outcomes)) => Ok(outcomes),
                 Ok(Err(ReturnedSubmissions { submissions, fate })) => {
-                    self.batch = SubmissionBatch::Plain(submissions);
+                    self.batch = RetryableBatch::Plain(submissions);
                     Err(fate)
                 }
                 // The proposer was dropped with the batch; this node is closing.

@@ -28,11 +28,11 @@ use crate::node_folder::{ClusterId, NodeFolder};
 use crate::node_observer::NodeStateMachine;
 use crate::node_options::Options;
 use crate::peers::socket::DialDelegate as _;
-use crate::peers::{AbortingTask, PeerClient, PeerService, PeerTls, PeerTopic};
+use crate::peers::{AbortingTask, ClusterPeers, PeerService, PeerTls, RouterTopic};
 use crate::raft::TokioTypeConfig;
 use crate::read::{self, ReadError};
 use crate::startup::{self, START_TIMEOUT, StartedNode};
-use crate::supervision::Supervision;
+use crate::supervision::SupervisedTasks;
 
 /// How long a closing leader waits for another one to take over.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -47,7 +47,7 @@ const SNAPSHOT_RETRY_DELAY: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct OwnershipDirectory {
     core: Arc<NodeCore>,
-    peers: PeerClient,
+    peers: ClusterPeers,
     lease: Duration,
     tasks: Mutex<Vec<AbortingTask>>,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -77,7 +77,7 @@ impl OwnershipDirectory {
             let settled = startup::await_membership(&core, address, &options).await;
             tasks.extend(settled.map_err(|error| start_failure(&core, error))?);
         }
-        let peers = PeerClient { registry: core.registry.clone() };
+        let peers = ClusterPeers { registry: core.registry.clone() };
         let (tasks, writer) = (Mutex::new(tasks), Mutex::new(Some(writer)));
         Ok(Self { core, peers, lease: options.lease, tasks, writer, _folder: folder })
     }
@@ -218,12 +218,12 @@ impl OwnershipDirectory {
     }
 
     /// Returns the other nodes, for calls between routers outside Raft.
-    pub fn peers(&self) -> &PeerClient {
+    pub fn peers(&self) -> &ClusterPeers {
         &self.peers
     }
 
     /// Registers the service that answers other nodes' calls on a topic.
-    pub fn serve_peers(&self, topic: PeerTopic, service: Arc<dyn PeerService>) {
+    pub fn serve_peers(&self, topic: RouterTopic, service: Arc<dyn PeerService>) {
         self.core.registry.register_service(topic, service);
     }
 
@@ -239,7 +239,7 @@ impl OwnershipDirectory {
     }
 
     /// Returns the supervisor of the tasks that run as long as this node does.
-    pub fn supervision(&self) -> &Arc<Supervision> {
+    pub fn supervision(&self) -> &Arc<SupervisedTasks> {
         &self.core.supervision
     }
 

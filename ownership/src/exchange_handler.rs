@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::delivery::SubmitReply;
-use crate::node_core::{LeaderTransfer, NodeCore};
+use crate::node_core::{AnnouncedTransfer, NodeCore};
 use crate::peers::caller_identity::CallerIdentity;
 use crate::peers::{self, ExchangeHandler, IncomingExchange, MAX_CALL_BYTES, PeerError, PeerMethod, ReplySender};
 use crate::proposal::ProposalBatch;
@@ -87,7 +87,7 @@ impl NodeCore {
                 let request: TransferLeaderRequest<TokioTypeConfig> = peers::decode(&question)?;
                 let request = self.check_plausible(from, *request.from_leader(), request)?;
                 let (leadership, to) = (*request.from_leader(), NodeId(*request.to_node_id()));
-                *self.transfer.lock() = Some(LeaderTransfer { from: leadership, to });
+                *self.transfer.lock() = Some(AnnouncedTransfer { from: leadership, to });
                 encode(&self.raft.handle_transfer_leader(request).await.map_err(failed_error)?)
             }
             PeerMethod::Submit => encode(&self.submit_forwarded(peers::decode(&question)?).await),
@@ -126,7 +126,7 @@ impl NodeCore {
     /// while the leader is alive.
     fn is_chosen_successor(&self, node: NodeId) -> bool {
         let from = self.raft.metrics().borrow_watched().vote;
-        *self.transfer.lock() == Some(LeaderTransfer { from, to: node })
+        *self.transfer.lock() == Some(AnnouncedTransfer { from, to: node })
     }
 
     /// Decodes entries, and fails if this release cannot read one of them: such an entry must never be skipped.

@@ -15,7 +15,9 @@ use crate::joining::JoinRequest;
 use crate::members::{EnrolRequest, MemberChange};
 use crate::node_folder::ClusterId;
 use crate::peers::frame::{self, PeerFrame};
-use crate::peers::handshake::{CalleeState, Hello, RemovalStatus, Welcome, check_hello, receive_message, send_message};
+use crate::peers::handshake::{
+    Hello, HelloCheckInputs, RemovalStatus, Welcome, check_hello, receive_message, send_message,
+};
 use crate::peers::{self, PeerError, PeerMethod};
 use crate::raft::TokioTypeConfig;
 use crate::snapshot_stream::SnapshotStreamHeader;
@@ -49,7 +51,7 @@ pub fn fuzz_connection(bytes: &[u8]) {
 }
 
 fn admit_hello(hello: &Hello) {
-    let callee = CalleeState { welcome: &OWN, level: 2, is_retired: RemovalStatus::No };
+    let callee = HelloCheckInputs { welcome: &OWN, level: 2, is_retired: RemovalStatus::No };
     if check_hello(hello, callee).is_ok() {
         assert!(hello.node.is_none() || hello.cluster == Some(OWN.cluster), "it has not named its cluster");
         assert!(hello.node != Some(OWN.node), "it is this node itself");

@@ -97,14 +97,14 @@ pub(crate) async fn enrol(core: &NodeCore, from: NodeId, enrolment: EnrolRequest
 /// State that a joining node persists until it is a member.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct PendingJoin {
+pub(crate) struct PersistedJoin {
     nonce: String,
     pub(crate) seeds: Vec<String>,
 }
 
 const JOIN_FILE: &str = "joining.json";
 
-impl PendingJoin {
+impl PersistedJoin {
     /// Reads the state of an earlier attempt.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, LedgerNodeError> {
         read_json(&folder.join(JOIN_FILE))
@@ -159,7 +159,7 @@ pub(crate) async fn request_admission(
     unidentified: UnidentifiedNode,
     within: Duration,
 ) -> Result<NodeIdentity, LedgerNodeError> {
-    let joining = PendingJoin::begin_or_resume(folder, seeds)?;
+    let joining = PersistedJoin::begin_or_resume(folder, seeds)?;
     let application = JoinRequest { nonce: joining.nonce(folder)?, address: address.to_owned() };
     let question = Bytes::from(rmp_serde::to_vec(&application).expect("plain values encode"));
     let directions: Arc<dyn DialDelegate> = Arc::new(unidentified);

@@ -63,10 +63,10 @@ pub use members::{ClusterMember, MemberChange, MemberError, MemberRole};
 pub use node_folder::ClusterId;
 pub use node_options::{ClusterOptions, ElectionTimers, Options};
 pub use peers::{
-    CALL_TIMEOUT, HandshakeRefusal, MAX_CALL_BYTES, PeerClient, PeerError, PeerService, PeerTopic, TlsFiles,
+    CALL_TIMEOUT, ClusterPeers, HandshakeRefusal, MAX_CALL_BYTES, PeerError, PeerService, RouterTopic, TlsFiles,
 };
 pub use read::ReadError;
-pub use supervision::Supervision;
+pub use supervision::SupervisedTasks;
 
 #[cfg(test)]
 mod damage_tests;

@@ -30,7 +30,7 @@ use crate::peers::PeerRegistry;
 use crate::proposal::ProposalBatch;
 use crate::raft::{TokioTypeConfig, Vote};
 use crate::remote_members::MemberAddressCache;
-use crate::supervision::Supervision;
+use crate::supervision::SupervisedTasks;
 
 type Metrics = openraft::RaftMetrics<TokioTypeConfig>;
 type CommittedLeaderId = CommittedLeaderIdOf<TokioTypeConfig>;
@@ -49,12 +49,12 @@ pub(crate) struct NodeCore {
     pub(crate) leader_contact: LeaderContact,
     pub(crate) freshness: FreshnessClock<InstantOf<TokioTypeConfig>>,
     /// Last leadership transfer that this node knows of.
-    pub(crate) transfer: Mutex<Option<LeaderTransfer>>,
+    pub(crate) transfer: Mutex<Option<AnnouncedTransfer>>,
     /// Members, as other members report them.
     pub(crate) remote_members: MemberAddressCache,
     /// Configured join addresses.
     pub(crate) seeds: Vec<String>,
-    pub(crate) supervision: Arc<Supervision>,
+    pub(crate) supervision: Arc<SupervisedTasks>,
     leader_state: LeaderState,
     /// Queue of this node's commands; `None` once the node is closing.
     queue: Mutex<Option<mpsc::Sender<QueuedCommand>>>,
@@ -81,7 +81,7 @@ pub(crate) struct NodeCoreParts {
 
 /// A leadership transfer that the leader itself announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct LeaderTransfer {
+pub(crate) struct AnnouncedTransfer {
     /// Leadership that ends.
     pub(crate) from: Vote,
     pub(crate) to: NodeId,

@@ -32,8 +32,8 @@ pub use error::{HandshakeRefusal, PeerError};
 pub(crate) use handshake::Lane;
 pub(crate) use listener::PeerListener;
 pub(crate) use method::PeerMethod;
-pub use method::PeerTopic;
-pub(crate) use peer_link::{ExchangeSender, PeerLink, PendingReply, ReplyReceiver};
+pub use method::RouterTopic;
+pub(crate) use peer_link::{AwaitedReply, ExchangeReceiver, ExchangeSender, PeerLink};
 pub(crate) use registry::PeerRegistry;
 pub(crate) use served_connection::{ExchangeHandler, IncomingExchange, ReplySender};
 pub use service::PeerService;
@@ -54,24 +54,24 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The other nodes of the cluster, as routers see them.
 #[derive(Clone)]
-pub struct PeerClient {
+pub struct ClusterPeers {
     pub(crate) registry: Arc<PeerRegistry>,
 }
 
-impl fmt::Debug for PeerClient {
+impl fmt::Debug for ClusterPeers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerClient").field("others", &self.others()).finish()
+        f.debug_struct("ClusterPeers").field("others", &self.others()).finish()
     }
 }
 
-impl PeerClient {
+impl ClusterPeers {
     /// Returns all members but this node, by id, whether reachable or not.
     pub fn others(&self) -> Vec<NodeId> {
         self.registry.others()
     }
 
     /// Calls another node. At most `MAX_CALL_BYTES` bytes each way and `CALL_TIMEOUT` long; not retried.
-    pub async fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> Result<Bytes, PeerError> {
+    pub async fn call(&self, node: NodeId, topic: RouterTopic, question: Bytes) -> Result<Bytes, PeerError> {
         let bytes = question.len();
         if bytes > MAX_CALL_BYTES {
             return Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_CALL_BYTES as u64 });

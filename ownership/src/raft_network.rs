@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use vocabulary::NodeId;
 
 use crate::peers::socket::{DialDelegate, DialError};
-use crate::peers::{self, ExchangeSender, Lane, PeerError, PeerLink, PeerMethod, PeerRegistry, ReplyReceiver};
+use crate::peers::{self, ExchangeReceiver, ExchangeSender, Lane, PeerError, PeerLink, PeerMethod, PeerRegistry};
 use crate::raft::{TokioTypeConfig, Vote};
 use crate::snapshot_stream::{CHUNK_BYTES, SnapshotStreamHeader};
 use crate::terms::{self, MessagePositions};
@@ -275,7 +275,7 @@ struct EntryStream<'s, S> {
     client: &'s RaftClient,
     /// `None` once the input has ended.
     input: Option<S>,
-    exchange: Option<(ExchangeSender, ReplyReceiver)>,
+    exchange: Option<(ExchangeSender, ExchangeReceiver)>,
     unanswered: usize,
 }
 
@@ -346,7 +346,7 @@ async fn next_input<S: Stream + Unpin>(input: &mut Option<S>) -> Option<S::Item>
     input.as_mut()?.next().await
 }
 
-async fn next_answer(open: &mut Option<(ExchangeSender, ReplyReceiver)>) -> Result<Bytes, PeerError> {
+async fn next_answer(open: &mut Option<(ExchangeSender, ExchangeReceiver)>) -> Result<Bytes, PeerError> {
     let Some((_, answers)) = open else { return Err(PeerError::Failed("nothing was asked".into())) };
     let late = |_| PeerError::TimedOut { millis: APPEND_TIMEOUT.as_millis() as u64 };
     let answer = pin!(tokio::time::timeout(APPEND_TIMEOUT, answers.recv()));

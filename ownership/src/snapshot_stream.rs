@@ -29,16 +29,16 @@ pub(crate) struct SnapshotStreamHeader {
 
 /// Disk space that incoming snapshots will still need: each alone may fit, but not all of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReservedDiskSpace(Arc<Mutex<u64>>);
+pub(crate) struct DiskReservations(Arc<Mutex<u64>>);
 
 /// Disk space reserved for one snapshot until it is installed or given up.
 #[derive(Debug)]
 pub(crate) struct DiskReservation {
-    space: ReservedDiskSpace,
+    space: DiskReservations,
     bytes: u64,
 }
 
-impl ReservedDiskSpace {
+impl DiskReservations {
     /// Reserves space for a snapshot of `bytes` bytes in `folder`.
     pub(crate) fn reserve(&self, folder: &Path, bytes: u64) -> Result<DiskReservation, PeerError> {
         self.reserve_with(|| free_bytes(folder), bytes)
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use crate::raft::TokioTypeConfig;
 
-    fn of(space: &ReservedDiskSpace, free: u64, bytes: u64) -> Result<DiskReservation, PeerError> {
+    fn of(space: &DiskReservations, free: u64, bytes: u64) -> Result<DiskReservation, PeerError> {
         space.reserve_with(|| Ok(free), bytes)
     }
 
@@ -158,7 +158,7 @@ mod tests {
             sender.send(Bytes::from_static(chunk)).await.unwrap();
         }
         drop(sender);
-        let mut reserved = ReservedDiskSpace::default().reserve(folder.path(), bytes)?;
+        let mut reserved = DiskReservations::default().reserve(folder.path(), bytes)?;
         let mut file = receive((folder.path(), &mut reserved), bytes, (receiver, Duration::from_secs(60))).await?;
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
         let mut whole = Vec::new();
@@ -184,7 +184,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (sender, receiver) = mpsc::channel(8);
         sender.send(Bytes::from_static(b"snap")).await.unwrap();
-        let mut reserved = ReservedDiskSpace::default().reserve(folder.path(), 9).unwrap();
+        let mut reserved = DiskReservations::default().reserve(folder.path(), 9).unwrap();
         let place = (folder.path(), &mut reserved);
         let given_up = receive(place, 9, (receiver, Duration::from_millis(20))).await.unwrap_err();
         assert!(matches!(given_up, PeerError::TimedOut { millis: 20 }), "{given_up}");
@@ -196,13 +196,13 @@ mod tests {
         let error = check(u64::MAX / 4, &[b"snap"]).await.unwrap_err().to_string();
         assert!(error.contains("free space in its data directory"), "{error}");
         assert!(
-            of(&ReservedDiskSpace::default(), 100, 50).is_ok() && of(&ReservedDiskSpace::default(), 100, 51).is_err()
+            of(&DiskReservations::default(), 100, 50).is_ok() && of(&DiskReservations::default(), 100, 51).is_err()
         );
     }
 
     #[test]
     fn two_snapshots_that_fit_only_separately_are_not_received_together() {
-        let space = ReservedDiskSpace::default();
+        let space = DiskReservations::default();
         let mut first = of(&space, 100, 30).unwrap();
         let message = of(&space, 100, 30).unwrap_err().to_string();
         assert!(message.contains("60 of them for others"), "{message}");
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn free_space_is_read_while_no_reservation_changes() {
-        let space = ReservedDiskSpace::default();
+        let space = DiskReservations::default();
         let mut first = of(&space, 100, 30).unwrap();
         let second = space.reserve_with(
             || {

@@ -17,7 +17,7 @@ use crate::command_queue::QueuedCommand;
 use crate::data_dir_watch::{self, DataDirWatch};
 use crate::error::LedgerNodeError;
 use crate::failure::{start_failure, unsupported_level};
-use crate::joining::{self, PendingJoin, UnidentifiedNode};
+use crate::joining::{self, PersistedJoin, UnidentifiedNode};
 use crate::log_loss::refuse_log_loss;
 use crate::log_store::LogStore;
 use crate::members::is_retired;
@@ -232,7 +232,7 @@ fn join_seeds(folder: &LockedFolder, options: &Options) -> Result<Vec<String>, L
     if !options.peering.join.is_empty() {
         return Ok(options.peering.join.clone());
     }
-    let pending = PendingJoin::read(&folder.root)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = PersistedJoin::read(&folder.root)?.map(|joining| joining.seeds).unwrap_or_default();
     if !pending.is_empty() {
         let (data_dir, members) = (folder.root.display(), pending.join(", "));
         tracing::info!(%data_dir, members, "resuming the unfinished join of this data directory; to found a new cluster, start with an empty directory");
@@ -242,7 +242,7 @@ fn join_seeds(folder: &LockedFolder, options: &Options) -> Result<Vec<String>, L
 
 /// Returns all member addresses that this node was given: configured ones, and those of an unfinished join.
 fn known_members(options: &Options) -> Result<Vec<String>, LedgerNodeError> {
-    let pending = PendingJoin::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
+    let pending = PersistedJoin::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
     let all: BTreeSet<String> = options.peering.join.iter().cloned().chain(pending).collect();
     Ok(all.into_iter().collect())
 }
@@ -341,7 +341,7 @@ pub(crate) async fn await_membership(
     address: String,
     options: &Options,
 ) -> Result<Option<AbortingTask>, LedgerNodeError> {
-    let joining = PendingJoin::read(&options.data_dir)?;
+    let joining = PersistedJoin::read(&options.data_dir)?;
     let is_new = joining.is_some();
     let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
     if !is_new {

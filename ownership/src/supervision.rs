@@ -26,7 +26,7 @@ const ALARM_WINDOW: Duration = Duration::from_secs(300);
 
 /// Tasks that ended unexpectedly.
 #[derive(Debug, Default)]
-pub struct Supervision {
+pub struct SupervisedTasks {
     task_ends: Mutex<BTreeMap<&'static str, UnexpectedTaskEnds>>,
     /// Fail points by which tests end a task.
     fail_points: Mutex<BTreeMap<&'static str, Arc<Notify>>>,
@@ -39,7 +39,7 @@ struct UnexpectedTaskEnds {
     last: Instant,
 }
 
-impl Supervision {
+impl SupervisedTasks {
     /// Returns how often each task ended unexpectedly.
     pub fn unexpected_ends(&self) -> BTreeMap<&'static str, u64> {
         self.task_ends.lock().iter().map(|(name, ends)| (*name, ends.times)).collect()
@@ -94,7 +94,7 @@ impl Supervision {
         tokio::spawn(self.kept(name, begin))
     }
 
-    /// Like [`Supervision::supervise`], but the caller spawns the returned future. Several tasks may share a name.
+    /// Like [`SupervisedTasks::supervise`], but the caller spawns the returned future. Several tasks may share a name.
     pub fn kept<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
@@ -152,7 +152,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panicking_task_is_counted_and_restarted_until_it_returns() {
-        let (supervision, (sender, mut receiver)) = (Arc::new(Supervision::default()), mpsc::channel(8));
+        let (supervision, (sender, mut receiver)) = (Arc::new(SupervisedTasks::default()), mpsc::channel(8));
         let mut life = 0;
         let task = supervision.supervise("ticker", move || {
             let sender = sender.clone();
@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_without_an_end_that_returns_is_counted_and_begun_anew() {
-        let (supervision, (sender, mut receiver)) = (Arc::new(Supervision::default()), mpsc::channel(8));
+        let (supervision, (sender, mut receiver)) = (Arc::new(SupervisedTasks::default()), mpsc::channel(8));
         let task = supervision.supervise_forever("ticker", move || {
             let sender = sender.clone();
             async move { sender.send(()).await.unwrap() }
@@ -189,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_is_known_as_long_as_one_task_has_it() {
-        let (supervision, (hold, held)) = (Arc::new(Supervision::default()), mpsc::channel::<()>(1));
+        let (supervision, (hold, held)) = (Arc::new(SupervisedTasks::default()), mpsc::channel::<()>(1));
         let long = supervision.supervise("probes", move || {
             let hold = hold.clone();
             async move { hold.closed().await }
@@ -203,7 +203,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_aborted_task_does_not_count_as_an_unexpected_end() {
-        let (supervision, (hold, mut held)) = (Arc::new(Supervision::default()), mpsc::channel::<()>(1));
+        let (supervision, (hold, mut held)) = (Arc::new(SupervisedTasks::default()), mpsc::channel::<()>(1));
         let task = supervision.supervise("ticker", move || {
             let hold = hold.clone();
             async move { hold.closed().await }

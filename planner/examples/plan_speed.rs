@@ -10,8 +10,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    AttentionSpec, CompressedKv, DisabledFeatures, LayerState, OccupancyModel, OccupancyView, PlanningInputs, Policy,
-    RequestProfile, SessionView, StepFootprint, StepKind, TransferPermission, WindowCheckpointInterval, plan,
+    AttentionSpec, DisabledFeatures, LayerState, OccupancyModel, OccupancyView, PlanningInputs, Policy, RequestProfile,
+    SequenceCompressedKv, SessionView, StepFootprint, StepKind, TransferPermission, WindowCheckpointInterval, plan,
 };
 use vocabulary::{
     Blocks, Bytes, DpRank, EngineSpeed, Epoch, Incarnation, KvIndexState, KvLink, KvLinkCapability, Micros, ModelId,
@@ -81,7 +81,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
 }
 
 fn hybrid() -> AttentionSpec {
-    let layer = |ratio, index| CompressedKv {
+    let layer = |ratio, index| SequenceCompressedKv {
         compression_ratio: Tokens(ratio),
         entry_size: Bytes(640),
         index_entry_size: Bytes(index),

@@ -15,10 +15,10 @@ mod spec;
 
 pub use checkpoints::{WindowCheckpointCosts, WindowCheckpointInterval};
 pub use error::SpecError;
-pub use layer::{CompressedKv, DenseKv, LatentKv, LayerState, StateKind, WindowKv};
+pub use layer::{DenseKv, LatentKv, LayerState, SequenceCompressedKv, StateKind, WindowKv};
 pub use restore::{RestorablePrefix, RestoreSplit};
-pub use shape::{EngineInstances, KvTransferGroups, ParallelShape, ShapeError, check_kv_compatibility};
-pub use spec::{AttentionSpec, BlockLayout, BlockPart};
+pub use shape::{EngineInstances, KvTransferGroups, ParallelShape, ParallelShapeError, check_kv_compatibility};
+pub use spec::{AttentionSpec, BlockLayout, LayerBlockSlice};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use vocabulary::{Bytes, Micros, Tokens};
 
-use crate::candidate_inputs::{CandidateInputs, FabricShortlist, FabricShortlists};
+use crate::candidate_table::{CandidateTable, FabricShortlist, FabricShortlists};
 use crate::cost::{CostModel, MissingKvSource, TargetCostInputs, sequential_terms};
 use crate::lcm::lcm;
 use crate::worker_candidate::WorkerCandidate;
@@ -16,7 +16,7 @@ use crate::{
 
 /// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
 /// first.
-pub(crate) fn candidates(layout: &CandidateInputs<'_>) -> Vec<PlanCandidate> {
+pub(crate) fn candidates(layout: &CandidateTable<'_>) -> Vec<PlanCandidate> {
     let cost_model = CostModel::new(&layout.inputs, layout.session_lookup);
     let offers_transfers = layout.inputs.policy.policy == SelectionRule::LowestCost
         && layout.inputs.request.transfers == TransferPermission::Allowed;
@@ -30,7 +30,7 @@ pub(crate) fn candidates(layout: &CandidateInputs<'_>) -> Vec<PlanCandidate> {
 }
 
 struct CandidateBuilder<'a> {
-    layout: &'a CandidateInputs<'a>,
+    layout: &'a CandidateTable<'a>,
     cost_model: CostModel<'a>,
     fabrics: Option<FabricShortlists<'a>>,
     /// Costs of the most recent sources, by source and prefix length: a few sources help all targets.

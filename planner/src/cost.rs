@@ -6,7 +6,7 @@
 use vocabulary::{Bytes, KvLink, Micros, Tokens};
 
 use crate::cached_prefix::CachedPrefix;
-use crate::eviction_cost::CopyKind;
+use crate::eviction_cost::StoredKvKind;
 use crate::kv_occupancy::SessionLookup;
 use crate::micros::{micros, valid_or_zero};
 use crate::worker_candidate::WorkerCandidate;
@@ -137,14 +137,14 @@ impl<'a> CostModel<'a> {
                 * at.view.speeds.decode_slowdown.0 as f64
                 * self.request.expected_output_tokens.0 as f64,
             stall: self.stall_time(at),
-            eviction: self.eviction_cost(at, end - at.prefix.on_device(), CopyKind::Resident),
+            eviction: self.eviction_cost(at, end - at.prefix.on_device(), StoredKvKind::Resident),
         }
     }
 
     /// Returns the terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
     pub(crate) fn source_terms(&self, at: &WorkerCandidate<'_>, to: Tokens) -> CostTerms {
         CostTerms {
-            eviction: self.eviction_cost(at, to - at.prefix.on_device(), CopyKind::Transfer),
+            eviction: self.eviction_cost(at, to - at.prefix.on_device(), StoredKvKind::Transfer),
             ..self.source_terms_without_eviction(at, to)
         }
     }

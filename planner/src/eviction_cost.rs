@@ -15,7 +15,7 @@ const MAX_STALLED_ANSWERS: f64 = 4.0;
 
 /// Whether stored KV will grow.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CopyKind {
+pub(crate) enum StoredKvKind {
     /// The session stays at the worker, and grows.
     Resident,
     /// A copy made for a transfer.
@@ -32,11 +32,11 @@ impl CostModel<'_> {
     /// `max_session_growth_tokens` and an eighth of the memory. Half of the active sessions count as delayed answers.
     /// The session's own stale KV is a victim that never returns. Tokens for which no victim can make room cost
     /// `UNEVICTABLE_WAIT_FACTOR` x their compute time.
-    pub(crate) fn eviction_cost(&self, at: &WorkerCandidate<'_>, stored: Tokens, kind: CopyKind) -> Micros {
+    pub(crate) fn eviction_cost(&self, at: &WorkerCandidate<'_>, stored: Tokens, kind: StoredKvKind) -> Micros {
         if at.view.capacity.kv == Tokens::ZERO || self.eviction == 0.0 {
             return Micros::ZERO;
         }
-        let growth = if kind == CopyKind::Resident { at.expected_growth(self.inputs) } else { Tokens::ZERO };
+        let growth = if kind == StoredKvKind::Resident { at.expected_growth(self.inputs) } else { Tokens::ZERO };
         match stored + growth - at.headroom.free {
             Tokens::ZERO => Micros::ZERO,
             missing => self.shortfall_cost(at, stored, missing),

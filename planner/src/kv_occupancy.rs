@@ -17,11 +17,11 @@ use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId
 
 use crate::return_model::{self, ReturnModel, ReturnPattern};
 use answer_lengths::AnswerLengths;
-pub use prefill_load::PrefillLoad;
 use prefill_load::PrefillLoadAverage;
+pub use prefill_load::RecentPrefillLoad;
 pub use rank_headroom::EvictionVictim;
 pub(crate) use rank_headroom::{RankHeadroom, SessionLookup};
-pub use rank_memory::RankKvMemory;
+pub use rank_memory::RankMemorySnapshot;
 use rank_occupancy::{RankOccupancy, RankOccupancyMut, ResidentSessions};
 use session_growth::SessionGrowth;
 
@@ -44,7 +44,7 @@ pub struct OccupancyModel {
     /// Times at which steps ended, oldest first. An entry is void if its session has had a step since.
     step_ends: VecDeque<(Micros, SessionId)>,
     /// Recorded occupancy, used instead of everything above when replaying a decision.
-    recorded: Option<Vec<RankKvMemory>>,
+    recorded: Option<Vec<RankMemorySnapshot>>,
 }
 
 #[derive(Clone, Debug)]
@@ -144,7 +144,7 @@ impl OccupancyModel {
     /// for an unknown session.
     pub fn short_term_return_probability(&self, session: SessionId, now: Micros) -> Option<f64> {
         let history = self.sessions.get(&session)?;
-        let idle = return_model::GapClass::MAX.at_most(now - history.idle_since?);
+        let idle = return_model::GapBucket::MAX.at_most(now - history.idle_since?);
         Some(self.returns.short_term_return_probability(history.return_pattern, idle))
     }
 

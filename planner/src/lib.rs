@@ -8,7 +8,7 @@ mod action_set;
 mod admission;
 mod attention;
 mod cached_prefix;
-mod candidate_inputs;
+mod candidate_table;
 mod candidates;
 mod cost;
 mod cost_terms;
@@ -34,9 +34,9 @@ pub use action::Action;
 pub use action_set::ActionSet;
 pub use admission::{AdmissionDecision, AdmissionRequest, StepQueue, StepStartReason, displaced_compute};
 pub use attention::{
-    AttentionSpec, BlockLayout, BlockPart, CompressedKv, DenseKv, EngineInstances, KvTransferGroups, LatentKv,
-    LayerState, ParallelShape, RestorablePrefix, RestoreSplit, ShapeError, SpecError, StateKind, WindowCheckpointCosts,
-    WindowCheckpointInterval, WindowKv, check_kv_compatibility,
+    AttentionSpec, BlockLayout, DenseKv, EngineInstances, KvTransferGroups, LatentKv, LayerBlockSlice, LayerState,
+    ParallelShape, ParallelShapeError, RestorablePrefix, RestoreSplit, SequenceCompressedKv, SpecError, StateKind,
+    WindowCheckpointCosts, WindowCheckpointInterval, WindowKv, check_kv_compatibility,
 };
 pub use cost_terms::CostTerms;
 pub use decision::{CandidateRefusal, Decision, PlanCandidate, PlanningError};
@@ -44,7 +44,7 @@ pub use inputs::{
     DirectedLink, DisabledFeatures, LiveIntent, OccupancyView, PlanningInputs, RequestProfile, RequestTransferBlocker,
     SessionView, TransferPermission,
 };
-pub use kv_occupancy::{EvictionVictim, OccupancyModel, PrefillLoad, RankKvMemory, StepFootprint};
+pub use kv_occupancy::{EvictionVictim, OccupancyModel, RankMemorySnapshot, RecentPrefillLoad, StepFootprint};
 pub use lcm::lcm;
 pub use micros::{PrefillTimeModel, micros, valid_or_zero};
 pub use plan::{

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use vocabulary::{Blocks, Bytes, DpRank, KvIndexState, Micros, Overlap, Tier, WorkerHealth, WorkerId};
 
-use crate::candidate_inputs::CandidateInputs;
+use crate::candidate_table::CandidateTable;
 use crate::cost::CostModel;
-use crate::eviction_cost::CopyKind;
+use crate::eviction_cost::StoredKvKind;
 use crate::micros::{micros, valid_or_zero};
 use crate::worker_candidate::SpeedAndLoad;
 use crate::{
@@ -216,7 +216,7 @@ fn replication_cost(
     sending: ReplicateTransfer,
 ) -> Option<Micros> {
     const MIB: f64 = 1_048_576.0;
-    let table = CandidateInputs::build(inputs).ok()?;
+    let table = CandidateTable::build(inputs).ok()?;
     let cost_model = CostModel::new(&table.inputs, table.session_lookup);
     let at = table.candidates.iter().find(|at| at.view.id == sending.target.worker)?;
     let transfer_time = cost_model.transfer_time(at.view.link.as_ref()?, sending.bytes);
@@ -225,5 +225,5 @@ fn replication_cost(
         OwnershipEffect::Move { .. } => Micros::ZERO,
         _ => micros(valid_or_zero(inputs.policy.memory_cost_per_mib) / MIB * sending.bytes.0 as f64),
     };
-    Some(transfer_time + copy + cost_model.eviction_cost(at, brought, CopyKind::Transfer))
+    Some(transfer_time + copy + cost_model.eviction_cost(at, brought, StoredKvKind::Transfer))
 }

@@ -9,8 +9,8 @@ use vocabulary::{Micros, Overlap, Owner, Tokens, WorkerId, WorkerView};
 use crate::kv_occupancy::RankHeadroom;
 use crate::{
     ActionSet, AttentionSpec, ClassificationInputs, Decision, DirectedLink, DisabledFeatures, EvictionVictim, Leg,
-    OccupancyModel, OccupancyView, ParallelShape, PlanningError, PlanningInputs, Policy, RankKvMemory, RequestProfile,
-    SessionView, classify, plan,
+    OccupancyModel, OccupancyView, ParallelShape, PlanningError, PlanningInputs, Policy, RankMemorySnapshot,
+    RequestProfile, SessionView, classify, plan,
 };
 
 /// Planning inputs of one step. The kind of step is not stored: it follows from the facts and the policy.
@@ -32,7 +32,7 @@ pub struct RecordedPlanningInputs {
     /// Recorded KV occupancy. None in logs written before it was recorded: a plan made from such a log has no eviction
     /// cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kv_occupancy: Option<Vec<RankKvMemory>>,
+    pub kv_occupancy: Option<Vec<RankMemorySnapshot>>,
     /// Actions disabled at that time, besides those of the policy.
     #[serde(default, skip_serializing_if = "ActionSet::is_empty")]
     pub disabled_actions: ActionSet,
@@ -69,10 +69,10 @@ impl RecordedPlanningInputs {
 
 impl OccupancyModel {
     /// Returns what the planner read of the model for a step, rank by rank; unknown ranks are left out.
-    pub fn recorded_memory(&self, inputs: &PlanningInputs<'_>, decision: &Decision) -> Vec<RankKvMemory> {
+    pub fn recorded_memory(&self, inputs: &PlanningInputs<'_>, decision: &Decision) -> Vec<RankMemorySnapshot> {
         let session_lookup = self.session_lookup(inputs.session.id, inputs.occupancy.now);
         let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
-        let mut all: Vec<RankKvMemory> = Vec::with_capacity(views.len());
+        let mut all: Vec<RankMemorySnapshot> = Vec::with_capacity(views.len());
         for &Leg { worker, rank, cached_tokens: found, .. } in decision.local_legs() {
             let Some(view) = views.get(&worker) else { continue };
             let at = Owner { worker, incarnation: view.incarnation, rank };
@@ -92,7 +92,7 @@ impl OccupancyModel {
             let victims = session_lookup.victims(&headroom).take_while(is_reachable).collect();
             let (RankHeadroom { free, session_tokens: own, active, inflow, .. }, idle) =
                 (headroom, headroom.evictable());
-            all.push(RankKvMemory {
+            all.push(RankMemorySnapshot {
                 worker,
                 rank,
                 free_tokens: free,

@@ -80,21 +80,21 @@ impl ReturnModel {
 
     /// Returns the chance, 0 to 1, that a session with this pattern and idle time comes back soon (within 120 s of the
     /// start of its class).
-    pub(crate) fn return_probability(&self, pattern: ReturnPattern, idle: GapClass) -> f64 {
+    pub(crate) fn return_probability(&self, pattern: ReturnPattern, idle: GapBucket) -> f64 {
         self.0[pattern as usize].return_probabilities[idle.0]
     }
 
     /// Returns the chance, 0 to 1, that the session comes back within 15 s.
-    pub(crate) fn short_term_return_probability(&self, pattern: ReturnPattern, idle: GapClass) -> f64 {
+    pub(crate) fn short_term_return_probability(&self, pattern: ReturnPattern, idle: GapBucket) -> f64 {
         self.0[pattern as usize].within(idle.0, SHORT_RETURN_HORIZON)
     }
 }
 
 /// Idle time of a session, as the index of its gap class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct GapClass(usize);
+pub(crate) struct GapBucket(usize);
 
-impl GapClass {
+impl GapBucket {
     pub(crate) const MAX: Self = Self(CLASSES - 1);
 
     /// Returns the class of `time`, if that is lower than this class.
@@ -163,8 +163,8 @@ mod tests {
         Micros(seconds * 1_000_000)
     }
 
-    fn idle(time: u64) -> GapClass {
-        GapClass::MAX.at_most(seconds(time))
+    fn idle(time: u64) -> GapBucket {
+        GapBucket::MAX.at_most(seconds(time))
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 
 use vocabulary::{WorkerId, WorkerLoad};
 
-use crate::candidate_inputs::CandidateInputs;
+use crate::candidate_table::CandidateTable;
 use crate::candidates::candidates;
 use crate::{
     Decision, Plan, PlanCandidate, PlanRationale, PlanningError, PlanningInputs, RunnerUp, SelectionRule, rendezvous,
@@ -12,7 +12,7 @@ use crate::{
 
 /// Plans one step. Equal inputs give equal decisions, whatever the order of workers and overlaps.
 pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
-    let table = CandidateInputs::build(inputs)?;
+    let table = CandidateTable::build(inputs)?;
     let candidates = candidates(&table);
     let allowed = || candidates.iter().filter(|candidate| candidate.refusal.is_none());
     let chosen = match inputs.policy.policy {

@@ -20,7 +20,7 @@ use proxy::front_door::{FrontDoor, FrontDoorParts};
 use proxy::ledger_access::LedgerAccess;
 use proxy::memory_budget::{MemoryBudget, MemoryLimits};
 use proxy::offload_pool::OffloadPool;
-use proxy::outliers::OutlierTracker;
+use proxy::outliers::SharedOutlierDetector;
 use proxy::peer_exchange::prompt_exchange;
 use proxy::pipeline::plan::PlannerState;
 use proxy::pipeline::{Pipeline, PipelineParts};
@@ -139,7 +139,7 @@ impl AppState {
             &metrics,
         )?;
         let outliers =
-            OutlierTracker::new(config.outliers, subsystems.fleet.clone(), metrics.decisions.outliers.clone());
+            SharedOutlierDetector::new(config.outliers, subsystems.fleet.clone(), metrics.decisions.outliers.clone());
         let share = if is_shared { TenantShare::Half } else { TenantShare::All };
         let policies = PlannerState::new(parts::routing_policy_settings(&config), share, outliers);
         let log = DecisionLogParts {

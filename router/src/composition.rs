@@ -22,7 +22,7 @@ use workers_shim::fleet::{
 
 use crate::config::Config;
 use proxy::catalog::{Catalog, CatalogError};
-use proxy::discovery::{WorkerDiscovery, WorkerFile, WorkerFileError, WorkerSource, dns, kubernetes};
+use proxy::discovery::{WorkerDiscovery, WorkerFileError, WorkerFileWatcher, WorkerSource, dns, kubernetes};
 use proxy::drains;
 use proxy::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
 use proxy::telemetry::metrics::Metrics;
@@ -78,7 +78,7 @@ impl Subsystems {
     /// Opens the ledger and starts to watch the workers.
     pub async fn open(config: &Config, metrics: &Metrics) -> Result<Self, SubsystemsError> {
         let catalog = Arc::new(Catalog::load(&config.models)?);
-        let file = config.discovery.workers_file.as_deref().map(WorkerFile::open).transpose()?;
+        let file = config.discovery.workers_file.as_deref().map(WorkerFileWatcher::open).transpose()?;
         let directory = Arc::new(open_directory(config).await?);
         let index = SharedIndex::new();
         let router_peers: Arc<dyn RouterPeers> = Arc::new(directory.peers().clone());

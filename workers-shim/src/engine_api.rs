@@ -22,7 +22,7 @@ pub use kv::{ConnectorUnavailable, KvConnector, KvTransfer, LegOrder, ReturnsKv,
 pub use replay_verifier::{AnswerDeterminism, ReplayVerifier};
 pub use replication::{PATH as REPLICATE_PATH, ReplicationRequest, source_leg, target_leg};
 pub use request::{
-    AnswerContinuation, Api, ClientRequestBody, LegOptions, StrippedFieldCounts, TokenIdsMode, UsageEventMode,
+    AnswerContinuation, AnswerTokenIdsMode, Api, ClientRequestBody, LegOptions, StrippedFieldCounts, UsageEventMode,
 };
 pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
 pub use splice::{JsonSplice, ScannedJson};
@@ -31,7 +31,7 @@ pub use token_transcript::{ContinuationBlocker, ResumableTokenIds, TextTiming, T
 
 /// Whether the client sees token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TokenIdForwarding {
+pub enum ClientTokenIdVisibility {
     /// The client requested them.
     All,
     /// Only the router requested them.
@@ -40,7 +40,7 @@ pub enum TokenIdForwarding {
 
 /// Whether usage events are forwarded to the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum UsageEventForwarding {
+enum ClientUsageVisibility {
     #[default]
     Shown,
     Hidden,

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 
 /// Why a simulated worker does not start.
 #[derive(Debug, thiserror::Error)]
-pub enum SimError {
+pub enum SimStartError {
     /// The profile or the vocabulary is invalid.
     #[error(transparent)]
     Model(#[from] engine_model::EngineBuildError),

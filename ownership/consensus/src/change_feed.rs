@@ -133,10 +133,10 @@ struct FeedReader<R: AsyncRuntime> {
     cursor: ChangeCursor,
 }
 
-type ChangeBatch = Vec<Result<ChangeEvent, CompactedRevision>>;
+type FeedItems = Vec<Result<ChangeEvent, CompactedRevision>>;
 
 impl<R: AsyncRuntime> FeedReader<R> {
-    async fn next(mut self) -> Option<(ChangeBatch, Option<Self>)> {
+    async fn next(mut self) -> Option<(FeedItems, Option<Self>)> {
         loop {
             drop(self.published.borrow_and_update());
             let read = self.feed.upgrade()?.read(&mut self.cursor);

@@ -14,7 +14,7 @@ use vocabulary::{
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::PrefixPoint;
-use crate::control::PinFlag;
+use crate::control::ArtifactPinFlag;
 use crate::ref_set::RefSet;
 
 /// Kind of KV state.
@@ -195,8 +195,8 @@ pub struct Artifact {
     /// When it was last written.
     pub touched: LedgerTime,
     /// Whether it is protected from eviction.
-    #[serde(default, skip_serializing_if = "PinFlag::is_no")]
-    pub pinned: PinFlag,
+    #[serde(default, skip_serializing_if = "ArtifactPinFlag::is_no")]
+    pub pinned: ArtifactPinFlag,
 }
 
 impl Artifact {
@@ -214,7 +214,7 @@ impl Artifact {
             replicas: Vec::new(),
             group: None,
             touched: LedgerTime::default(),
-            pinned: PinFlag::No,
+            pinned: ArtifactPinFlag::No,
         }
     }
 

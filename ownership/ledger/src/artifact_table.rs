@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::PrefixPoint;
 use crate::artifact::{Artifact, ChainDescriptor, KvBlockSpec, ParentPoint, PrefixBoundary, Replica};
-use crate::control::PinFlag;
+use crate::control::ArtifactPinFlag;
 use crate::origin_interner::ChainDescriptorInterner;
 use crate::packed_codec::{PackedReader, PackedWriter};
 use crate::radix::RadixMap;
@@ -89,13 +89,13 @@ impl PackedArtifact {
     }
 
     /// Returns the boundary with this prefix id, if there is one.
-    pub(crate) fn boundary(&self, id: ArtifactId, prefix: PrefixId) -> Option<BoundaryRef<'_>> {
+    pub(crate) fn boundary(&self, id: ArtifactId, prefix: PrefixId) -> Option<BoundaryArtifactView<'_>> {
         let mut from = PackedReader(&self.bytes);
         from.skip_references();
         let ArtifactHeader { owner, epoch, parent, .. } = from.header();
         let mut points = from.points(parent);
         let at = points.find(|point| point.id == prefix)?;
-        Some(BoundaryRef { id, point: at, owner, epoch, packed: self })
+        Some(BoundaryArtifactView { id, point: at, owner, epoch, packed: self })
     }
 
     /// Returns the deepest boundary on the chain. All boundaries up to `known` must be on it.
@@ -117,7 +117,7 @@ impl PackedArtifact {
 
 /// A boundary and the artifact that keeps it, read without unpacking the rest. Most lookups need no more.
 #[derive(Clone, Copy)]
-pub struct BoundaryRef<'a> {
+pub struct BoundaryArtifactView<'a> {
     /// Id of the artifact.
     pub id: ArtifactId,
     /// Prefix at the boundary.
@@ -129,7 +129,7 @@ pub struct BoundaryRef<'a> {
     packed: &'a PackedArtifact,
 }
 
-impl BoundaryRef<'_> {
+impl BoundaryArtifactView<'_> {
     /// Unpacks the whole artifact.
     pub fn artifact(&self) -> Artifact {
         self.packed.unpack(self.id)
@@ -153,7 +153,7 @@ struct ArtifactHeader {
     owner: Option<Owner>,
     parent: Option<ParentPoint>,
     group: Option<ArtifactGroupId>,
-    pinned: PinFlag,
+    pinned: ArtifactPinFlag,
 }
 
 impl PackedWriter {
@@ -215,7 +215,7 @@ impl PackedReader<'_> {
             owner: has(OWNER).then(|| self.owner()),
             parent: has(PARENT).then(|| ParentPoint { artifact: ArtifactId(self.id()), at: self.point() }),
             group: has(GROUP).then(|| ArtifactGroupId(self.id())),
-            pinned: if has(PINNED) { PinFlag::Yes } else { PinFlag::No },
+            pinned: if has(PINNED) { ArtifactPinFlag::Yes } else { ArtifactPinFlag::No },
         }
     }
 

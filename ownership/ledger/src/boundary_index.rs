@@ -6,7 +6,7 @@
 use vocabulary::{ArtifactId, PrefixId};
 
 use crate::artifact::Scope;
-use crate::artifact_table::{ArtifactTable, BoundaryRef};
+use crate::artifact_table::{ArtifactTable, BoundaryArtifactView};
 use crate::radix::RadixMap;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -30,7 +30,7 @@ impl BoundaryIndex {
         prefix: PrefixId,
         scope: Scope,
         artifacts: &'a ArtifactTable,
-    ) -> Option<BoundaryRef<'a>> {
+    ) -> Option<BoundaryArtifactView<'a>> {
         let mut from = key(prefix, scope);
         loop {
             let (found, ()) = self.0.at_or_after(&from).filter(|(found, ())| *found >> 64 == from >> 64)?;
@@ -49,7 +49,7 @@ fn boundary_of_entry(
     prefix: PrefixId,
     scope: Scope,
     artifacts: &ArtifactTable,
-) -> Option<BoundaryRef<'_>> {
+) -> Option<BoundaryArtifactView<'_>> {
     let mut from = u128::from(entry as u64) << 64;
     loop {
         let (id, stored) = artifacts.at_or_after(ArtifactId(from)).filter(|(id, _)| id.0 >> 64 == from >> 64)?;

@@ -26,7 +26,7 @@ pub struct AdmitNode {
 
 /// Whether an artifact is protected from being forgotten.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
-pub enum PinFlag {
+pub enum ArtifactPinFlag {
     /// It is never forgotten while pinned.
     Yes,
     /// It may be forgotten once nothing references it.
@@ -34,7 +34,7 @@ pub enum PinFlag {
     No,
 }
 
-impl PinFlag {
+impl ArtifactPinFlag {
     /// Returns whether it is not pinned.
     pub fn is_no(&self) -> bool {
         *self == Self::No
@@ -47,7 +47,7 @@ pub struct PinArtifact {
     /// Artifact.
     pub artifact: ArtifactId,
     /// Whether it is pinned from now on.
-    pub pinned: PinFlag,
+    pub pinned: ArtifactPinFlag,
 }
 
 /// Whether a worker is draining.

@@ -13,7 +13,7 @@ use vocabulary::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::artifact::{Artifact, Scope};
-use crate::artifact_table::{ArtifactTable, BoundaryRef};
+use crate::artifact_table::{ArtifactTable, BoundaryArtifactView};
 use crate::boundary_index::BoundaryIndex;
 use crate::changes::EntryChanges;
 use crate::clients::ClientRecord;
@@ -296,7 +296,7 @@ impl Ledger {
     }
 
     /// Returns the boundary at the end of a prefix, if one is kept.
-    pub(crate) fn boundary(&self, prefix: PrefixId, scope: Scope) -> Option<BoundaryRef<'_>> {
+    pub(crate) fn boundary(&self, prefix: PrefixId, scope: Scope) -> Option<BoundaryArtifactView<'_>> {
         self.index.boundaries.find(prefix, scope, &self.records.artifacts)
     }
 

@@ -33,7 +33,7 @@ pub use apply::MAX_CLOCK_STEP;
 pub use artifact::{
     Artifact, ChainDescriptor, KvBlockSpec, KvFormat, KvKind, KvKinds, ParentPoint, PrefixBoundary, Replica, Scope,
 };
-pub use artifact_table::BoundaryRef;
+pub use artifact_table::BoundaryArtifactView;
 pub use changes::{ChangeOp, RecordKey, RecordUpdate};
 pub use cluster_records::{FOUNDER, Node, NodeLifecycle};
 pub use command::{
@@ -42,7 +42,7 @@ pub use command::{
     SetIntent, Submission,
 };
 pub use control::{
-    AdmitNode, DrainFlag, DrainWorker, LEVEL, NEXT_LEVEL, PinArtifact, PinFlag, RetireIncarnation, SetQuota,
+    AdmitNode, ArtifactPinFlag, DrainFlag, DrainWorker, LEVEL, NEXT_LEVEL, PinArtifact, RetireIncarnation, SetQuota,
 };
 pub use ledger::{Ledger, RestoreBaseline, TenantUsage};
 pub use limits::LedgerLimits;

@@ -4,7 +4,7 @@ use vocabulary::{ArtifactGroupId, ArtifactId, Blocks, Epoch, Owner, PrefixChain,
 
 use crate::PrefixPoint;
 use crate::artifact::{Artifact, Scope};
-use crate::artifact_table::BoundaryRef;
+use crate::artifact_table::BoundaryArtifactView;
 use crate::ledger::Ledger;
 use crate::point::WAYPOINT;
 use crate::record::{Session, SessionHead, WorkerKind};
@@ -191,7 +191,7 @@ impl Ledger {
     ///
     /// Waypoints are kept without gaps, so an exponential search from the end (most of a prompt is usually known) finds
     /// the last one. Any deeper boundary lies before the next waypoint, in the same artifact or a descendant.
-    pub fn deepest_boundary(&self, scope: Scope, chain: &PrefixChain) -> Option<BoundaryRef<'_>> {
+    pub fn deepest_boundary(&self, scope: Scope, chain: &PrefixChain) -> Option<BoundaryArtifactView<'_>> {
         let boundary_at = |blocks: u64| self.boundary(chain.prefix(Blocks(blocks))?, scope);
         let blocks = chain.blocks().0;
         let passed = last_present(blocks / WAYPOINT, |waypoint| boundary_at(waypoint * WAYPOINT));
@@ -224,7 +224,7 @@ impl Ledger {
     }
 
     /// Returns who has the artifact of a boundary.
-    pub fn boundary_status(&self, boundary: &BoundaryRef<'_>) -> OwnershipStatus {
+    pub fn boundary_status(&self, boundary: &BoundaryArtifactView<'_>) -> OwnershipStatus {
         match boundary.owner.filter(|owner| self.is_live(*owner)) {
             Some(owner) => OwnershipStatus::Owned(owner),
             None => self.ownership_status(&boundary.artifact()),

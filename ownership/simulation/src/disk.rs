@@ -79,22 +79,22 @@ pub(crate) enum DiskHealth {
 
 /// A resource that a process temporarily lacks. What it has already opened continues to work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ResourceShortage {
+pub(crate) enum ProcessResourceShortage {
     Files,
     Memory,
     Threads,
 }
 
-impl ResourceShortage {
-    pub(crate) const ALL: [ResourceShortage; 3] =
-        [ResourceShortage::Files, ResourceShortage::Memory, ResourceShortage::Threads];
+impl ProcessResourceShortage {
+    pub(crate) const ALL: [ProcessResourceShortage; 3] =
+        [ProcessResourceShortage::Files, ProcessResourceShortage::Memory, ProcessResourceShortage::Threads];
 
     /// Returns the error that Linux reports: EMFILE, ENOMEM or EAGAIN.
     fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
-            ResourceShortage::Files => 24,
-            ResourceShortage::Memory => 12,
-            ResourceShortage::Threads => 11,
+            ProcessResourceShortage::Files => 24,
+            ProcessResourceShortage::Memory => 12,
+            ProcessResourceShortage::Threads => 11,
         })
     }
 }
@@ -116,7 +116,7 @@ struct DiskState {
     health: DiskHealth,
     has_failed_flush: bool,
     /// Resource that the process lacks.
-    shortage: Option<ResourceShortage>,
+    shortage: Option<ProcessResourceShortage>,
     snapshot: Option<StoredSnapshot>,
     mark: CommitMark,
 }
@@ -256,8 +256,8 @@ impl SimDisk {
     /// Opens a file for the next write.
     pub(crate) fn open(&self) -> io::Result<()> {
         match self.lock().shortage {
-            Some(short @ (ResourceShortage::Files | ResourceShortage::Memory)) => Err(short.error()),
-            Some(ResourceShortage::Threads) | None => Ok(()),
+            Some(short @ (ProcessResourceShortage::Files | ProcessResourceShortage::Memory)) => Err(short.error()),
+            Some(ProcessResourceShortage::Threads) | None => Ok(()),
         }
     }
 
@@ -274,13 +274,13 @@ impl SimDisk {
     /// Starts a thread for disk work.
     pub(crate) fn begin_thread(&self) -> io::Result<()> {
         match self.lock().shortage {
-            Some(short @ (ResourceShortage::Threads | ResourceShortage::Memory)) => Err(short.error()),
-            Some(ResourceShortage::Files) | None => Ok(()),
+            Some(short @ (ProcessResourceShortage::Threads | ProcessResourceShortage::Memory)) => Err(short.error()),
+            Some(ProcessResourceShortage::Files) | None => Ok(()),
         }
     }
 
     /// Sets or clears the resource that its process lacks.
-    pub(crate) fn set_shortage(&self, short_of: Option<ResourceShortage>) {
+    pub(crate) fn set_shortage(&self, short_of: Option<ProcessResourceShortage>) {
         self.lock().shortage = short_of;
     }
 
@@ -393,9 +393,9 @@ mod tests {
     fn a_process_shortage_ends_with_the_process_and_spares_open_files() {
         let disk = SimDisk::new(Rng::stream(1, "disk"));
         for (short, opens, begins) in [
-            (ResourceShortage::Files, false, true),
-            (ResourceShortage::Memory, false, false),
-            (ResourceShortage::Threads, true, false),
+            (ProcessResourceShortage::Files, false, true),
+            (ProcessResourceShortage::Memory, false, false),
+            (ProcessResourceShortage::Threads, true, false),
         ] {
             disk.set_shortage(Some(short));
             assert_eq!((disk.open().is_ok(), disk.begin_thread().is_ok()), (opens, begins), "{short:?}");

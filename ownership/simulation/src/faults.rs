@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use openraft::AsyncRuntime;
 
-use crate::disk::{DiskHealth, ProcessEnd, ResourceShortage};
+use crate::disk::{DiskHealth, ProcessEnd, ProcessResourceShortage};
 use crate::network_model::NetworkConditions;
 use crate::operator;
 use crate::process;
@@ -79,14 +79,15 @@ pub(crate) async fn inject_shortages(world: Arc<SimWorld>) {
     let mut rng = Rng::stream(world.plan.seed, SHORTAGES);
     loop {
         SimulatedRuntime::sleep(rng.millis(500, 8_000)).await;
-        let (Some(node), Some(short)) = (victim(&world, &mut rng), rng.pick(&ResourceShortage::ALL).copied()) else {
+        let (Some(node), Some(short)) = (victim(&world, &mut rng), rng.pick(&ProcessResourceShortage::ALL).copied())
+        else {
             continue;
         };
         let Some(disk) = world.disk(node) else { continue };
         world.recorder.count(SHORTAGES);
         world.recorder.log(|| format!("{short:?} run short at node {node}"));
         let others: Vec<u64> = world.ids().into_iter().filter(|other| *other != node).collect();
-        let broken = rng.pick(&others).copied().filter(|_| short == ResourceShortage::Files);
+        let broken = rng.pick(&others).copied().filter(|_| short == ProcessResourceShortage::Files);
         disk.set_shortage(Some(short));
         broken.into_iter().for_each(|other| world.fabric().cut(other, node));
         SimulatedRuntime::sleep(rng.millis(500, 12_000)).await;

@@ -31,7 +31,7 @@ pub(crate) struct SimPlan {
     /// Whether processes temporarily lack file descriptors, memory or threads.
     pub(crate) has_shortages: bool,
     /// Intentional changes during the run.
-    pub(crate) changes: OperatorChanges,
+    pub(crate) changes: OperatorChangeKinds,
 }
 
 /// How much history a node keeps.
@@ -45,7 +45,7 @@ pub(crate) struct RetentionSettings {
 
 /// What operators change while faults are injected.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OperatorChanges {
+pub(crate) struct OperatorChangeKinds {
     pub(crate) members: bool,
     /// Releases of the nodes; the run starts with an older one.
     pub(crate) releases: bool,
@@ -82,7 +82,7 @@ impl SimPlan {
             calm_millis: *rng.pick(&[(1_000, 6_000), (3_000, 12_000), (6_000, 30_000)]).unwrap_or(&(3_000, 12_000)),
             // Every sixth seed; the others stay as they were before shortages were added.
             has_shortages: matches!(seed % 12, 0 | 9),
-            changes: OperatorChanges { members: rng.chance(600), releases: rng.chance(500) },
+            changes: OperatorChangeKinds { members: rng.chance(600), releases: rng.chance(500) },
         }
     }
 }

@@ -12,7 +12,7 @@ use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
 use crate::checks::agreement::AgreementCheck;
 use crate::checks::fencing_tokens::FencingTokenCheck;
-use crate::checks::leases::LeaseCheck;
+use crate::checks::leases::LeaseExpiryCheck;
 use crate::checks::levels;
 use crate::checks::log_order::{LeaderProcessCheck, TermLeader};
 use crate::checks::node_ids::NodeIdCheck;
@@ -35,7 +35,7 @@ struct RecorderState {
     agreement: AgreementCheck,
     serials: ExactlyOnceCheck,
     tokens: FencingTokenCheck,
-    leases: LeaseCheck,
+    leases: LeaseExpiryCheck,
     leaders: LeaderProcessCheck,
     ids: NodeIdCheck,
     history: ChangeHistory,

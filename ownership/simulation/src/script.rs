@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ledger::{
-    AdmitNode, ClaimOwner, Command, DrainFlag, DrainWorker, DropReplica, ExpireLease, ForkSession, KvBlockSpec,
-    KvFormat, KvKinds, LocateQuery, MigrateSession, OpenSession, OwnershipSubject, OwnershipTransition, PinArtifact,
-    PinFlag, PrefixPoint, PrefixRef, RegisterWorker, ReleaseOwner, ReplicateReadonly, RetireIncarnation, Scope,
+    AdmitNode, ArtifactPinFlag, ClaimOwner, Command, DrainFlag, DrainWorker, DropReplica, ExpireLease, ForkSession,
+    KvBlockSpec, KvFormat, KvKinds, LocateQuery, MigrateSession, OpenSession, OwnershipSubject, OwnershipTransition,
+    PinArtifact, PrefixPoint, PrefixRef, RegisterWorker, ReleaseOwner, ReplicateReadonly, RetireIncarnation, Scope,
     SetIntent, SetQuota, StepCommit, WorkerKind, WorkerLease, WorkerSpec,
 };
 use vocabulary::{
@@ -204,7 +204,7 @@ fn control(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let head = known.as_ref().and_then(|session| session.head()).map(|head| head.artifact);
     let artifact = head.unwrap_or(ArtifactId(u128::from(rng.below(9))));
     let (pinned, draining) =
-        if rng.chance(300) { (PinFlag::Yes, DrainFlag::Yes) } else { (PinFlag::No, DrainFlag::No) };
+        if rng.chance(300) { (ArtifactPinFlag::Yes, DrainFlag::Yes) } else { (ArtifactPinFlag::No, DrainFlag::No) };
     match rng.below(8) {
         0..=2 => {
             let (nonce, address) = (u128::from(rng.within(1, 9)), format!("node-{}:1", rng.below(3)).into());

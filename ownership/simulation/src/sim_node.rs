@@ -69,7 +69,7 @@ pub(crate) struct SimNode {
     pub(crate) pid: Pid,
     pub(crate) raft: Raft<SimTypeConfig, SimStateMachine>,
     /// State that readers and watchers see.
-    pub(crate) read_state: NodeReadState,
+    pub(crate) read_state: PublishedNodeState,
     /// Feature levels that its release supports.
     pub(crate) levels: SupportedLevels,
     world: Arc<SimWorld>,
@@ -82,7 +82,7 @@ pub(crate) struct SimNode {
 }
 
 /// State of a node that readers and watchers see.
-pub(crate) struct NodeReadState {
+pub(crate) struct PublishedNodeState {
     publisher: Arc<ViewPublisher>,
     pub(crate) feed: Arc<ChangeFeed<SimulatedRuntime>>,
     freshness: FreshnessClock<ProcessInstant>,
@@ -122,7 +122,7 @@ impl SimNode {
             id,
             pid,
             raft,
-            read_state: NodeReadState { publisher, feed, freshness: FreshnessClock::default() },
+            read_state: PublishedNodeState { publisher, feed, freshness: FreshnessClock::default() },
             levels,
             world: world.clone(),
             disk,

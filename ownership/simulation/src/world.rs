@@ -9,8 +9,8 @@ use ledger::LEVEL;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::WatchReceiver;
 
-use crate::checks::durability::{self, DurabilityByNode};
-use crate::checks::joint_configs::{JointConfigCheck, LeaderReport};
+use crate::checks::durability::{self, EntryDurability};
+use crate::checks::joint_configs::{JointCompletionCheck, LeaderReport};
 use crate::checks::log_order::{self, LogProgress, MonotonicViewCheck};
 use crate::disk::{ProcessEnd, SimDisk};
 use crate::network_model::{EndpointNumber, MessageFate, NetworkModel};
@@ -42,7 +42,7 @@ pub(crate) struct SimWorld {
     slots: Mutex<BTreeMap<u64, SimHost>>,
     running: Mutex<BTreeMap<u64, Arc<SimNode>>>,
     views: Mutex<MonotonicViewCheck>,
-    joints: Mutex<JointConfigCheck>,
+    joints: Mutex<JointCompletionCheck>,
     /// Whether a raise of the level was attempted: releases are not rolled back any more.
     is_level_raised: AtomicBool,
     trace: AtomicU64,
@@ -232,7 +232,7 @@ impl SimWorld {
             let sets = |stored: &consensus::StoredMembership| stored.membership().get_joint_config().to_vec();
             (sets(&now.membership_config), sets(&now.committed_membership_config))
         };
-        let keepers: DurabilityByNode =
+        let keepers: EntryDurability =
             lock(&self.slots).iter().map(|(id, slot)| (*id, is_durable(&slot.disk, index))).collect();
         // Between two memberships, either may be the one under which it was committed.
         let checked = durability::check(index, &effective, &keepers);

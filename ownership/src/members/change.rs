@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
 use crate::members::{ClusterMember, EnrolRequest, MemberChange, MemberError, MemberRole, next_voters};
-use crate::node_core::{KnownLeader, LeaderTransfer, NodeCore};
+use crate::node_core::{AnnouncedTransfer, KnownLeader, NodeCore};
 use crate::node_folder::random_u128;
 use crate::peers::{Lane, PeerMethod};
 use crate::raft::{LogId, TokioTypeConfig};
@@ -309,7 +309,7 @@ async fn transfer(core: &NodeCore, to: NodeId) -> Result<(), MemberError> {
     check_answers(core, to).await?;
     let stopped = |_| MemberError::Unknowable("this node is closing".into());
     let from = core.raft.metrics().borrow_watched().vote;
-    *core.transfer.lock() = Some(LeaderTransfer { from, to });
+    *core.transfer.lock() = Some(AnnouncedTransfer { from, to });
     core.raft.trigger().transfer_leader(to.0).await.map_err(|error| MemberError::Unknowable(error.to_string()))?;
     let mut leaders = core.leader.subscribe();
     leaders.wait_for(|known| *known == KnownLeader::Leader(to)).await.map(drop).map_err(stopped)

@@ -15,7 +15,7 @@ use vocabulary::network_of;
 
 /// Places of callers, oldest first.
 #[derive(Debug)]
-pub(crate) struct CallerLimiter {
+pub(crate) struct UnprovenCallerLimiter {
     max_callers: usize,
     max_per_address: usize,
     waiting: Mutex<Vec<LimitedCaller>>,
@@ -33,12 +33,12 @@ struct LimitedCaller {
 /// A caller's place, until it is dropped or given to another caller.
 #[derive(Debug)]
 pub(crate) struct CallerPermit {
-    lobby: Arc<CallerLimiter>,
+    lobby: Arc<UnprovenCallerLimiter>,
     id: u64,
     evicted: oneshot::Receiver<Infallible>,
 }
 
-impl CallerLimiter {
+impl UnprovenCallerLimiter {
     pub(crate) fn new(places: usize, for_one_address: usize) -> Arc<Self> {
         Arc::new(Self {
             max_callers: places,
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn idle_callers_of_one_address_evict_only_each_other() {
         let (lobby, idle, member) =
-            (CallerLimiter::new(8, 4), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+            (UnprovenCallerLimiter::new(8, 4), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let mut others = lobby.admit(member);
         let mut all: Vec<CallerPermit> = (0..100).map(|_| lobby.admit(idle)).collect();
         let out = all.iter_mut().map(is_evicted).filter(|out| *out).count();
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_full_limiter_evicts_a_caller_of_the_busiest_address() {
-        let lobby = CallerLimiter::new(4, 3);
+        let lobby = UnprovenCallerLimiter::new(4, 3);
         let from = |n| IpAddr::from([10, 0, 0, n]);
         let mut many: Vec<CallerPermit> = (0..3).map(|_| lobby.admit(from(1))).collect();
         let mut one = lobby.admit(from(2));
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn among_addresses_with_as_many_places_the_longest_waiting_caller_leaves() {
-        let lobby = CallerLimiter::new(3, 2);
+        let lobby = UnprovenCallerLimiter::new(3, 2);
         let from = |n| IpAddr::from([10, 0, 0, n]);
         let mut all: Vec<CallerPermit> = [2, 9, 5, 7].map(|n| lobby.admit(from(n))).into();
         assert_eq!(all.iter_mut().map(is_evicted).collect::<Vec<_>>(), [true, false, false, false]);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_addresses_of_one_ipv6_network_share_its_places() {
-        let lobby = CallerLimiter::new(8, 2);
+        let lobby = UnprovenCallerLimiter::new(8, 2);
         let from = |network: u128, host: u128| IpAddr::V6((network << 64 | host).into());
         let mut other = lobby.admit(from(2, 1));
         let mut all: Vec<CallerPermit> = (1..6).map(|host| lobby.admit(from(1, host))).collect();

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
 use crate::node_folder::ClusterId;
-use crate::peers::method::PeerTopic;
+use crate::peers::method::RouterTopic;
 
 /// Why another node did not answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error, strum::IntoStaticStr)]
@@ -57,7 +57,7 @@ pub enum PeerError {
     Busy,
     /// The other node has no service for this method.
     #[error("nothing answers {0:?} on that node; its release may be older, or it is still starting")]
-    NoService(PeerTopic),
+    NoService(RouterTopic),
     /// The message cannot be decoded: a bug, or the caller is not one of our nodes.
     #[error("the message could not be read: {0}")]
     #[strum(serialize = "malformed")]

@@ -83,7 +83,7 @@ pub(crate) async fn receive_message<T: DeserializeOwned, R: AsyncRead + Unpin>(f
 
 /// State of a called node that decides whether a caller is accepted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CalleeState<'a> {
+pub(crate) struct HelloCheckInputs<'a> {
     pub(crate) welcome: &'a Welcome,
     /// Feature level of the cluster.
     pub(crate) level: u32,
@@ -99,7 +99,7 @@ pub(crate) enum RemovalStatus {
 }
 
 /// Decides whether the caller is accepted. Pure.
-pub(crate) fn check_hello(hello: &Hello, callee: CalleeState<'_>) -> Result<(), HandshakeRefusal> {
+pub(crate) fn check_hello(hello: &Hello, callee: HelloCheckInputs<'_>) -> Result<(), HandshakeRefusal> {
     let Welcome { cluster, node, .. } = *callee.welcome;
     if hello.protocol != PROTOCOL {
         return Err(HandshakeRefusal::Protocol { spoken: PROTOCOL });
@@ -138,7 +138,7 @@ mod tests {
 
     fn check(hello: Hello, level: u32, is_retired: RemovalStatus) -> Result<(), HandshakeRefusal> {
         let welcome = Welcome { cluster: ClusterId(7), node: NodeId(1), levels: LEVELS };
-        check_hello(&hello, CalleeState { welcome: &welcome, level, is_retired })
+        check_hello(&hello, HelloCheckInputs { welcome: &welcome, level, is_retired })
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::error::LedgerNodeError;
 use crate::peers::caller_identity::CallerIdentity;
-use crate::peers::caller_limiter::{CallerLimiter, CallerPermit};
+use crate::peers::caller_limiter::{CallerPermit, UnprovenCallerLimiter};
 use crate::peers::certificate::tls_complaint;
 use crate::peers::handshake::{self, Hello};
 use crate::peers::log_throttle::RejectionLog;
@@ -51,8 +51,8 @@ impl PeerListener {
     /// Accepts the callers that the registry accepts, until it is dropped; all connections end with it.
     pub(crate) async fn run<A: ExchangeHandler>(self: Arc<Self>, registry: Arc<PeerRegistry>, answerer: Arc<A>) {
         let limits = Arc::new(CallerLimiters {
-            handshaking: CallerLimiter::new(MAX_HANDSHAKING.0, MAX_HANDSHAKING.1),
-            non_members: CallerLimiter::new(MAX_NON_MEMBERS.0, MAX_NON_MEMBERS.1),
+            handshaking: UnprovenCallerLimiter::new(MAX_HANDSHAKING.0, MAX_HANDSHAKING.1),
+            non_members: UnprovenCallerLimiter::new(MAX_NON_MEMBERS.0, MAX_NON_MEMBERS.1),
             members: Semaphore::new(MAX_CONNECTIONS),
         });
         let not_accepted = RejectionLog::new("a connection could not be accepted; out of file handles, most likely");
@@ -84,8 +84,8 @@ impl PeerListener {
 
 /// Limiters of callers, by what they have proven.
 struct CallerLimiters {
-    handshaking: Arc<CallerLimiter>,
-    non_members: Arc<CallerLimiter>,
+    handshaking: Arc<UnprovenCallerLimiter>,
+    non_members: Arc<UnprovenCallerLimiter>,
     members: Semaphore,
 }
 

@@ -5,7 +5,7 @@ use strum::VariantArray as _;
 
 /// Subject of calls between routers outside Raft.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, strum::VariantArray)]
-pub enum PeerTopic {
+pub enum RouterTopic {
     /// Requests that routers dispatched and finished.
     Exchange,
     /// Which blocks routers believe to be where.
@@ -39,11 +39,11 @@ pub(crate) enum PeerMethod {
     Change = 21,
     /// Members of the cluster, as the leader knows them.
     Members = 22,
-    /// `PeerTopic::Exchange`.
+    /// `RouterTopic::Exchange`.
     Exchange = 32,
-    /// `PeerTopic::Residency`.
+    /// `RouterTopic::Residency`.
     Residency = 33,
-    /// `PeerTopic::PromptStore`.
+    /// `RouterTopic::RetainedPromptStore`.
     Prompts = 34,
 }
 
@@ -54,16 +54,16 @@ impl PeerMethod {
         matches!(self, Append | AppendStream | Vote | PreVote | Snapshot | TransferLeader | Members)
     }
 
-    pub(crate) fn of_topic(topic: PeerTopic) -> Self {
+    pub(crate) fn of_topic(topic: RouterTopic) -> Self {
         match topic {
-            PeerTopic::Exchange => PeerMethod::Exchange,
-            PeerTopic::Residency => PeerMethod::Residency,
-            PeerTopic::Prompts => PeerMethod::Prompts,
+            RouterTopic::Exchange => PeerMethod::Exchange,
+            RouterTopic::Residency => PeerMethod::Residency,
+            RouterTopic::Prompts => PeerMethod::Prompts,
         }
     }
 
     /// Returns the topic of a call between routers.
-    pub(crate) fn topic(self) -> Option<PeerTopic> {
-        PeerTopic::VARIANTS.iter().copied().find(|topic| Self::of_topic(*topic) == self)
+    pub(crate) fn topic(self) -> Option<RouterTopic> {
+        RouterTopic::VARIANTS.iter().copied().find(|topic| Self::of_topic(*topic) == self)
     }
 }

@@ -61,7 +61,7 @@ impl ReplyWaiter {
 }
 
 /// Message to a link's task.
-enum LinkMessage {
+enum OutgoingMessage {
     Open { method: u8, exchange: u64, payload: Bytes, waiting: ReplyWaiter },
     More { exchange: u64, payload: Bytes },
     End { exchange: u64 },
@@ -70,7 +70,7 @@ enum LinkMessage {
 /// A link to a node. Dropping the last handle closes the connection.
 #[derive(Clone)]
 pub(crate) struct PeerLink {
-    outgoing: mpsc::Sender<LinkMessage>,
+    outgoing: mpsc::Sender<OutgoingMessage>,
     next: Arc<AtomicU64>,
 }
 
@@ -90,10 +90,10 @@ impl PeerLink {
     }
 
     /// Sends one request. When this returns, the request has its place in the order of this link's requests.
-    pub(crate) async fn start_call(&self, method: PeerMethod, payload: Bytes) -> Result<PendingReply, PeerError> {
+    pub(crate) async fn start_call(&self, method: PeerMethod, payload: Bytes) -> Result<AwaitedReply, PeerError> {
         let (answer, answered) = oneshot::channel();
         self.open_call(method, payload, ReplyWaiter::One(answer)).await?;
-        Ok(PendingReply(answered))
+        Ok(AwaitedReply(answered))
     }
 
     /// Opens an exchange. At most `expected` answers may wait to be taken.
@@ -102,7 +102,7 @@ impl PeerLink {
         method: PeerMethod,
         payload: Bytes,
         expected: usize,
-    ) -> Result<(ExchangeSender, ReplyReceiver), PeerError> {
+    ) -> Result<(ExchangeSender, ExchangeReceiver), PeerError> {
         let (answers, answered) = mpsc::channel(expected);
         let exchange = self.open_call(method, payload, ReplyWaiter::Many(answers)).await?;
         Ok((ExchangeSender { outgoing: self.outgoing.clone(), exchange, is_ended: false }, answered))
@@ -114,39 +114,42 @@ impl PeerLink {
             return Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_PAYLOAD as u64 });
         }
         let exchange = self.next.fetch_add(1, Relaxed);
-        let open = LinkMessage::Open { method: method as u8, exchange, payload, waiting };
+        let open = OutgoingMessage::Open { method: method as u8, exchange, payload, waiting };
         self.outgoing.send(open).await.map_err(|_| closing_error())?;
         Ok(exchange)
     }
 }
 
 /// A pending answer.
-pub(crate) struct PendingReply(oneshot::Receiver<Result<Bytes, PeerError>>);
+pub(crate) struct AwaitedReply(oneshot::Receiver<Result<Bytes, PeerError>>);
 
-impl PendingReply {
+impl AwaitedReply {
     pub(crate) async fn answer(self) -> Result<Bytes, PeerError> {
         self.0.await.unwrap_or_else(|_| Err(lost_error()))
     }
 }
 
-pub(crate) type ReplyReceiver = mpsc::Receiver<Result<Bytes, PeerError>>;
+pub(crate) type ExchangeReceiver = mpsc::Receiver<Result<Bytes, PeerError>>;
 
 /// Request side of an exchange. Dropping it ends the request; otherwise the other side would keep waiting and hold its
 /// resources.
 pub(crate) struct ExchangeSender {
-    outgoing: mpsc::Sender<LinkMessage>,
+    outgoing: mpsc::Sender<OutgoingMessage>,
     exchange: u64,
     is_ended: bool,
 }
 
 impl ExchangeSender {
     pub(crate) async fn send(&self, payload: Bytes) -> Result<(), PeerError> {
-        self.outgoing.send(LinkMessage::More { exchange: self.exchange, payload }).await.map_err(|_| closing_error())
+        self.outgoing
+            .send(OutgoingMessage::More { exchange: self.exchange, payload })
+            .await
+            .map_err(|_| closing_error())
     }
 
     /// Ends the request.
     pub(crate) async fn end(mut self) -> Result<(), PeerError> {
-        self.outgoing.send(LinkMessage::End { exchange: self.exchange }).await.map_err(|_| closing_error())?;
+        self.outgoing.send(OutgoingMessage::End { exchange: self.exchange }).await.map_err(|_| closing_error())?;
         self.is_ended = true;
         Ok(())
     }
@@ -157,7 +160,7 @@ impl Drop for ExchangeSender {
         if self.is_ended {
             return;
         }
-        let (outgoing, end) = (self.outgoing.clone(), LinkMessage::End { exchange: self.exchange });
+        let (outgoing, end) = (self.outgoing.clone(), OutgoingMessage::End { exchange: self.exchange });
         // Sent after the queued frames; the task ends with the link at the latest. If the link is gone, the other side
         // knows already.
         if let Err(mpsc::error::TrySendError::Full(end)) = outgoing.try_send(end)
@@ -187,10 +190,10 @@ struct DisconnectedLink {
 }
 
 impl DisconnectedLink {
-    async fn run(mut self, mut queue: mpsc::Receiver<LinkMessage>) {
+    async fn run(mut self, mut queue: mpsc::Receiver<OutgoingMessage>) {
         while let Some(first) = queue.recv().await {
             // Drops pieces of an exchange whose connection broke.
-            let LinkMessage::Open { .. } = first else { continue };
+            let OutgoingMessage::Open { .. } = first else { continue };
             if let Some((_, error)) = self.retry_at.as_ref().filter(|(at, _)| Instant::now() < *at) {
                 fail_message(first, error.clone());
                 continue;
@@ -212,14 +215,18 @@ impl DisconnectedLink {
     }
 }
 
-fn fail_message(outgoing: LinkMessage, error: PeerError) {
-    if let LinkMessage::Open { waiting, .. } = outgoing {
+fn fail_message(outgoing: OutgoingMessage, error: PeerError) {
+    if let OutgoingMessage::Open { waiting, .. } = outgoing {
         waiting.fail(error);
     }
 }
 
 /// Carries calls over one connection until it breaks or the last handle of the link is dropped.
-async fn run_connection(socket: PeerSocket, first: LinkMessage, queue: &mut mpsc::Receiver<LinkMessage>) -> PeerError {
+async fn run_connection(
+    socket: PeerSocket,
+    first: OutgoingMessage,
+    queue: &mut mpsc::Receiver<OutgoingMessage>,
+) -> PeerError {
     let address = socket.address.clone();
     let (reader, writer) = tokio::io::split(socket.stream);
     let (calls, heard) = (OpenCalls::default(), Arc::new(LastContact::new()));
@@ -266,8 +273,8 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
     /// Writes until the queue or the connection ends; returns why it stopped.
     async fn run(
         &mut self,
-        first: LinkMessage,
-        queue: &mut mpsc::Receiver<LinkMessage>,
+        first: OutgoingMessage,
+        queue: &mut mpsc::Receiver<OutgoingMessage>,
         activity: &LastContact,
     ) -> String {
         let mut next = Some(first);
@@ -317,8 +324,8 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
     /// Writes a frame and all others that wait, then flushes once.
     async fn write_queued(
         &mut self,
-        first: LinkMessage,
-        queue: &mut mpsc::Receiver<LinkMessage>,
+        first: OutgoingMessage,
+        queue: &mut mpsc::Receiver<OutgoingMessage>,
     ) -> std::io::Result<()> {
         use tokio::io::AsyncWriteExt;
         let mut next = Some(first);
@@ -336,10 +343,10 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
     }
 
     /// Returns the frame to write, unless nobody waits for its answer any more.
-    fn frame(&self, outgoing: LinkMessage) -> Option<PeerFrame> {
+    fn frame(&self, outgoing: OutgoingMessage) -> Option<PeerFrame> {
         let mut calls = self.calls.lock();
         match outgoing {
-            LinkMessage::Open { method, exchange, payload, waiting } => {
+            OutgoingMessage::Open { method, exchange, payload, waiting } => {
                 if calls.len() >= MAX_CALLS {
                     calls.retain(|_, waiting| !waiting.is_closed());
                 }
@@ -354,10 +361,10 @@ impl LinkWriter<WriteHalf<Box<dyn crate::peers::tls::ByteStream>>> {
                 calls.insert(exchange, waiting);
                 Some(PeerFrame { kind, method, exchange, payload })
             }
-            LinkMessage::More { exchange, payload } => {
+            OutgoingMessage::More { exchange, payload } => {
                 calls.contains_key(&exchange).then(|| PeerFrame::new(FrameKind::More, exchange, payload))
             }
-            LinkMessage::End { exchange } => {
+            OutgoingMessage::End { exchange } => {
                 calls.contains_key(&exchange).then(|| PeerFrame::without_payload(FrameKind::End, exchange))
             }
         }
@@ -407,7 +414,7 @@ async fn read_answers<R: AsyncRead + Unpin>(from: R, calls: OpenCalls, activity:
 mod tests {
     use super::*;
 
-    fn exchange_sender() -> (ExchangeSender, mpsc::Receiver<LinkMessage>) {
+    fn exchange_sender() -> (ExchangeSender, mpsc::Receiver<OutgoingMessage>) {
         let (outgoing, queue) = mpsc::channel(1);
         (ExchangeSender { outgoing, exchange: 7, is_ended: false }, queue)
     }
@@ -416,15 +423,15 @@ mod tests {
     async fn dropping_an_exchange_sender_ends_it_once_even_with_a_full_queue() {
         let (dropped, mut queue) = exchange_sender();
         drop(dropped);
-        assert!(matches!(queue.recv().await, Some(LinkMessage::End { exchange: 7 })));
+        assert!(matches!(queue.recv().await, Some(OutgoingMessage::End { exchange: 7 })));
         assert!(queue.recv().await.is_none());
         let (full, mut queue) = exchange_sender();
         full.send(Bytes::new()).await.unwrap();
         drop(full);
-        assert!(matches!(queue.recv().await, Some(LinkMessage::More { .. })));
-        assert!(matches!(queue.recv().await, Some(LinkMessage::End { exchange: 7 })));
+        assert!(matches!(queue.recv().await, Some(OutgoingMessage::More { .. })));
+        assert!(matches!(queue.recv().await, Some(OutgoingMessage::End { exchange: 7 })));
         let (ended, mut queue) = exchange_sender();
         ended.end().await.unwrap();
-        assert!(matches!(queue.recv().await, Some(LinkMessage::End { .. })) && queue.recv().await.is_none());
+        assert!(matches!(queue.recv().await, Some(OutgoingMessage::End { .. })) && queue.recv().await.is_none());
     }
 }

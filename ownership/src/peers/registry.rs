@@ -15,15 +15,15 @@ use crate::node_folder::NodeIdentity;
 use crate::peers::caller_identity::CallerIdentity;
 use crate::peers::dial_failures::DialFailures;
 use crate::peers::error::HandshakeRefusal;
-use crate::peers::handshake::{CalleeState, Hello, Lane, PROTOCOL, RemovalStatus, Welcome, check_hello};
+use crate::peers::handshake::{Hello, HelloCheckInputs, Lane, PROTOCOL, RemovalStatus, Welcome, check_hello};
 use crate::peers::log_throttle::RejectionLog;
-use crate::peers::method::PeerTopic;
+use crate::peers::method::RouterTopic;
 use crate::peers::peer_link::PeerLink;
 use crate::peers::refusal_log::RefusalLog;
 use crate::peers::service::PeerService;
 use crate::peers::socket::{DialDelegate, DialError, DialTarget, HandshakeResult, LaneDialer};
 use crate::peers::tls::PeerTls;
-use crate::snapshot_stream::ReservedDiskSpace;
+use crate::snapshot_stream::DiskReservations;
 
 /// Maximum number of incoming snapshots: one, and one that a lost leader left unfinished.
 const MAX_INCOMING_SNAPSHOTS: usize = 2;
@@ -38,14 +38,14 @@ pub(crate) struct PeerRegistry {
     addresses: ArcSwap<BTreeMap<NodeId, String>>,
     levels: Mutex<BTreeMap<NodeId, SupportedLevels>>,
     links: Mutex<BTreeMap<(NodeId, Lane), PeerLink>>,
-    services: Mutex<BTreeMap<PeerTopic, Arc<dyn PeerService>>>,
+    services: Mutex<BTreeMap<RouterTopic, Arc<dyn PeerService>>>,
     retired: OnceLock<()>,
     level_unsupported: OnceLock<()>,
     pub(crate) failures: PeerFailures,
     /// Permits for incoming snapshots.
     pub(crate) snapshot_permits: Semaphore,
     /// Disk space that they will need.
-    pub(crate) space: ReservedDiskSpace,
+    pub(crate) space: DiskReservations,
     tls: Option<PeerTls>,
 }
 
@@ -94,7 +94,7 @@ impl PeerRegistry {
             level_unsupported: OnceLock::new(),
             failures: PeerFailures::default(),
             snapshot_permits: Semaphore::new(MAX_INCOMING_SNAPSHOTS),
-            space: ReservedDiskSpace::default(),
+            space: DiskReservations::default(),
             tls,
         })
     }
@@ -170,11 +170,11 @@ impl PeerRegistry {
         known.insert(node, levels);
     }
 
-    pub(crate) fn register_service(&self, topic: PeerTopic, service: Arc<dyn PeerService>) {
+    pub(crate) fn register_service(&self, topic: RouterTopic, service: Arc<dyn PeerService>) {
         self.services.lock().insert(topic, service);
     }
 
-    pub(crate) fn service(&self, topic: PeerTopic) -> Option<Arc<dyn PeerService>> {
+    pub(crate) fn service(&self, topic: RouterTopic) -> Option<Arc<dyn PeerService>> {
         self.services.lock().get(&topic).cloned()
     }
 
@@ -198,7 +198,7 @@ impl PeerRegistry {
             Some(node) if is_retired(&view, node) => RemovalStatus::Yes,
             _ => RemovalStatus::No,
         };
-        let judged = check_hello(hello, CalleeState { welcome: &self.welcome, level: view.level(), is_retired });
+        let judged = check_hello(hello, HelloCheckInputs { welcome: &self.welcome, level: view.level(), is_retired });
         let mut refused = self.failures.handshake_refusals.lock();
         match &judged {
             Ok(()) => refused.clear(hello.node),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use ownership::{HandshakeRefusal, LedgerNodeError, OwnershipDirectory, PeerError, PeerTopic, TlsFiles};
+use ownership::{HandshakeRefusal, LedgerNodeError, OwnershipDirectory, PeerError, RouterTopic, TlsFiles};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use vocabulary::NodeId;
 
@@ -21,7 +21,7 @@ async fn a_node_of_another_cluster_is_refused_on_every_connection() {
     let other = OwnershipDirectory::open(other).await.unwrap();
     let cluster = other.cluster();
     let error = eventually("the refusal", || async {
-        let called = nodes.node(2).peers().call(NodeId(1), PeerTopic::Exchange, Bytes::new()).await;
+        let called = nodes.node(2).peers().call(NodeId(1), RouterTopic::Exchange, Bytes::new()).await;
         called.err().filter(|error| matches!(error, PeerError::Refused { .. }))
     })
     .await;
@@ -228,7 +228,7 @@ async fn a_member_with_a_refused_certificate_is_named_until_it_is_fixed() {
     });
     told.await;
     let told = eventually("the learner's word for it", || async {
-        drop(learner.peers().call(founder.node(), PeerTopic::Exchange, Bytes::new()).await);
+        drop(learner.peers().call(founder.node(), RouterTopic::Exchange, Bytes::new()).await);
         learner
             .last_dial_error(founder.node())
             .filter(|why| why.contains("refused this node's certificate: another authority signed it"))

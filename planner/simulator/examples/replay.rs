@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use flate2::read::MultiGzDecoder;
 use simulator::policies::PolicyKind;
-use simulator::trace::{ReplayLimits, TraceReader};
+use simulator::trace::{ReplayLimits, TraceLoader};
 use simulator::{HardwareProfile, Simulation, SimulationSetup};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let load: f64 = arguments.next().ok_or("how much load?")?.parse()?;
     let mut text = String::new();
     MultiGzDecoder::new(std::fs::File::open(&path)?).read_to_string(&mut text)?;
-    let mut reader = TraceReader::default();
+    let mut reader = TraceLoader::default();
     reader.read(&path, &text)?;
     let trace = reader.finish()?.ok_or("an empty trace")?.apply_limits(&ReplayLimits::default());
     let setup = SimulationSetup { workers: 8, spec: HardwareProfile::H100_8B, load, seed: 1 };

@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
-use engine_model::runs::{RunEngine, RunId, RunTree, Seconds, TierDepths};
+use engine_model::runs::{PromptTierDepths, RunEngine, RunId, RunTree, Seconds};
 use ledger::Ledger;
 pub(crate) use planner::Action;
 use planner::AttentionSpec;
@@ -43,7 +43,7 @@ pub struct PlacementRequest<'a> {
     /// Whether the request is independent: its session carries no information.
     pub is_independent: bool,
     /// Cached tokens of the prompt at each worker, by tier.
-    pub memory_by_worker: &'a [TierDepths],
+    pub memory_by_worker: &'a [PromptTierDepths],
 }
 
 impl PlacementRequest<'_> {
@@ -146,7 +146,7 @@ pub struct ReplicationOrder {
 
 /// Whether a step is placed now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PlacementTiming {
+pub enum StepAdmission {
     /// Place it now.
     Now,
     /// Place it when the policy says so through `due_steps`; the policy remembers the step.
@@ -164,8 +164,8 @@ pub trait Stopwatch {
 /// Routing policy: decides where every step goes. Deterministic: randomness comes from the seed it was made with.
 pub trait RoutingPolicy {
     /// Decides whether a step may start now.
-    fn admit(&mut self, _request: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> PlacementTiming {
-        PlacementTiming::Now
+    fn admit(&mut self, _request: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> StepAdmission {
+        StepAdmission::Now
     }
 
     /// Decides which workers serve the step.

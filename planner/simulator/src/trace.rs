@@ -27,7 +27,7 @@ pub use error::{TraceError, TraceFault};
 pub use generate::{SharingPattern, Workload};
 pub(crate) use line_parsing::MAX_SECONDS;
 pub use line_parsing::{is_truncated, truncation_note};
-pub use reader::TraceReader;
+pub use reader::TraceLoader;
 pub use replay_limits::{ReplayLimits, SessionListError};
 
 /// A trace that can be replayed.
@@ -103,12 +103,12 @@ impl Trace {
 const MAX_ENTRIES: usize = 1 << 25;
 
 #[derive(Debug, SmartDefault)]
-pub(crate) struct TraceBudget {
+pub(crate) struct TraceEntryBudget {
     #[default(MAX_ENTRIES)]
     left: usize,
 }
 
-impl TraceBudget {
+impl TraceEntryBudget {
     /// Takes `entries` from the budget for a prompt.
     pub(crate) fn take(&mut self, location: TraceLocation<'_>, entries: usize) -> Result<(), TraceError> {
         let accepted = "prompts of 33554432 runs in all; split the trace";
@@ -132,5 +132,5 @@ pub(crate) struct TraceBuilder {
     /// Positions of truncated last lines.
     truncated: Vec<String>,
     /// Remaining size that prompts may expand to.
-    budget: TraceBudget,
+    budget: TraceEntryBudget,
 }

@@ -40,13 +40,13 @@ pub(super) struct AttentionSpecFile {
     layer_alignment: Bytes,
     #[serde(default)]
     window_checkpoints: WindowCheckpointInterval,
-    layers: Vec<LayerGroup>,
+    layers: Vec<RepeatedLayers>,
 }
 
 /// A sequence of layers, repeated.
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-struct LayerGroup {
+struct RepeatedLayers {
     #[serde(default = "once")]
     repeat: u32,
     pattern: Vec<LayerState>,
@@ -64,10 +64,10 @@ impl TryFrom<AttentionSpecFile> for AttentionSpec {
     type Error = SpecError;
 
     fn try_from(file: AttentionSpecFile) -> Result<Self, SpecError> {
-        let count = |run: &LayerGroup| u64::from(run.repeat).saturating_mul(run.pattern.len() as u64);
+        let count = |run: &RepeatedLayers| u64::from(run.repeat).saturating_mul(run.pattern.len() as u64);
         let layers = file.layers.iter().fold(0u64, |all, run| all.saturating_add(count(run)));
         check_range("layers", layers, 1, super::spec::MAX_LAYERS)?;
-        let times = |run: &LayerGroup| run.pattern.repeat(run.repeat as usize);
+        let times = |run: &RepeatedLayers| run.pattern.repeat(run.repeat as usize);
         Self::new(file.layers.iter().flat_map(times).collect(), file.layer_alignment)?
             .with_checkpoints(file.window_checkpoints)
     }
@@ -76,7 +76,7 @@ impl TryFrom<AttentionSpecFile> for AttentionSpec {
 impl From<AttentionSpec> for AttentionSpecFile {
     fn from(spec: AttentionSpec) -> Self {
         let runs = spec.layers().chunk_by(|a, b| a == b);
-        let layers = runs.map(|run| LayerGroup { repeat: run.len() as u32, pattern: vec![run[0]] }).collect();
+        let layers = runs.map(|run| RepeatedLayers { repeat: run.len() as u32, pattern: vec![run[0]] }).collect();
         Self { layer_alignment: spec.alignment(), window_checkpoints: spec.checkpoints(), layers }
     }
 }

@@ -40,9 +40,9 @@ pub enum LayerState {
     /// Keys and values of the last tokens only: sliding-window attention.
     SlidingWindow(WindowKv),
     /// Compressed sparse attention: an entry and an index entry per `compression_ratio` tokens, plus a window.
-    Csa(CompressedKv),
+    Csa(SequenceCompressedKv),
     /// Heavily compressed attention: an entry per `compression_ratio` tokens, plus a window.
-    Hca(CompressedKv),
+    Hca(SequenceCompressedKv),
 }
 
 /// Keys and values of every token.
@@ -90,7 +90,7 @@ pub struct WindowKv {
 /// Compressed entries, plus a window of uncompressed tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub struct CompressedKv {
+pub struct SequenceCompressedKv {
     /// Tokens per entry: m or m'.
     pub compression_ratio: Tokens,
     /// Bytes of one entry.
@@ -137,7 +137,7 @@ impl LayerState {
             token_bytes: Bytes::ZERO,
             window: 0,
         };
-        let compressed = |kind, layer: &CompressedKv| LayerStateSizes {
+        let compressed = |kind, layer: &SequenceCompressedKv| LayerStateSizes {
             kind,
             ratio: layer.compression_ratio.0,
             entry: layer.entry_size,
@@ -195,7 +195,7 @@ fn check_heads(kv_heads: u32, head_dim: u32, element_bits: u32) -> Result<(), Sp
     check_bits("element_bits", element_bits)
 }
 
-fn check_compressed(layer: &CompressedKv, largest_index: u64) -> Result<(), SpecError> {
+fn check_compressed(layer: &SequenceCompressedKv, largest_index: u64) -> Result<(), SpecError> {
     check_range("compression_ratio", layer.compression_ratio.0, 1, MAX_RATIO)?;
     check_range("entry_size", layer.entry_size.0, 1, MAX_ENTRY_BYTES)?;
     check_range("index_entry_size", layer.index_entry_size.0, 0, largest_index)?;

@@ -21,7 +21,7 @@ pub struct ParallelShape {
 
 /// Why a shape does not fit a model or another shape. The fault of the deployment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ShapeError {
+pub enum ParallelShapeError {
     /// A size is zero.
     #[error("tensor and pipeline sizes are 1 or more")]
     NoRanks,
@@ -72,7 +72,7 @@ pub fn check_kv_compatibility(
     spec: Option<&AttentionSpec>,
     source: ParallelShape,
     target: ParallelShape,
-) -> Result<(), ShapeError> {
+) -> Result<(), ParallelShapeError> {
     if source == target {
         return Ok(());
     }
@@ -80,31 +80,31 @@ pub fn check_kv_compatibility(
         spec.map_or_else(|| some_ranks(shape), |spec| spec.check_shape(shape))?;
     }
     if !target.tensor.is_multiple_of(source.tensor) {
-        Err(ShapeError::Tensor { source_ranks: source.tensor, target: target.tensor })
+        Err(ParallelShapeError::Tensor { source_ranks: source.tensor, target: target.tensor })
     } else if source.pipeline != target.pipeline {
-        Err(ShapeError::Pipeline { source_stages: source.pipeline, target: target.pipeline })
+        Err(ParallelShapeError::Pipeline { source_stages: source.pipeline, target: target.pipeline })
     } else {
         Ok(())
     }
 }
 
-fn some_ranks(shape: ParallelShape) -> Result<(), ShapeError> {
-    if shape.tensor == 0 || shape.pipeline == 0 { Err(ShapeError::NoRanks) } else { Ok(()) }
+fn some_ranks(shape: ParallelShape) -> Result<(), ParallelShapeError> {
+    if shape.tensor == 0 || shape.pipeline == 0 { Err(ParallelShapeError::NoRanks) } else { Ok(()) }
 }
 
 impl AttentionSpec {
     /// Checks whether workers of this shape can serve the model.
-    pub fn check_shape(&self, shape: ParallelShape) -> Result<(), ShapeError> {
+    pub fn check_shape(&self, shape: ParallelShape) -> Result<(), ParallelShapeError> {
         let ParallelShape { tensor, pipeline } = shape;
         some_ranks(shape)?;
         let layers = self.layers().len();
         if usize::from(pipeline) > layers {
-            return Err(ShapeError::Layers { layers, pipeline });
+            return Err(ParallelShapeError::Layers { layers, pipeline });
         }
         let ranks = u32::from(tensor);
         let uneven = |heads: &u32| heads.max(&ranks) % heads.min(&ranks) != 0;
         match self.layers().iter().filter_map(LayerState::kv_heads).find(uneven) {
-            Some(kv_heads) => Err(ShapeError::Heads { kv_heads, tensor }),
+            Some(kv_heads) => Err(ParallelShapeError::Heads { kv_heads, tensor }),
             None => Ok(()),
         }
     }
@@ -114,10 +114,10 @@ impl AttentionSpec {
     ///
     /// If layers do not split evenly, the extra ones go one each to the stages before the last, as in vLLM
     /// (`get_pp_indices`).
-    pub fn for_rank(&self, shape: ParallelShape, stage: u16) -> Result<Self, ShapeError> {
+    pub fn for_rank(&self, shape: ParallelShape, stage: u16) -> Result<Self, ParallelShapeError> {
         self.check_shape(shape)?;
         if stage >= shape.pipeline {
-            return Err(ShapeError::NoSuchStage(stage));
+            return Err(ParallelShapeError::NoSuchStage(stage));
         }
         let (begin, end) = stage_layers(self.layers().len(), shape.pipeline.into(), stage.into());
         let share = |layer: &LayerState| match layer.kv_heads() {
@@ -175,7 +175,7 @@ pub struct EngineInstances {
 
 impl KvTransferGroups {
     /// Builds the groups of these instances; decode ranks must be a multiple of prefill ranks.
-    pub fn new(prefill: EngineInstances, decode: EngineInstances) -> Result<Self, ShapeError> {
+    pub fn new(prefill: EngineInstances, decode: EngineInstances) -> Result<Self, ParallelShapeError> {
         let shape = |instances: EngineInstances| ParallelShape { tensor: instances.tensor, pipeline: 1 };
         some_ranks(shape(prefill)).and_then(|()| some_ranks(shape(decode)))?;
         check_kv_compatibility(None, shape(prefill), shape(decode))?;

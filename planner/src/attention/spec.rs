@@ -44,12 +44,12 @@ pub struct BlockLayout {
     /// Bytes per block, including padding.
     pub bytes: Bytes,
     /// Parts of the block, in the order of the layers.
-    pub parts: Vec<BlockPart>,
+    pub parts: Vec<LayerBlockSlice>,
 }
 
 /// Entries of one kind of one layer in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
-pub struct BlockPart {
+pub struct LayerBlockSlice {
     /// Index of the layer.
     pub layer: usize,
     /// Kind of the entries.
@@ -231,7 +231,7 @@ impl AttentionSpec {
             for (kind, entry) in [(sizes.kind, sizes.entry), (index, sizes.index)] {
                 let bytes = entry * entries;
                 if bytes > Bytes::ZERO {
-                    parts.push(BlockPart { layer, kind, offset, entries, bytes });
+                    parts.push(LayerBlockSlice { layer, kind, offset, entries, bytes });
                     offset = Bytes((offset + bytes).0.next_multiple_of(self.alignment.0));
                 }
             }

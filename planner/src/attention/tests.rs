@@ -33,7 +33,7 @@ pub(super) fn text_of(name: &str) -> &'static str {
 /// Model of 30 pairs of compressed layers: m = 4, m' = 128, windows of 128. An entry has 512 numbers of 8 bits and 64
 /// of 16 bits; an index entry has 128 of 8 bits and a scale.
 pub(crate) fn hybrid() -> AttentionSpec {
-    let layer = |ratio, index| CompressedKv {
+    let layer = |ratio, index| SequenceCompressedKv {
         compression_ratio: vocabulary::Tokens(ratio),
         entry_size: vocabulary::Bytes(640),
         index_entry_size: vocabulary::Bytes(index),

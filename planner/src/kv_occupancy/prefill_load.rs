@@ -11,14 +11,14 @@ const MIN_DECAY_INTERVAL: Micros = Micros(1_000_000);
 
 /// Recent prefill load of a worker.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
-pub struct PrefillLoad {
+pub struct RecentPrefillLoad {
     /// Share of the worker's time that prefill takes, 0 to 1, rounded to millionths.
     pub utilization: f64,
     /// Prompts per second, rounded to millionths.
     pub prompts_per_second: f64,
 }
 
-impl PrefillLoad {
+impl RecentPrefillLoad {
     /// Returns whether there is no load.
     pub(super) fn is_none(&self) -> bool {
         *self == Self::default()
@@ -33,7 +33,7 @@ pub(super) struct PrefillLoadAverage {
     prompts: f64,
     last: Micros,
     /// Load right after the last prompt.
-    load_after_last: PrefillLoad,
+    load_after_last: RecentPrefillLoad,
 }
 
 impl PrefillLoadAverage {
@@ -47,16 +47,16 @@ impl PrefillLoadAverage {
     }
 
     /// Returns the load at a time. Every plan asks every worker, so a decay too short to matter is not computed.
-    pub(super) fn load_at(&self, now: Micros) -> PrefillLoad {
+    pub(super) fn load_at(&self, now: Micros) -> RecentPrefillLoad {
         if now - self.last < MIN_DECAY_INTERVAL { self.load_after_last } else { self.decayed(self.decay_factor(now)) }
     }
 
-    fn decayed(&self, decay: f64) -> PrefillLoad {
+    fn decayed(&self, decay: f64) -> RecentPrefillLoad {
         let seconds = DECAY_TIME.0 as f64 / 1e6;
         // Rounded as the decision log stores them.
         let millionths = |value: f64| (value * 1e6).round() / 1e6;
         let share = millionths((self.work * decay / DECAY_TIME.0 as f64).min(1.0));
-        PrefillLoad { utilization: share, prompts_per_second: millionths(self.prompts * decay / seconds) }
+        RecentPrefillLoad { utilization: share, prompts_per_second: millionths(self.prompts * decay / seconds) }
     }
 
     fn decay_factor(&self, now: Micros) -> f64 {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn steady_prefill_load_reports_its_share_and_rate() {
-        let PrefillLoad { utilization: share, prompts_per_second: rate } = steady(300).load_at(seconds(300));
+        let RecentPrefillLoad { utilization: share, prompts_per_second: rate } = steady(300).load_at(seconds(300));
         assert!((share - 0.5).abs() < 0.02 && (rate - 1.0).abs() < 0.03, "{share} {rate}");
     }
 

@@ -5,7 +5,7 @@ use vocabulary::{Micros, Owner, SessionId, Tokens};
 
 use super::eviction_order::{IdleResident, MAX_VICTIMS};
 use super::rank_occupancy::ResidentSession;
-use super::{OccupancyModel, PrefillLoad, RankKvMemory};
+use super::{OccupancyModel, RankMemorySnapshot, RecentPrefillLoad};
 use crate::return_model;
 
 /// View of the occupancy model for one session.
@@ -31,7 +31,7 @@ pub(crate) struct RankHeadroom<'a> {
     /// Other sessions that are being served or had a step recently; at most 16 idle ones are counted.
     pub(crate) active: u32,
     /// Prefill load of the rank's worker.
-    pub(crate) inflow: PrefillLoad,
+    pub(crate) inflow: RecentPrefillLoad,
     /// Idle sessions that would be evicted first.
     pub(super) oldest: &'a [IdleResident],
     /// Recorded victims, used instead of `oldest` when replaying a decision.
@@ -52,7 +52,7 @@ impl<'a> SessionLookup<'a> {
     pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, cached: Tokens) -> RankHeadroom<'a> {
         if let Some(recorded) = &self.occupancy.recorded {
             let recorded = recorded.iter().find(|recorded| (recorded.worker, recorded.rank) == (at.worker, at.rank));
-            return recorded.map_or(RankHeadroom::unknown(capacity), RankKvMemory::headroom);
+            return recorded.map_or(RankHeadroom::unknown(capacity), RankMemorySnapshot::headroom);
         }
         let Some(worker) = self.occupancy.known_worker(at) else { return RankHeadroom::unknown(capacity) };
         let mut headroom = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
@@ -81,10 +81,10 @@ impl<'a> SessionLookup<'a> {
 
     fn victims_by<F>(self, headroom: &RankHeadroom<'a>, chance: F) -> impl Iterator<Item = EvictionVictim> + use<'a, F>
     where
-        F: Fn(&return_model::ReturnModel, return_model::ReturnPattern, return_model::GapClass) -> f64,
+        F: Fn(&return_model::ReturnModel, return_model::ReturnPattern, return_model::GapBucket) -> f64,
     {
         // Least recently used first: idle time never increases along the iteration.
-        let mut gap_class = return_model::GapClass::MAX;
+        let mut gap_class = return_model::GapBucket::MAX;
         let stale = headroom.stale;
         let victims = headroom.oldest.iter().map(move |idle| {
             if idle.session == self.session {
@@ -108,7 +108,7 @@ impl RankHeadroom<'_> {
     /// Memory of a rank about which nothing is known.
     pub(super) fn unknown(capacity: Tokens) -> Self {
         let none = Tokens::ZERO;
-        let (own, others_idle, stale, inflow) = (none, none, none, PrefillLoad::default());
+        let (own, others_idle, stale, inflow) = (none, none, none, RecentPrefillLoad::default());
         Self {
             free: capacity,
             session_tokens: own,

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{DpRank, Owner, Tokens, WorkerId};
 
 use super::rank_headroom::{EvictionVictim, RankHeadroom};
-use super::{OccupancyModel, PrefillLoad};
+use super::{OccupancyModel, RecentPrefillLoad};
 
 /// Memory of one rank at planning time.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct RankKvMemory {
+pub struct RankMemorySnapshot {
     /// Worker of the rank.
     pub worker: WorkerId,
     /// Rank within the worker.
@@ -23,14 +23,14 @@ pub struct RankKvMemory {
     /// Other sessions that are being served or had a step recently.
     pub active_sessions: u32,
     /// Prefill load of the rank's worker.
-    #[serde(default, skip_serializing_if = "PrefillLoad::is_none")]
-    pub prefill_load: PrefillLoad,
+    #[serde(default, skip_serializing_if = "RecentPrefillLoad::is_none")]
+    pub prefill_load: RecentPrefillLoad,
     /// Sessions that would be evicted first, as far as the step could reach.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub eviction_candidates: Vec<EvictionVictim>,
 }
 
-impl RankKvMemory {
+impl RankMemorySnapshot {
     pub(super) fn headroom(&self) -> RankHeadroom<'_> {
         let Self {
             free_tokens: free,
@@ -53,7 +53,7 @@ impl RankKvMemory {
 
 impl OccupancyModel {
     /// Builds a read-only model that returns recorded occupancy.
-    pub fn from_recorded(memory: &[RankKvMemory]) -> Self {
+    pub fn from_recorded(memory: &[RankMemorySnapshot]) -> Self {
         Self { recorded: Some(memory.to_vec()), ..Self::default() }
     }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use vocabulary::*;
 
 use super::{PlanningScene, id};
-use crate::return_model::{GapClass, ReturnModel, ReturnPattern};
+use crate::return_model::{GapBucket, ReturnModel, ReturnPattern};
 use crate::*;
 
 const CAPACITY: Tokens = Tokens(20_000);
@@ -154,7 +154,7 @@ impl ReferenceOccupancy {
         for victim in victims.into_iter().take(16) {
             let part = victim.tokens.min(left);
             let chance = victim.return_pattern.map_or(0.0, |habit| {
-                self.returns.return_probability(habit, GapClass::MAX.at_most(scene.now - victim.last))
+                self.returns.return_probability(habit, GapBucket::MAX.at_most(scene.now - victim.last))
             });
             again += rate.span(victim.tokens - part, victim.tokens).0 as f64 * chance;
             (left, seen) = (left - part, seen + part);
@@ -271,7 +271,7 @@ proptest! {
         // The recorded occupancy of a decision log gives the same decision, with equal terms.
         let decision = scene.plan();
         let recorded = scene.occupancy.recorded_memory(&scene.inputs(), &decision);
-        let parsed: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&recorded).unwrap()).unwrap();
+        let parsed: Vec<RankMemorySnapshot> = serde_json::from_str(&serde_json::to_string(&recorded).unwrap()).unwrap();
         scene.occupancy = OccupancyModel::from_recorded(&parsed);
         prop_assert_eq!(scene.plan(), decision);
     }

@@ -21,7 +21,7 @@ fn scene(tenants: &[(u128, u64, u64)]) -> PlanningScene {
     scene
 }
 
-fn recorded_memory(scene: &PlanningScene) -> Vec<RankKvMemory> {
+fn recorded_memory(scene: &PlanningScene) -> Vec<RankMemorySnapshot> {
     scene.occupancy.recorded_memory(&scene.inputs(), &scene.plan())
 }
 
@@ -52,7 +52,7 @@ fn recorded_memory_lists_only_victims_within_the_steps_reach() {
 #[test]
 fn recorded_memory_with_free_room_has_active_sessions_but_no_victims() {
     let recorded = recorded_memory(&scene(&[(1, 3_000, 5), (2, 3_000, 500)]));
-    let RankKvMemory {
+    let RankMemorySnapshot {
         free_tokens: free,
         session_tokens: own,
         idle_tokens: idle,
@@ -83,7 +83,7 @@ fn recorded_victim_probabilities_round_trip_through_json() {
     let tenants: Vec<_> = (1..=12).map(|session| (session, 1_600, 7 * session as u64)).collect();
     let recorded = recorded_memory(&scene(&tenants));
     assert!(!recorded[0].eviction_candidates.is_empty());
-    let read: Vec<RankKvMemory> = serde_json::from_str(&serde_json::to_string(&recorded).unwrap()).unwrap();
+    let read: Vec<RankMemorySnapshot> = serde_json::from_str(&serde_json::to_string(&recorded).unwrap()).unwrap();
     assert_eq!(read, recorded);
     for victim in &recorded[0].eviction_candidates {
         assert!((0.0..=1.0).contains(&victim.return_probability));

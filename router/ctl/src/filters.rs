@@ -19,7 +19,7 @@ impl ListFilter for () {
 /// Who holds an artifact.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 #[value(rename_all = "snake_case")]
-pub(crate) enum ArtifactStateArg {
+pub(crate) enum OwnershipStateArg {
     /// A live worker owns it.
     Owned,
     /// Only replicas hold it.
@@ -30,7 +30,7 @@ pub(crate) enum ArtifactStateArg {
     Unowned,
 }
 
-impl std::fmt::Display for ArtifactStateArg {
+impl std::fmt::Display for OwnershipStateArg {
     /// Writes the API's word.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -88,7 +88,7 @@ filter! {
         /// With a head of this session in it.
         session: SessionId => "session",
         /// Who holds it now.
-        state: ArtifactStateArg => "state",
+        state: OwnershipStateArg => "state",
     }
 }
 filter! {

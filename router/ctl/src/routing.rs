@@ -104,13 +104,13 @@ pub(crate) enum RoutingCommand {
     /// Shows the routing settings.
     Get,
     /// Sets the routing settings until the next start of each router.
-    Set(RoutingArgs),
+    Set(RoutingChangeArgs),
 }
 
 // What is set. Not a doc comment: as one it would be the help of the command.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
-pub(crate) struct RoutingArgs {
+pub(crate) struct RoutingChangeArgs {
     /// Who decides where steps go.
     #[arg(long)]
     mode: Option<ModeArg>,
@@ -160,7 +160,7 @@ impl RoutingCommand {
     }
 }
 
-impl RoutingArgs {
+impl RoutingChangeArgs {
     /// Converts the arguments to the API's JSON.
     fn json(&self) -> Result<Value, CtlError> {
         if let (Some(ModeArg::Bypass), Some(_)) = (self.mode, self.rollout_percent) {

@@ -150,7 +150,7 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyC
         }
         // Workers are restarted so that no policy inherits another's cache.
         let cluster = previous.insert(LocalCluster::start(LocalClusterOptions::demo(*policy, options.speed_up)).await?);
-        let run = PolicyRun { options, policy: *policy, dialogues: dialogues.clone() };
+        let run = PolicyReplay { options, policy: *policy, dialogues: dialogues.clone() };
         report.add(*policy, run.run_on(cluster, view).await?);
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -169,13 +169,13 @@ async fn run_policies(options: &DemoArgs, view: &mut LiveView) -> Result<PolicyC
 }
 
 /// A run under one policy.
-struct PolicyRun<'a> {
+struct PolicyReplay<'a> {
     options: &'a DemoArgs,
     policy: ComparedPolicy,
     dialogues: Arc<Vec<RecordedDialogue>>,
 }
 
-impl PolicyRun<'_> {
+impl PolicyReplay<'_> {
     /// Replays every session on `cluster` and returns the figures.
     async fn run_on(&self, cluster: &mut LocalCluster, view: &mut LiveView) -> Result<PolicyStats, LocalClusterError> {
         let tally = Arc::new(Mutex::new(ReplayProgress::default()));

@@ -12,7 +12,7 @@ use serde::de::value::{Error as ValueError, StringDeserializer};
 use vocabulary::{TimeSpan, WorkerRole};
 use workers_shim::engine_api::KvConnector;
 use workers_shim::sim::{
-    EngineProfile, EventFault, EventOptions, SimError, SimOptions, SimWorker, TransferFault, TransferOptions,
+    EngineProfile, EventFault, EventOptions, SimOptions, SimStartError, SimWorker, TransferFault, TransferOptions,
 };
 
 use proxy::renamed_keys;
@@ -134,7 +134,7 @@ pub enum SimCommandError {
     Text(#[from] PrefixError),
     /// It does not start.
     #[error(transparent)]
-    Start(#[from] SimError),
+    Start(#[from] SimStartError),
 }
 
 /// Runs it until SIGTERM or ctrl-c.

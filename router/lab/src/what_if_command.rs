@@ -16,7 +16,7 @@ use vocabulary::WorkerId;
 
 use crate::ctl::{OutputFormat, WorkerArg, aligned, field_list, pretty, row};
 use crate::simulate_command::{OutOfRange, ProgressMeter, parse_number};
-use compare::{ComparisonBuilder, ModeCounts, PlanComparison, ReproductionCounts, WhatIfScenario};
+use compare::{ComparisonBuilder, ModeCounts, ReproductionCounts, WhatIfComparison, WhatIfScenario};
 use proxy::decisions::{DecisionRecords, DecisionRecordsError};
 
 const NOTE: &str = "\
@@ -87,7 +87,7 @@ struct WhatIfReport<'a> {
     marked_as: &'static str,
     files: usize,
     #[serde(flatten)]
-    comparison: &'a PlanComparison,
+    comparison: &'a WhatIfComparison,
     /// What was left out.
     notes: Vec<String>,
 }
@@ -144,7 +144,7 @@ impl WhatIfArgs {
     }
 }
 
-fn comparison_text(comparison: &PlanComparison, files: usize) -> String {
+fn comparison_text(comparison: &WhatIfComparison, files: usize) -> String {
     let ModeCounts { active, shadow, bypass } = comparison.modes;
     let (all, compared) = (active + shadow + bypass, comparison.compared);
     let mut text = field_list([
@@ -181,7 +181,7 @@ fn comparison_text(comparison: &PlanComparison, files: usize) -> String {
     text
 }
 
-fn replay_text(comparison: &PlanComparison) -> String {
+fn replay_text(comparison: &WhatIfComparison) -> String {
     let ReproductionCounts { reproduced, unreproduced, without_memory } = comparison.replayed;
     let all = reproduced + unreproduced;
     let without = match without_memory {
@@ -193,7 +193,7 @@ fn replay_text(comparison: &PlanComparison) -> String {
     format!("{reproduced} of {all} give the recorded plan under the recorded policy{without}")
 }
 
-fn savings_text(comparison: &PlanComparison, before: f64) -> String {
+fn savings_text(comparison: &WhatIfComparison, before: f64) -> String {
     let Some(saved) = comparison.predicted_ttft_saving_ms else { return String::new() };
     let share = if before > 0.0 { format!(" ({:.1} %)", 100.0 * saved.mean / before) } else { String::new() };
     let within = saved.within.map_or_else(
@@ -203,7 +203,7 @@ fn savings_text(comparison: &PlanComparison, before: f64) -> String {
     format!("Prediction: the time to first token is {:.2} ms{share} shorter, {within}.", saved.mean)
 }
 
-fn prediction_table(comparison: &PlanComparison) -> String {
+fn prediction_table(comparison: &WhatIfComparison) -> String {
     let mut rows = vec![row(["AS SERVED", "STEPS", "PREDICTED TTFT", "OBSERVED TTFT", "MEDIAN ERROR", "BIAS"])];
     for (action, one) in &comparison.ttft_prediction {
         rows.push(row([

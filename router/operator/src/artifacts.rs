@@ -1,7 +1,7 @@
 //! `/ownerserve/v1/artifacts`: sealed ranges of blocks and their owners.
 
 use ownership::LedgerView;
-use ownership::ledger::{Artifact, OwnershipStatus, PinFlag, Replica};
+use ownership::ledger::{Artifact, ArtifactPinFlag, OwnershipStatus, Replica};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{
@@ -154,7 +154,7 @@ impl ArtifactResource {
             sessions: artifact.sessions.len(),
             children: artifact.children.len(),
             group: artifact.group,
-            pinned: artifact.pinned == PinFlag::Yes,
+            pinned: artifact.pinned == ArtifactPinFlag::Yes,
             bytes: artifact.bytes(),
             idle: ledger_span(artifact.touched, view.now()),
         }

@@ -69,7 +69,7 @@ impl LeaseStatus {
 /// An incarnation of a worker, and its lease.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Lease)]
-struct LeaseResource {
+struct WorkerLeaseResource {
     #[schema(value_type = WorkerIdSchema)]
     worker: WorkerId,
     /// Its base URL.
@@ -87,7 +87,7 @@ struct LeaseResource {
     lease: LeaseStatus,
 }
 
-impl LeaseResource {
+impl WorkerLeaseResource {
     fn new(view: &LedgerView, worker: &Worker) -> Self {
         Self {
             worker: worker.id,
@@ -108,7 +108,7 @@ pub(super) fn find_worker(view: &LedgerView, id: WorkerId) -> Result<&Worker, Pr
 /// The lease of one worker.
 #[derive(Serialize, ToSchema)]
 pub(super) struct LeaseResponse {
-    lease: LeaseResource,
+    lease: WorkerLeaseResource,
 }
 
 /// The lease of one worker.
@@ -122,7 +122,7 @@ pub(super) async fn lease(
     PathId(id): PathId<WorkerId>,
 ) -> Result<LedgerResponse<LeaseResponse>, Problem> {
     let worker = find_worker(&view, id)?;
-    let lease = LeaseResource::new(&view, worker);
+    let lease = WorkerLeaseResource::new(&view, worker);
     let tag =
         EntityTag::of(worker.epoch, &(lease.incarnation, lease.lease.state, lease.lease.draining, &lease.endpoint));
     Ok(LedgerResponse::new(&view, LeaseResponse { lease }).with_tag(tag))
@@ -140,7 +140,7 @@ pub(super) struct LeaseFilter {
 /// Leases, by worker.
 #[derive(Serialize, ToSchema)]
 pub(super) struct LeasePage {
-    leases: Vec<LeaseResource>,
+    leases: Vec<WorkerLeaseResource>,
     #[serde(flatten)]
     listed: PageMeta,
 }
@@ -156,7 +156,7 @@ pub(super) async fn leases(
     let page = page.page("leases", &filter, view.applied())?;
     let line = |worker: &Worker| {
         let accepted = filter.state.is_none_or(|state| state == worker.lease.into());
-        (worker.id, accepted.then(|| LeaseResource::new(&view, worker)).into_iter().collect())
+        (worker.id, accepted.then(|| WorkerLeaseResource::new(&view, worker)).into_iter().collect())
     };
     let (leases, listed) = page.fill(view.workers_after(page.after).map(line));
     Ok(LedgerResponse::new(&view, LeasePage { leases, listed }))

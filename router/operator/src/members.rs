@@ -98,13 +98,13 @@ pub(super) async fn members(
 /// Nodes whose role changes.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NodesBody {
+pub(super) struct RoleChangeBody {
     /// Their ids; all are changed in one step.
     #[schema(value_type = Vec<u64>, min_items = 1, max_items = 64)]
     nodes: Vec<u64>,
 }
 
-impl NodesBody {
+impl RoleChangeBody {
     fn ids(self) -> Result<BTreeSet<NodeId>, Problem> {
         if !(1..=64).contains(&self.nodes.len()) {
             return Err(Problem::bad_body("nodes: accepted is 1 to 64 node ids"));
@@ -123,21 +123,21 @@ pub(super) struct NodeBody {
 /// Makes learners voters, all in one step: one voter and two learners make a cluster of three.
 ///
 /// A cluster has 1, 3 or 5 voters; anything else is refused.
-#[utoipa::path(post, path = "/ownerserve/v1/cluster/members/promote", tag = "cluster", request_body = NodesBody,
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/members/promote", tag = "cluster", request_body = RoleChangeBody,
     responses((status = 200, description = "The nodes are voters.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn promote(
     State(ledger): State<LedgerAccess>,
-    JsonBody(nodes): JsonBody<NodesBody>,
+    JsonBody(nodes): JsonBody<RoleChangeBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     apply_change(&ledger, MemberChange::Promote(nodes.ids()?), "they vote").await
 }
 
 /// Makes voters learners, all in one step.
-#[utoipa::path(post, path = "/ownerserve/v1/cluster/members/demote", tag = "cluster", request_body = NodesBody,
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/members/demote", tag = "cluster", request_body = RoleChangeBody,
     responses((status = 200, description = "The nodes are learners: they replicate and do not vote.", body = LedgerResponse<WriteResult>)))]
 pub(super) async fn demote(
     State(ledger): State<LedgerAccess>,
-    JsonBody(nodes): JsonBody<NodesBody>,
+    JsonBody(nodes): JsonBody<RoleChangeBody>,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     apply_change(&ledger, MemberChange::Demote(nodes.ids()?), "they vote no more").await
 }

@@ -196,7 +196,7 @@ struct ArtifactGroupResource {
 
 /// Groups, by id.
 #[derive(Serialize, ToSchema)]
-pub(super) struct GroupPage {
+pub(super) struct ArtifactGroupPage {
     groups: Vec<ArtifactGroupResource>,
     #[serde(flatten)]
     listed: PageMeta,
@@ -204,11 +204,11 @@ pub(super) struct GroupPage {
 
 /// Groups, by id. `artifacts?group=` lists what is in one.
 #[utoipa::path(get, path = "/ownerserve/v1/groups", tag = "artifacts", params(PageQuery, ConsistencyQuery),
-    responses((status = 200, description = "A page of groups, and where the next one begins.", body = LedgerResponse<GroupPage>)))]
+    responses((status = 200, description = "A page of groups, and where the next one begins.", body = LedgerResponse<ArtifactGroupPage>)))]
 pub(super) async fn groups(
     ReadView(view): ReadView,
     QueryParams(page): QueryParams<PageQuery>,
-) -> Result<LedgerResponse<GroupPage>, Problem> {
+) -> Result<LedgerResponse<ArtifactGroupPage>, Problem> {
     let page = page.page("groups", &(), view.applied())?;
     let looking = view.clone();
     let list = move || {
@@ -221,5 +221,5 @@ pub(super) async fn groups(
         page.fill(looking.groups_after(page.after).map(line))
     };
     let (groups, listed) = run_blocking(list).await?;
-    Ok(LedgerResponse::new(&view, GroupPage { groups, listed }))
+    Ok(LedgerResponse::new(&view, ArtifactGroupPage { groups, listed }))
 }

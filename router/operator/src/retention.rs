@@ -1,7 +1,7 @@
 //! Writes about retention and workers: pins, groups, evictions, leases and drains.
 
 use axum::extract::State;
-use ownership::ledger::{Command, Outcome, PinArtifact, PinFlag, RenewLease, RetireIncarnation, SetGroup};
+use ownership::ledger::{ArtifactPinFlag, Command, Outcome, PinArtifact, RenewLease, RetireIncarnation, SetGroup};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -38,8 +38,8 @@ pub(super) async fn pin(
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
     if_match.check_optional(artifacts::find_artifact(&*linearizable_view(&ledger).await?, id)?.epoch)?;
     let (pinned, result) = match body.pinned {
-        true => (PinFlag::Yes, "the artifact is pinned"),
-        false => (PinFlag::No, "the artifact is not pinned"),
+        true => (ArtifactPinFlag::Yes, "the artifact is pinned"),
+        false => (ArtifactPinFlag::No, "the artifact is not pinned"),
     };
     commit(&ledger, Command::Pin(PinArtifact { artifact: id, pinned })).await?;
     Ok(WriteResult::plain(&ledger, result))

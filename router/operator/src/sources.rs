@@ -14,11 +14,11 @@ use proxy::kv_reservation::OccupancyTracker;
 use proxy::ledger_access::LedgerAccess;
 use proxy::memory_budget::MemoryBudget;
 use proxy::offload_pool::OffloadPool;
-use proxy::outliers::OutlierTracker;
+use proxy::outliers::SharedOutlierDetector;
 use proxy::prefix_cache::PrefixCache;
 use proxy::prefix_cache::tokenizer_drift::TokenizerDrift;
 use proxy::prefix_mover::PrefixMover;
-use proxy::prompts::PromptStore;
+use proxy::prompts::RetainedPromptStore;
 use proxy::routing::LiveRouting;
 use proxy::shared_cache::SharedCache;
 use proxy::telemetry::discovery_metrics::DiscoveryMetrics;
@@ -66,7 +66,7 @@ pub struct FleetSources {
     /// The sources that list the workers.
     pub discovery: Arc<WorkerDiscovery>,
     /// Workers whose requests fail.
-    pub outliers: OutlierTracker,
+    pub outliers: SharedOutlierDetector,
     /// API keys, and whether engines keep tenants apart.
     pub isolation: TenantIsolation,
     /// Compares token counts with those of the engines.
@@ -100,7 +100,7 @@ pub struct SessionMover {
     /// The models.
     pub catalog: Arc<Catalog>,
     /// Prompts with their token ids.
-    pub prompts: Arc<PromptStore>,
+    pub prompts: Arc<RetainedPromptStore>,
     /// Moves prefixes between workers.
     pub prefixes: PrefixMover,
     /// Whether transferred KV equals what was sent.

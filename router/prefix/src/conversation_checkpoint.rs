@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::block_segments::SharedBlockHashes;
 use crate::chat::TemplateVariables;
-use crate::incremental_rendering::{HistorySummary, RenderedTail, TurnTransition};
+use crate::incremental_rendering::{HistorySummary, RenderedTail, TurnContinuation};
 use crate::message_scan::MessageRole;
 
 /// Maximum number of boundaries kept per conversation.
@@ -26,14 +26,14 @@ pub(crate) struct ConversationCheckpoint {
     /// Block hashes up to the last boundary.
     pub(crate) blocks: SharedBlockHashes,
     /// What does not change between steps.
-    pub(crate) header: Arc<ConversationHeader>,
+    pub(crate) header: Arc<ConversationSetup>,
     /// For each role seen in a last message: what the template renders after it when nothing follows.
     pub(crate) closings: Vec<(MessageRole, Arc<RenderedTail>)>,
 }
 
 /// What all steps of a conversation have in common.
 #[derive(Debug)]
-pub(crate) struct ConversationHeader {
+pub(crate) struct ConversationSetup {
     /// Template variables, with the tools replaced by a short one.
     pub(crate) variables: TemplateVariables,
     /// Roles of the system messages that open the conversation.
@@ -64,7 +64,7 @@ pub(crate) struct MessageBoundary {
     pub(crate) gap: Arc<str>,
     pub(crate) cut_token: usize,
     /// Whether a user message followed when the boundary was recorded.
-    pub(crate) following_turn: TurnTransition,
+    pub(crate) following_turn: TurnContinuation,
     pub(crate) history: HistorySummary,
 }
 
@@ -170,7 +170,7 @@ pub(crate) mod tests {
             question: crate::message_scan::QuestionState::Never,
             last_role: MessageRole::User,
         };
-        let (gap, tail, cut_in) = ("".into(), [].into(), TurnTransition::Same);
+        let (gap, tail, cut_in) = ("".into(), [].into(), TurnContinuation::Same);
         MessageBoundary {
             body_bytes: end,
             digest: xxh3_128(&body[..end]),
@@ -186,7 +186,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn checkpoint(body: &[u8], ends: &[usize]) -> ConversationCheckpoint {
-        let frame = ConversationHeader {
+        let frame = ConversationSetup {
             variables: Vec::new(),
             leading_roles: [].into(),
             head_ends: [0].into(),

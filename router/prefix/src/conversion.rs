@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::chat::{CallFieldOrder, ChatEndpoint};
-use crate::template_traits::TemplateTraits;
+use crate::conversion_traits::ConversionTraits;
 use crate::{ChatBody, ChatBodyLayout, FallbackReason, PrefixError};
 
 /// Chat request that the engine builds from a request of another endpoint.
@@ -49,7 +49,7 @@ impl ConvertedRequest {
 pub(crate) fn convert(
     endpoint: ChatEndpoint,
     body: &[u8],
-    traits: TemplateTraits,
+    traits: ConversionTraits,
 ) -> Option<Result<ConvertedRequest, PrefixError>> {
     match endpoint {
         ChatEndpoint::Chat => None,
@@ -97,7 +97,7 @@ impl ChatPromptFields<'_> {
 struct ConvertedMessage<'a> {
     role: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<ConvertedContent<'a>>,
+    content: Option<ChatMessageContent<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -109,14 +109,14 @@ struct ConvertedMessage<'a> {
 }
 
 impl<'a> ConvertedMessage<'a> {
-    fn of(role: impl Into<Cow<'a, str>>, content: Option<ConvertedContent<'a>>) -> Self {
+    fn of(role: impl Into<Cow<'a, str>>, content: Option<ChatMessageContent<'a>>) -> Self {
         Self { role: role.into(), content, ..Self::default() }
     }
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum ConvertedContent<'a> {
+enum ChatMessageContent<'a> {
     Text(Cow<'a, str>),
     Parts(Vec<TextPart<'a>>),
     Sent(&'a RawValue),

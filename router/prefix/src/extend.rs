@@ -11,11 +11,11 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::block_segments::SharedBlockHashes;
 use crate::conversation_cache::CheckpointMatch;
 use crate::conversation_checkpoint::{
-    BodyPrefixHasher, ConversationCheckpoint, ConversationHeader, MessageBoundary, push_boundary,
+    BodyPrefixHasher, ConversationCheckpoint, ConversationSetup, MessageBoundary, push_boundary,
 };
 use crate::incremental_rendering::{
     BodyEnvelope, HistorySummary, RenderedTail, SECONDS_PER_DAY, SystemPromptForm, TemplateCapabilities,
-    TurnTransition, shorten_variables,
+    TurnContinuation, shorten_variables,
 };
 use crate::message_scan::{self, MessageRole, MessageScan};
 use crate::model_tokenizer::RenderedPrompt;
@@ -69,7 +69,7 @@ struct ExtendRequest<'a> {
 /// Boundary found in a prompt: the text that remains after it and the history before it.
 struct ResumePoint {
     rest_len: usize,
-    following_turn: TurnTransition,
+    following_turn: TurnContinuation,
     cut: Arc<RenderedTail>,
     history: HistorySummary,
 }
@@ -165,7 +165,7 @@ impl PromptResolver {
             .extend_request(layout, inputs)
             .filter(|_| !chat.continues_final_message() && !chat.adds_special_tokens())?;
         let scan = MessageScan::from_offset(layout.message_list(), 0, step.text.content_literals())?;
-        let frame = Arc::new(ConversationHeader::of(&step, chat, &scan)?);
+        let frame = Arc::new(ConversationSetup::of(&step, chat, &scan)?);
         if !step.rendering.supports_late_system && scan.has_late_system(frame.leading_roles.len()) {
             return None;
         }
@@ -253,7 +253,7 @@ impl PromptResolver {
         if frame.day.is_some_and(|day| day != day_of(request.now)) {
             return None;
         }
-        let turn = TurnTransition::of(&scan.messages);
+        let turn = TurnContinuation::of(&scan.messages);
         if !request.rendering.is_cut_valid(known.following_turn, turn) {
             return None;
         }
@@ -365,8 +365,8 @@ impl ExtendRequest<'_> {
 
     fn cut(
         &self,
-        header: &ConversationHeader,
-        (before, turn): (&HistorySummary, TurnTransition),
+        header: &ConversationSetup,
+        (before, turn): (&HistorySummary, TurnContinuation),
         new: &[u8],
         suffix: &[u8],
     ) -> Option<RenderedTail> {
@@ -383,7 +383,7 @@ impl ExtendRequest<'_> {
     /// each. `asked` is the question state before the scan.
     fn resume_points(
         &self,
-        header: &ConversationHeader,
+        header: &ConversationSetup,
         scan: &MessageScan,
         (asked, closings): (message_scan::QuestionState, &mut Vec<(MessageRole, Arc<RenderedTail>)>),
     ) -> Vec<(usize, ResumePoint)> {
@@ -399,7 +399,7 @@ impl ExtendRequest<'_> {
 
     fn resume_point(
         &self,
-        header: &ConversationHeader,
+        header: &ConversationSetup,
         scan: &MessageScan,
         (at, asked): (usize, message_scan::QuestionState),
         closings: &mut Vec<(MessageRole, Arc<RenderedTail>)>,
@@ -424,7 +424,7 @@ impl ExtendRequest<'_> {
             question: scan.question_state(at, asked),
             last_role: message.role,
         };
-        let cut_in = TurnTransition::of(&scan.messages[at + 1..]);
+        let cut_in = TurnContinuation::of(&scan.messages[at + 1..]);
         let seen = closings.iter().find(|(role, _)| is_end && *role == message.role).map(|(_, cut)| cut.clone());
         let cut = match seen {
             Some(cut) => cut,
@@ -442,7 +442,7 @@ impl ExtendRequest<'_> {
     }
 }
 
-impl ConversationHeader {
+impl ConversationSetup {
     fn of(request: &ExtendRequest<'_>, chat: &ChatBody, scan: &MessageScan) -> Option<Self> {
         let variables = shorten_variables(chat.variables().ok()?)?;
         let leads = scan.leading_roles()?;

@@ -43,7 +43,7 @@ pub(crate) enum SystemPromptForm {
 
 /// Whether the new messages start a new turn. Templates may then render earlier messages differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TurnTransition {
+pub(crate) enum TurnContinuation {
     /// The same turn continues.
     Same,
     /// The same turn, but an assistant message without tool calls ends it: templates may drop its reasoning.
@@ -51,7 +51,7 @@ pub(crate) enum TurnTransition {
     Next,
 }
 
-impl TurnTransition {
+impl TurnContinuation {
     /// Classifies the messages after a cut.
     pub(crate) fn of(after: &[ScannedMessage]) -> Self {
         let answers = |message: &ScannedMessage| message.role == MessageRole::Assistant && !message.calls_tools;
@@ -77,9 +77,9 @@ enum CutSuccessor {
 impl CutSuccessor {
     const ALL: [Self; 3] = [Self::Answer, Self::SameTurn, Self::Question];
 
-    fn of(turn: TurnTransition, before: &HistorySummary) -> Self {
+    fn of(turn: TurnContinuation, before: &HistorySummary) -> Self {
         match turn {
-            TurnTransition::Next => Self::Question,
+            TurnContinuation::Next => Self::Question,
             _ if before.last_role == MessageRole::User => Self::Answer,
             _ => Self::SameTurn,
         }
@@ -101,7 +101,11 @@ pub(crate) struct TemplateCapabilities {
 
 impl TemplateCapabilities {
     /// Returns how much the template must see, or `None` if it must see the whole conversation.
-    pub(crate) fn system_prompt_form(&self, turn: TurnTransition, before: &HistorySummary) -> Option<SystemPromptForm> {
+    pub(crate) fn system_prompt_form(
+        &self,
+        turn: TurnContinuation,
+        before: &HistorySummary,
+    ) -> Option<SystemPromptForm> {
         // Some templates render the tools with the first user message.
         self.proven[CutSuccessor::of(turn, before) as usize].map(|heads| {
             if before.question != QuestionState::Never || before.last_role == MessageRole::User {
@@ -119,8 +123,8 @@ impl TemplateCapabilities {
 
     /// Returns whether the text before a cut is valid in a longer conversation. `cut_in` is the turn change that
     /// followed the cut when it was made, `turn` the one that follows now.
-    pub(crate) fn is_cut_valid(&self, cut_in: TurnTransition, turn: TurnTransition) -> bool {
-        self.kind == PrefixStability::AppendOnly || cut_in == turn && turn != TurnTransition::Answered
+    pub(crate) fn is_cut_valid(&self, cut_in: TurnContinuation, turn: TurnContinuation) -> bool {
+        self.kind == PrefixStability::AppendOnly || cut_in == turn && turn != TurnContinuation::Answered
     }
 }
 

@@ -8,11 +8,11 @@ use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::{CallFieldOrder, TemplateVariables};
+use crate::conversion_traits::{AllowedSystemPosition, ConversionTraits};
 use crate::incremental_rendering::{HistorySummary, PlaceholderMessages, TemplateCapabilities};
 use crate::model_files::ModelFiles;
 use crate::python;
-use crate::template::{ChatTemplate, RenderSize, TemplateSource};
-use crate::template_traits::{AllowedSystemPosition, TemplateTraits};
+use crate::template::{ChatTemplate, RenderSize, TemplateTexts};
 use crate::template_value::object;
 use crate::token_checkpoint::tokenize;
 use crate::tokenizer::TextTokenizer;
@@ -31,7 +31,7 @@ pub struct ModelTokenizer {
     template: Option<ChatTemplate>,
     template_file: &'static str,
     kind: PrefixStability,
-    template_traits: TemplateTraits,
+    template_traits: ConversionTraits,
     placeholders: Option<PlaceholderMessages>,
     incremental_rendering: Option<TemplateCapabilities>,
     template_fault: Option<TemplateFault>,
@@ -70,7 +70,7 @@ impl ModelTokenizer {
             special_tokens: special_tokens(&config),
             end_token_ids: read_end_token_ids(&tokenizer, &config, &[&generation, &model]),
             kind: PrefixStability::Unsafe,
-            template_traits: TemplateTraits::default(),
+            template_traits: ConversionTraits::default(),
             placeholders: template
                 .as_ref()
                 .map(|template| PlaceholderMessages::of(template.content_format()))
@@ -86,7 +86,7 @@ impl ModelTokenizer {
         let render = |chat: &ChatBody| loaded.render(chat, WallTime::default());
         let kind = PrefixStability::probe(render);
         let system = loaded.template.as_ref().map_or(AllowedSystemPosition::Head, ChatTemplate::system_placement);
-        let template_traits = TemplateTraits::probe(render, system);
+        let template_traits = ConversionTraits::probe(render, system);
         let template_fault = loaded.template.as_ref().and_then(|_| TemplateFault::probe(render));
         loaded = Self { kind, template_traits, template_fault, ..loaded };
         loaded.incremental_rendering = TemplateCapabilities::probe(&loaded).filter(|_| loaded.template_fault.is_none());
@@ -119,7 +119,7 @@ impl ModelTokenizer {
         self.template.is_some()
     }
 
-    pub(crate) fn template_traits(&self) -> TemplateTraits {
+    pub(crate) fn template_traits(&self) -> ConversionTraits {
         self.template_traits
     }
 
@@ -337,12 +337,12 @@ fn fill_missing(config: &mut Json, more: Json) {
 }
 
 /// Returns the template's text, or `None` if the engine is known to render this model by other means.
-fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<TemplateSource> {
+fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<TemplateTexts> {
     if model["model_type"] == "gpt_oss" {
         return None;
     }
     if let Some(bytes) = &files.chat_template {
-        return Some(TemplateSource { plain: String::from_utf8_lossy(bytes).into_owned(), with_tools: None });
+        return Some(TemplateTexts { plain: String::from_utf8_lossy(bytes).into_owned(), with_tools: None });
     }
     let owned = |json: &Json| json.as_str().map(str::to_owned);
     let named = |name| {
@@ -350,7 +350,7 @@ fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<
         list.iter().find(|entry| entry["name"] == name).and_then(|entry| owned(&entry["template"]))
     };
     let plain = owned(&config["chat_template"]).or_else(|| named("default"))?;
-    Some(TemplateSource { plain, with_tools: named("tool_use") })
+    Some(TemplateTexts { plain, with_tools: named("tool_use") })
 }
 
 fn token_text(token: &Json) -> Option<&str> {
@@ -379,7 +379,7 @@ fn read_end_token_ids(tokenizer: &TextTokenizer, config: &Json, files: &[&Json])
 }
 
 /// xxh3-128 over everything that determines token ids, each part preceded by its length.
-fn digest(tokenizer: &[u8], config: &Json, template: Option<&TemplateSource>) -> Arc<str> {
+fn digest(tokenizer: &[u8], config: &Json, template: Option<&TemplateTexts>) -> Arc<str> {
     let special = config.as_object().into_iter().flatten();
     let special = special.filter(|(key, _)| key.ends_with("_token") || *key == "added_tokens_decoder");
     let special: Vec<String> = special.map(|(key, value)| format!("{key}={value}")).collect();

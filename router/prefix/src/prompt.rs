@@ -64,7 +64,7 @@ pub enum FallbackReason {
 
 /// How an incrementally resolved prompt differs from the fully computed one. A bounded set: it labels a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PromptMismatch {
+pub enum IncrementalPromptMismatch {
     /// The full computation has no token ids, for this reason.
     Refused(FallbackReason),
     /// The number of tokens differs.
@@ -73,7 +73,7 @@ pub enum PromptMismatch {
     Tokens,
 }
 
-impl PromptMismatch {
+impl IncrementalPromptMismatch {
     /// Returns all variants, for metrics that start at zero.
     pub fn all() -> impl Iterator<Item = Self> {
         FallbackReason::VARIANTS.iter().copied().map(Self::Refused).chain([Self::Length, Self::Tokens])
@@ -91,12 +91,12 @@ impl PromptMismatch {
 
 impl Prompt {
     /// Compares this prompt with the same one computed in full; `None` if they are equal.
-    pub fn mismatch(&self, whole: &Self) -> Option<PromptMismatch> {
+    pub fn mismatch(&self, whole: &Self) -> Option<IncrementalPromptMismatch> {
         let is_same = self.chain == whole.chain && self.tail() == whole.tail();
         match whole.identity {
-            PromptIdentity::Fallback(reason) => Some(PromptMismatch::Refused(reason)),
-            PromptIdentity::Exact if self.chain.tokens != whole.chain.tokens => Some(PromptMismatch::Length),
-            PromptIdentity::Exact => (!is_same).then_some(PromptMismatch::Tokens),
+            PromptIdentity::Fallback(reason) => Some(IncrementalPromptMismatch::Refused(reason)),
+            PromptIdentity::Exact if self.chain.tokens != whole.chain.tokens => Some(IncrementalPromptMismatch::Length),
+            PromptIdentity::Exact => (!is_same).then_some(IncrementalPromptMismatch::Tokens),
         }
     }
 
@@ -135,13 +135,13 @@ mod tests {
         let whole = prompt(&[1, 2, 3, 4, 5, 6]);
         let tail = |ids: &[u32], tail: &[u32]| Prompt { content: PromptContent::Tail(tail.to_vec()), ..prompt(ids) };
         assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).mismatch(&whole), None);
-        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 7]).mismatch(&whole), Some(PromptMismatch::Tokens));
-        assert_eq!(tail(&[1, 2, 9, 4, 5, 6], &[5, 6]).mismatch(&whole), Some(PromptMismatch::Tokens));
-        assert_eq!(tail(&[1, 2, 3, 4, 5], &[5]).mismatch(&whole), Some(PromptMismatch::Length));
+        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 7]).mismatch(&whole), Some(IncrementalPromptMismatch::Tokens));
+        assert_eq!(tail(&[1, 2, 9, 4, 5, 6], &[5, 6]).mismatch(&whole), Some(IncrementalPromptMismatch::Tokens));
+        assert_eq!(tail(&[1, 2, 3, 4, 5], &[5]).mismatch(&whole), Some(IncrementalPromptMismatch::Length));
         let refused = Prompt { identity: PromptIdentity::Fallback(FallbackReason::TooLarge), ..prompt(&[1]) };
         assert_eq!(
             tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).mismatch(&refused),
-            Some(PromptMismatch::Refused(FallbackReason::TooLarge))
+            Some(IncrementalPromptMismatch::Refused(FallbackReason::TooLarge))
         );
     }
 }

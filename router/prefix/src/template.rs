@@ -8,8 +8,8 @@ use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value, context};
 
 use crate::content_format::ContentFormat;
+use crate::conversion_traits::AllowedSystemPosition;
 use crate::template_literals::content_literals;
-use crate::template_traits::AllowedSystemPosition;
 use crate::template_value::object;
 use crate::{PrefixError, PromptWorkLimits, WallTime, python, to_json};
 
@@ -33,14 +33,14 @@ pub(crate) struct ChatTemplate {
 
 /// A template's text, and the separate template that some models use for requests with tools.
 #[derive(Clone, Debug)]
-pub(crate) struct TemplateSource {
+pub(crate) struct TemplateTexts {
     pub plain: String,
     pub with_tools: Option<String>,
 }
 
 impl ChatTemplate {
     /// Compiles a model's templates.
-    pub(crate) fn compile(text: TemplateSource, limits: &PromptWorkLimits) -> Result<Self, PrefixError> {
+    pub(crate) fn compile(text: TemplateTexts, limits: &PromptWorkLimits) -> Result<Self, PrefixError> {
         let longest = usize::try_from(limits.rendered_bytes.0).unwrap_or(usize::MAX);
         let mut environment = environment(limits, longest);
         let format = ContentFormat::of(&text.plain);

@@ -21,7 +21,7 @@ const SEARCH_CALLS: [&str; 12] = [
 /// Returns the literals, without surrounding white space.
 pub(crate) fn content_literals(template: &str) -> Vec<Box<str>> {
     let mut words: Vec<Box<str>> = Vec::new();
-    for literal in literals(template).filter(TemplateLiteral::is_searched_for) {
+    for literal in literals(template).filter(TemplateStringLiteral::is_searched_for) {
         let word = unescape(literal.text);
         let word = word.trim();
         if !word.is_empty() && !words.iter().any(|known| **known == *word) {
@@ -32,13 +32,13 @@ pub(crate) fn content_literals(template: &str) -> Vec<Box<str>> {
 }
 
 /// A quoted string in one of a template's tags.
-struct TemplateLiteral<'a> {
+struct TemplateStringLiteral<'a> {
     before: &'a str,
     text: &'a str,
     after: &'a str,
 }
 
-impl TemplateLiteral<'_> {
+impl TemplateStringLiteral<'_> {
     fn is_searched_for(&self) -> bool {
         let before = self.before.trim_end();
         if SEARCH_CALLS.iter().any(|call| before.ends_with(call)) {
@@ -67,7 +67,7 @@ fn is_content_expression(searched: &str) -> bool {
     ["content", "text"].iter().any(|word| name.contains(word))
 }
 
-fn literals(template: &str) -> impl Iterator<Item = TemplateLiteral<'_>> {
+fn literals(template: &str) -> impl Iterator<Item = TemplateStringLiteral<'_>> {
     tags(template).flat_map(|tag| {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -76,7 +76,7 @@ fn literals(template: &str) -> impl Iterator<Item = TemplateLiteral<'_>> {
             let length = end_of(&tag.as_bytes()[start + 1..], quote)?;
             let (before, text) = (&tag[..start], &tag[start + 1..start + 1 + length]);
             at = start + length + 2;
-            Some(TemplateLiteral { before, text, after: &tag[at..] })
+            Some(TemplateStringLiteral { before, text, after: &tag[at..] })
         })
     })
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ownership::Supervision;
+use ownership::SupervisedTasks;
 
 use crate::checkpoints::TokenCheckpointStore;
 use crate::prefix_cache::{PrefixCache, PrefixCacheConfig};
-use crate::prompts::PromptStore;
+use crate::prompts::RetainedPromptStore;
 use crate::quotas::{Quotas, TenantConfig};
 use crate::shared_cache::{RedisUrlError, SharedCache, SharedCacheConfig};
 use crate::stored_responses::{StoredResponses, TenantMode};
@@ -27,7 +27,7 @@ pub struct RouterCaches {
     /// Quotas of tenants.
     pub quotas: Quotas,
     /// Prompts with their token ids, for moving prefixes on an operator's request.
-    pub prompts: Arc<PromptStore>,
+    pub prompts: Arc<RetainedPromptStore>,
 }
 
 /// Settings of the caches.
@@ -47,7 +47,7 @@ impl RouterCaches {
     /// Starts empty caches.
     pub fn start(
         settings: CacheSettings<'_>,
-        (cluster, tasks): (&str, &Arc<Supervision>),
+        (cluster, tasks): (&str, &Arc<SupervisedTasks>),
         metrics: &Metrics,
     ) -> Result<Self, RedisUrlError> {
         let identity_metrics = metrics.prefix_cache.clone();

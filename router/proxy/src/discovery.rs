@@ -27,8 +27,8 @@ use workers_shim::fleet::{EventSourceSetting, Fleet, FleetChangeCounts, FleetErr
 use crate::drains;
 use crate::telemetry::discovery_metrics::DiscoveryMetrics;
 use crate::worker_pool::WorkerPool;
-pub use file::WorkerFile;
 pub use file::WorkerFileError;
+pub use file::WorkerFileWatcher;
 use registrations::RegistrationTable;
 pub use registrations::{RegistrationOutcome, RegistrationsFull, WorkerRegistration};
 pub use settings::{DiscoveryConfig, DnsConfig, KubernetesConfig, MAX_WORKERS, PortSelector};

@@ -14,12 +14,12 @@ use workers_shim::engine_api::{ClientRequestBody, LegOptions, StrippedFieldCount
 use crate::client_request::ClientRequest;
 use crate::error::{ApiError, ErrorRecipient};
 use crate::offload_pool::{OffloadPool, OffloadSpec};
-use crate::outliers::OutlierTracker;
+use crate::outliers::SharedOutlierDetector;
 use crate::passthrough::{PassthroughOutcome, ResponseObserver, is_event_stream, relay};
 use crate::quotas::{BYTES_PER_TOKEN, TokenReservation};
 use crate::receipt::RequestOutcome;
 use crate::stored_responses::StoredResponses;
-use crate::stored_responses::answer_recorder::{ForwardedAnswerObserver, RecordedAnswer};
+use crate::stored_responses::answer_recorder::{ForwardedAnswerReader, ObservedAnswer};
 use crate::stored_responses::listener::{BodyFormat, ResponseRecorder};
 use crate::telemetry::metrics::Metrics;
 use crate::tenant_isolation::TenantIsolation;
@@ -60,7 +60,7 @@ pub struct UnplannedForwarder {
     /// What keeps tenants apart.
     pub isolation: TenantIsolation,
     /// Workers whose requests fail.
-    pub outliers: OutlierTracker,
+    pub outliers: SharedOutlierDetector,
     /// Runs long computations off the async threads.
     pub offload_pool: Arc<OffloadPool>,
     /// Responses stored at workers.
@@ -111,11 +111,8 @@ impl UnplannedForwarder {
                         self.response_recorders(request, (learn, worker), (answer.status(), form)).await;
                     let client = request.error_recipient();
                     let budget = self.workers.event_budget();
-                    let bounds = MaxPlausibleUsage::most(
-                        request,
-                        learn,
-                        filing.as_ref().and_then(ForwardedAnswerObserver::asked),
-                    );
+                    let bounds =
+                        MaxPlausibleUsage::most(request, learn, filing.as_ref().and_then(ForwardedAnswerReader::asked));
                     let status = answer.status();
                     let watch = ForwardObserver {
                         ends: self.ends.clone(),
@@ -198,16 +195,16 @@ impl UnplannedForwarder {
         request: &ClientRequest,
         (learn, worker): (ResponseCapture, WorkerId),
         (status, form): (StatusCode, BodyFormat),
-    ) -> (Option<ResponseRecorder>, Option<ForwardedAnswerObserver>) {
+    ) -> (Option<ResponseRecorder>, Option<ForwardedAnswerReader>) {
         let stores = (self.responses.clone(), self.offload_pool.clone());
         let is_wanted = learn != ResponseCapture::Nothing && status.is_success();
         let filed = match learn {
             ResponseCapture::Step => {
-                ForwardedAnswerObserver::of((&self.offload_pool, &self.responses), request, (status, form)).await
+                ForwardedAnswerReader::of((&self.offload_pool, &self.responses), request, (status, form)).await
             }
             ResponseCapture::Nothing | ResponseCapture::Response => None,
         };
-        let session = filed.as_ref().and_then(ForwardedAnswerObserver::session);
+        let session = filed.as_ref().and_then(ForwardedAnswerReader::session);
         let listener = is_wanted.then(|| ResponseRecorder::new(stores, (request, session), worker, form));
         (listener, filed)
     }
@@ -243,7 +240,7 @@ struct ForwardObserver {
     dispatch: DispatchGuard,
     status: StatusCode,
     listener: Option<ResponseRecorder>,
-    receipt_recorder: Option<ForwardedAnswerObserver>,
+    receipt_recorder: Option<ForwardedAnswerReader>,
     /// Where the recorder reads a long answer.
     offload_pool: Arc<OffloadPool>,
     /// Tokens reserved from the tenant's quota.
@@ -256,7 +253,7 @@ impl ResponseObserver for ForwardObserver {
     fn on_end(&mut self, facts: PassthroughOutcome) {
         let (ends, reservation) = (self.ends.clone(), self.reservation.take());
         let (worker, status, bounds, is_broken) = (self.dispatch.member.id, self.status, self.bounds, self.is_broken);
-        let end = move |recorded: Option<RecordedAnswer>| {
+        let end = move |recorded: Option<ObservedAnswer>| {
             let is_complete = recorded.as_ref().map_or(facts.is_over, |recorded| recorded.is_complete);
             let outcome = match () {
                 () if is_broken => RequestOutcome::Interrupted,

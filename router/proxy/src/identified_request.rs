@@ -5,7 +5,9 @@ use std::sync::Arc;
 use planner::RequestTransferBlocker;
 use prefix::{FallbackReason, LookupTier, Prompt, PromptIdentity, WallTime};
 use vocabulary::{ModelId, PrefixChain, SessionId, Tokens};
-use workers_shim::engine_api::{Api, ClientRequestBody, LegOptions, TokenIdForwarding, TokenIdsMode, UsageEventMode};
+use workers_shim::engine_api::{
+    AnswerTokenIdsMode, Api, ClientRequestBody, ClientTokenIdVisibility, LegOptions, UsageEventMode,
+};
 
 use crate::catalog::Model;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
@@ -105,16 +107,16 @@ pub fn leg_options(request: &ParsedRequest) -> LegOptions {
             ResponseDelivery::Stream { usage_wanted: false } => UsageEventMode::Always,
             ResponseDelivery::Stream { usage_wanted: true } | ResponseDelivery::Whole => UsageEventMode::AsRequested,
         },
-        ids: TokenIdsMode::AsRequested,
+        ids: AnswerTokenIdsMode::AsRequested,
     }
 }
 
 /// Returns which token ids the client wants in the answer.
-pub fn shown_ids(request: &ParsedRequest) -> TokenIdForwarding {
+pub fn shown_ids(request: &ParsedRequest) -> ClientTokenIdVisibility {
     if request.body.scanned_json().read("return_token_ids").unwrap_or(false) {
-        TokenIdForwarding::All
+        ClientTokenIdVisibility::All
     } else {
-        TokenIdForwarding::None
+        ClientTokenIdVisibility::None
     }
 }
 

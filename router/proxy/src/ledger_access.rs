@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use prometheus::Histogram;
 use vocabulary::NodeId;
 
-use crate::peer_exchange::ledger_health::{LedgerFault, LedgerHealth};
+use crate::peer_exchange::ledger_health::{LedgerFault, LocalLedgerHealth};
 use crate::peer_exchange::pending_commits::{PendingCommits, QuorumReachability};
 
 /// A handle to the ledger of this node. Clones share it.
@@ -17,7 +17,7 @@ use crate::peer_exchange::pending_commits::{PendingCommits, QuorumReachability};
 pub struct LedgerAccess {
     directory: Arc<OwnershipDirectory>,
     pending_commits: Arc<Mutex<PendingCommits>>,
-    health: Arc<LedgerHealth>,
+    health: Arc<LocalLedgerHealth>,
     commit_seconds: Histogram,
 }
 

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
 use vocabulary::{Micros, WorkerId};
-use workers_shim::engine_api::{AnswerSummary, Api, ClientRequestBody, KvTransfer, LegOptions, TokenIdsMode};
+use workers_shim::engine_api::{AnswerSummary, AnswerTokenIdsMode, Api, ClientRequestBody, KvTransfer, LegOptions};
 use workers_shim::fleet::InFlightGuard;
 use workers_shim::scrape::EngineKind;
 
@@ -52,7 +52,8 @@ impl Legs {
     pub fn of(client: &WorkerClient, step: &ClassifiedStep) -> Self {
         let request = &step.located.identified.request;
         // Without token ids an answer could not resume at another worker.
-        let ids = if step.resume_blocker.is_none() { TokenIdsMode::Always } else { TokenIdsMode::AsRequested };
+        let ids =
+            if step.resume_blocker.is_none() { AnswerTokenIdsMode::Always } else { AnswerTokenIdsMode::AsRequested };
         Self {
             client: client.clone(),
             path: request.incoming.path.clone(),
@@ -84,7 +85,7 @@ impl Legs {
         match self.client.fleet().engine(target) {
             EngineKind::Vllm => self,
             EngineKind::Sglang | EngineKind::Other => {
-                Self { options: LegOptions { ids: TokenIdsMode::AsRequested, ..self.options }, ..self }
+                Self { options: LegOptions { ids: AnswerTokenIdsMode::AsRequested, ..self.options }, ..self }
             }
         }
     }

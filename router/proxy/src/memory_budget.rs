@@ -10,7 +10,7 @@ use prometheus::{IntCounterVec, IntGauge};
 use vocabulary::TenantId;
 
 use crate::error::ApiError;
-use crate::telemetry::metrics::MemoryMetrics;
+use crate::telemetry::metrics::RequestMemoryMetrics;
 
 /// Limits of the budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,13 +38,13 @@ struct ReservationTotals {
 
 impl MemoryBudget {
     /// Returns a budget without reservations.
-    pub fn new(limits: MemoryLimits, metrics: &MemoryMetrics) -> Arc<Self> {
+    pub fn new(limits: MemoryLimits, metrics: &RequestMemoryMetrics) -> Arc<Self> {
         let (shown, refused) = (metrics.reserved.clone(), metrics.refused.clone());
         Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused })
     }
 
     /// Returns a budget whose size is not exported as a metric; only its refusals are.
-    pub fn unshown(limits: MemoryLimits, metrics: &MemoryMetrics) -> Arc<Self> {
+    pub fn unshown(limits: MemoryLimits, metrics: &RequestMemoryMetrics) -> Arc<Self> {
         let shown = IntGauge::new("operator_memory", "not shown").expect("a valid name");
         Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused: metrics.refused.clone() })
     }

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 use crate::error::ApiError;
 use crate::forward::UnplannedForwarder;
 use crate::upstream::WorkerRequest;
-use crate::worker_pool::ListedWorker;
+use crate::worker_pool::PoolMember;
 use vocabulary::truncated;
 
 /// Timeout for one worker's list; the others are shown without it.
@@ -123,7 +123,7 @@ fn deduplicate(lists: impl Iterator<Item = Vec<Box<RawValue>>>) -> ModelEntries 
     entries
 }
 
-async fn fetch_list(forwarder: &UnplannedForwarder, member: &ListedWorker) -> Option<Vec<Box<RawValue>>> {
+async fn fetch_list(forwarder: &UnplannedForwarder, member: &PoolMember) -> Option<Vec<Box<RawValue>>> {
     let request = WorkerRequest {
         method: Method::GET,
         path: "/v1/models".into(),

@@ -14,7 +14,7 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::{Incarnation, TenantId, WorkerHealth, WorkerId, WorkerRole, WorkerView};
 
 pub use config::OutlierConfig;
-pub use tracker::OutlierTracker;
+pub use tracker::SharedOutlierDetector;
 
 /// Why a worker was ejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
@@ -365,15 +365,15 @@ impl OutlierDetector {
 /// The workers of one plan for which its requests are trials. Dropping it lets the next trial begin where this one had
 /// no result: the client left, or the worker had no capacity.
 #[derive(Debug)]
-pub struct EjectionTrials {
-    outliers: OutlierTracker,
+pub struct TrialGuard {
+    outliers: SharedOutlierDetector,
     workers: Vec<WorkerId>,
     sent_at: Instant,
 }
 
-impl EjectionTrials {
+impl TrialGuard {
     /// Records requests to these workers; `None` where none of them is a trial.
-    pub fn begin(outliers: &OutlierTracker, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
+    pub fn begin(outliers: &SharedOutlierDetector, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
         let start = Instant::now();
         let mut known = outliers.lock();
         let workers: Vec<_> = workers.filter(|worker| known.record_sent(*worker, start)).collect();
@@ -388,7 +388,7 @@ impl EjectionTrials {
     }
 }
 
-impl Drop for EjectionTrials {
+impl Drop for TrialGuard {
     fn drop(&mut self) {
         let mut known = self.outliers.lock();
         self.workers.iter().for_each(|worker| known.release_trial(*worker, (self.sent_at, Instant::now())));

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use ownership::{OwnershipDirectory, PeerClient, PeerError, PeerService, PeerTopic};
+use ownership::{ClusterPeers, OwnershipDirectory, PeerError, PeerService, RouterTopic};
 use vocabulary::{KvIndexState, NodeId, WorkerHealth};
 use workers_shim::fleet::{Fleet, MergeOutcome};
 
@@ -48,7 +48,7 @@ impl PeerExchange {
 
     /// Answers the other nodes of this directory from now on, as long as it runs.
     pub fn serve(self: &Arc<Self>, directory: &OwnershipDirectory) {
-        for topic in [PeerTopic::Exchange, PeerTopic::Residency] {
+        for topic in [RouterTopic::Exchange, RouterTopic::Residency] {
             directory.serve_peers(topic, Arc::new(TopicService { exchange: Arc::downgrade(self), topic }));
         }
     }
@@ -56,17 +56,19 @@ impl PeerExchange {
     /// Answers a question of a peer.
     pub fn answer(
         self: &Arc<Self>,
-        topic: PeerTopic,
+        topic: RouterTopic,
         from: NodeId,
         question: Bytes,
     ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let exchange = self.clone();
         async move {
             match topic {
-                PeerTopic::Exchange => exchange.receive_table(from, &question),
+                RouterTopic::Exchange => exchange.receive_table(from, &question),
                 // `PromptService` answers these itself.
-                PeerTopic::Prompts => Err(PeerError::NoService(topic)),
-                PeerTopic::Residency => exchange.snapshots.answer(&exchange.fleet, &exchange.metrics, &question).await,
+                RouterTopic::Prompts => Err(PeerError::NoService(topic)),
+                RouterTopic::Residency => {
+                    exchange.snapshots.answer(&exchange.fleet, &exchange.metrics, &question).await
+                }
             }
         }
         .boxed()
@@ -120,24 +122,24 @@ pub trait RouterPeers: Send + Sync + 'static {
     /// Returns all of them, reachable or not.
     fn peers(&self) -> Vec<NodeId>;
     /// Sends a question to one of them. The implementation bounds the time.
-    fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
+    fn call(&self, node: NodeId, topic: RouterTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
-impl RouterPeers for PeerClient {
+impl RouterPeers for ClusterPeers {
     fn peers(&self) -> Vec<NodeId> {
-        PeerClient::others(self)
+        ClusterPeers::others(self)
     }
 
-    fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+    fn call(&self, node: NodeId, topic: RouterTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let peers = self.clone();
-        async move { PeerClient::call(&peers, node, topic, question).await }.boxed()
+        async move { ClusterPeers::call(&peers, node, topic, question).await }.boxed()
     }
 }
 
 /// Answers the other nodes on one topic, as long as the exchange exists.
 struct TopicService {
     exchange: Weak<PeerExchange>,
-    topic: PeerTopic,
+    topic: RouterTopic,
 }
 
 impl PeerService for TopicService {

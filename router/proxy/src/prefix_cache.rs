@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ownership::Supervision;
+use ownership::SupervisedTasks;
 use prefix::{ConversationCache, LookupTier};
 use serde::Deserialize;
 use smart_default::SmartDefault;
@@ -21,7 +21,7 @@ use vocabulary::{ByteCount, Bytes, Tokens};
 use crate::checkpoints::TokenCheckpointStore;
 use crate::identified_request::IdentifiedRequest;
 use crate::telemetry::prefix_cache_metrics::PrefixCacheMetrics;
-use spot_check::{SpotCheck, SpotCheckQueue};
+use spot_check::{PendingSpotCheck, SpotCheckQueue};
 use tokenizer_drift::TokenizerDrift;
 
 /// Section `[prefix_cache]`.
@@ -55,7 +55,7 @@ impl PrefixCache {
     pub fn start(
         config: &PrefixCacheConfig,
         checkpoints: Arc<TokenCheckpointStore>,
-        (metrics, tasks): (PrefixCacheMetrics, &Arc<Supervision>),
+        (metrics, tasks): (PrefixCacheMetrics, &Arc<SupervisedTasks>),
     ) -> Self {
         let conversations = Arc::new(ConversationCache::new(Bytes(config.memory_limit.0 as u64)));
         Self {
@@ -78,7 +78,7 @@ impl PrefixCache {
         }
         let is_next = self.verify_every.is_some_and(|every| self.steps.fetch_add(1, Ordering::Relaxed) % every == 0);
         if is_next || self.checkpoints.should_publish(identified, known) {
-            self.spot_checks.enqueue(SpotCheck::new(identified, tier, known));
+            self.spot_checks.enqueue(PendingSpotCheck::new(identified, tier, known));
         }
     }
 }

@@ -14,7 +14,7 @@ use workers_shim::engine_api::{
 
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
-use crate::prompts::{PromptStore, RetainedPrompt, TokenIdsUnavailable};
+use crate::prompts::{RetainedPrompt, RetainedPromptStore, TokenIdsUnavailable};
 use crate::receipt::AttemptEvent;
 use crate::single_flight::SingleFlight;
 use crate::transfer_checker::{CompletedTransfer, TransferChecker};
@@ -56,19 +56,19 @@ pub struct PrefixRelocation {
 #[derive(Clone, Debug)]
 pub struct PrefixMover {
     client: WorkerClient,
-    prompts: Arc<PromptStore>,
+    prompts: Arc<RetainedPromptStore>,
     moves: Arc<SingleFlight<ReplicationKey, Option<AttemptEvent>>>,
     checker: TransferChecker,
 }
 
 impl PrefixMover {
     /// Returns a mover of these prompts' prefixes.
-    pub fn new(client: WorkerClient, prompts: Arc<PromptStore>, checker: TransferChecker) -> Self {
+    pub fn new(client: WorkerClient, prompts: Arc<RetainedPromptStore>, checker: TransferChecker) -> Self {
         Self { client, prompts, moves: Arc::default(), checker }
     }
 
     /// Returns the store that reads token ids.
-    pub(crate) fn prompts(&self) -> &Arc<PromptStore> {
+    pub(crate) fn prompts(&self) -> &Arc<RetainedPromptStore> {
         &self.prompts
     }
 

@@ -26,13 +26,13 @@ use idle_sessions::ReplicationProgress;
 use crate::catalog::Catalog;
 use crate::kv_reservation::OccupancyTracker;
 use crate::ledger_access::LedgerAccess;
-use crate::outliers::OutlierTracker;
+use crate::outliers::SharedOutlierDetector;
 use crate::prefix_mover::{PrefixMover, PrefixRelocation};
 use crate::prompts::RetainedPrompt;
 use crate::receipt::AttemptEvent;
 use crate::request_states::ClassifiedStep;
 use crate::routing::LiveRouting;
-use crate::telemetry::metrics::KvMovementMetrics;
+use crate::telemetry::metrics::InterStepKvMetrics;
 use crate::transfer_check::TransferCheckState;
 use crate::worker_pool::WorkerPool;
 use serde::Deserialize;
@@ -68,7 +68,7 @@ impl PrefixReplicator {
     /// Records that a step has ended, which `worker` answered.
     pub(crate) fn record_step_end(
         &self,
-        metrics: &KvMovementMetrics,
+        metrics: &InterStepKvMetrics,
         (step, kept): (&ClassifiedStep, &Arc<RetainedPrompt>),
         (worker, usage): (WorkerId, Option<TokenUsage>),
     ) {
@@ -94,7 +94,7 @@ pub struct ReplicationParts {
     /// KV occupancy of the workers.
     pub occupancy: OccupancyTracker,
     /// Workers whose requests fail.
-    pub outliers: OutlierTracker,
+    pub outliers: SharedOutlierDetector,
     /// Routing mode.
     pub routing: Arc<LiveRouting>,
     /// The ledger.
@@ -112,7 +112,7 @@ pub struct ReplicationParts {
     /// Moves the prefixes.
     pub mover: PrefixMover,
     /// Counts copies.
-    pub metrics: KvMovementMetrics,
+    pub metrics: InterStepKvMetrics,
 }
 
 /// Runs worthwhile copies, as long as the router runs.

@@ -75,13 +75,13 @@ pub enum TokenIdsUnavailable {
 
 /// The stored prompts, of which the oldest are evicted first, and the limited capacity for encoding prompts again.
 #[derive(Debug)]
-pub struct PromptStore {
+pub struct RetainedPromptStore {
     by_session: Mutex<FairLru<TenantId, SessionId, Arc<RetainedPrompt>>>,
     slots: Arc<Semaphore>,
     queue: Arc<Semaphore>,
 }
 
-impl Default for PromptStore {
+impl Default for RetainedPromptStore {
     fn default() -> Self {
         let [slots, queue] =
             [MAX_CONCURRENT_ENCODINGS, MAX_QUEUED_ENCODINGS].map(|most| Arc::new(Semaphore::new(most)));
@@ -89,7 +89,7 @@ impl Default for PromptStore {
     }
 }
 
-impl PromptStore {
+impl RetainedPromptStore {
     /// Reads a prompt's token ids, which may mean encoding it again: on a blocking thread, a few at once.
     pub async fn read<T: Send + 'static>(
         &self,
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_stored_prompt_is_found_by_any_prefix_and_only_by_its_tenant() {
-        let prompts = PromptStore::default();
+        let prompts = RetainedPromptStore::default();
         prompts.insert(SessionId(1), retained_prompt("a", 64, 0));
         let point = PrefixPoint::on_chain(&retained_prompt("a", 64, 0).chain, Blocks(2)).unwrap();
         assert_eq!(prompts.find_containing(&TenantId("a".into()), point).unwrap().tokens.size(), 256);
@@ -159,7 +159,7 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_and_queued_encodings_are_limited() {
-        let prompts = Arc::<PromptStore>::default();
+        let prompts = Arc::<RetainedPromptStore>::default();
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let (gate, running) = (Arc::new(Mutex::new(gate)), Arc::new(Mutex::new((0, 0))));
         let read = || {
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn the_oldest_prompts_are_evicted_beyond_the_byte_limit() {
-        let prompts = PromptStore::default();
+        let prompts = RetainedPromptStore::default();
         let size = retained_prompt("a", 1 << 20, 0).size();
         let fit = MAX_BYTES / size;
         for n in 0..=fit {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use planner::{
     ActionSet, AdmissionDecision, AdmissionRequest, ClassificationInputs, Decision, DirectedLink, HeadRelation, Plan,
-    RankKvMemory, RequestProfile, SessionView, StepKind, WorkerRank, lcm,
+    RankMemorySnapshot, RequestProfile, SessionView, StepKind, WorkerRank, lcm,
 };
 use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerId, WorkerView};
 
@@ -169,7 +169,7 @@ pub struct PlannedStep {
     /// The ejected workers among the excluded.
     pub ejected: Vec<WorkerId>,
     /// What the occupancy model reported about KV that would be evicted.
-    pub rank_memory: Vec<RankKvMemory>,
+    pub rank_memory: Vec<RankMemorySnapshot>,
     /// Cost of a start to other sessions, where the planner was asked, and the admission decision where the step may be
     /// queued.
     pub admission: Option<(AdmissionRequest, Option<AdmissionDecision>)>,
@@ -179,7 +179,7 @@ impl PlannedStep {
     /// Builds a planned step that is not admitted.
     pub(crate) fn of(
         plan: Plan,
-        (decision, rank_memory, asking): (Option<Decision>, Vec<RankKvMemory>, Option<AdmissionRequest>),
+        (decision, rank_memory, asking): (Option<Decision>, Vec<RankMemorySnapshot>, Option<AdmissionRequest>),
         (shortened_ask, excluded): (Option<RequestProfile>, &[WorkerId]),
     ) -> Self {
         let admission = asking.map(|asking| (asking, None));

@@ -20,7 +20,7 @@ use axum::Router;
 use axum::response::Response;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
-use ownership::Supervision;
+use ownership::SupervisedTasks;
 use prometheus::IntGauge;
 use serde::Deserialize;
 use smart_default::SmartDefault;
@@ -33,7 +33,7 @@ use tokio_rustls::TlsAcceptor;
 use vocabulary::{ByteCount, TimeSpan};
 
 pub use body::{BodyLimits, drain_rejected, read_body};
-use connection::{ClientConnection, ConnectionSetup};
+use connection::{ConnectionSetup, UnauthenticatedClient};
 pub use tls::{ListenerTls, ListenerTlsConfig, TlsError};
 use unauthenticated::UnauthenticatedConnections;
 pub use unauthenticated::UnauthenticatedLimits;
@@ -214,7 +214,7 @@ impl HttpServer {
         routes: Router,
         limits: ServerLimits,
         counts: impl Into<ConnectionMetrics>,
-        (tasks, name): (&Arc<Supervision>, &'static str),
+        (tasks, name): (&Arc<SupervisedTasks>, &'static str),
     ) -> std::io::Result<Self> {
         let ConnectionMetrics { open, closed } = counts.into();
         let listener = bound.socket.listen(ACCEPT_BACKLOG)?;
@@ -272,17 +272,17 @@ struct ConnectionAcceptor {
 }
 
 impl ConnectionAcceptor {
-    fn register_client(&self, stream: &TcpStream) -> ClientConnection {
+    fn register_client(&self, stream: &TcpStream) -> UnauthenticatedClient {
         let remote = stream.peer_addr().ok().map(RemoteAddr);
         let now = Instant::now();
         match (&self.unauthenticated, remote) {
             (Some(all), Some(RemoteAddr(address))) => {
                 let (authentication, closed) = all.add(address.ip());
                 let patience = all.timeout().min(self.first_header_timeout);
-                ClientConnection { remote, authentication, evicted: closed, authenticates_until: now + patience }
+                UnauthenticatedClient { remote, authentication, evicted: closed, authenticates_until: now + patience }
             }
             // The sender is dropped, so that the connection is never evicted for another one.
-            _ => ClientConnection {
+            _ => UnauthenticatedClient {
                 remote,
                 authentication: UnauthenticatedPermit::not_required(),
                 evicted: oneshot::channel().1,
@@ -339,7 +339,7 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
 async fn serve_tls(
     stream: TcpStream,
     tls: TlsAcceptor,
-    (mut client, protocol, stopping): (ClientConnection, ConnectionSetup, watch::Receiver<bool>),
+    (mut client, protocol, stopping): (UnauthenticatedClient, ConnectionSetup, watch::Receiver<bool>),
 ) {
     let handshake = timeout_at(client.authenticates_until, tls.accept(stream));
     tokio::pin!(handshake);

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ownership::Supervision;
+use ownership::SupervisedTasks;
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
@@ -95,7 +95,7 @@ impl SharedCache {
     /// keys where none is configured.
     pub fn start(
         config: &SharedCacheConfig,
-        (cluster, supervision): (&str, &Arc<Supervision>),
+        (cluster, supervision): (&str, &Arc<SupervisedTasks>),
         metrics: SharedCacheMetrics,
     ) -> Result<Self, RedisUrlError> {
         metrics.set_health(None);

@@ -13,7 +13,7 @@ use vocabulary::{Blocks, DpRank, Tokens, WorkerHealth, WorkerId};
 
 use crate::leg_outcome::LegError;
 use crate::legs::Legs;
-use crate::prompts::{PromptStore, RetainedPrompt};
+use crate::prompts::{RetainedPrompt, RetainedPromptStore};
 use crate::receipt::unix_ms;
 use crate::request_id::new_request_id;
 use crate::transfer_check::{
@@ -50,7 +50,7 @@ impl CompletedTransfer {
 pub struct TransferChecker {
     checks: Arc<TransferCheckState>,
     client: WorkerClient,
-    prompts: Arc<PromptStore>,
+    prompts: Arc<RetainedPromptStore>,
     config: TransferCheckSettings,
     outcomes: IntCounterVec,
 }
@@ -60,7 +60,7 @@ impl TransferChecker {
     pub fn new(
         (checks, outcomes): (Arc<TransferCheckState>, IntCounterVec),
         client: WorkerClient,
-        prompts: Arc<PromptStore>,
+        prompts: Arc<RetainedPromptStore>,
         config: TransferCheckSettings,
     ) -> Self {
         Self { checks, client, prompts, config, outcomes }

@@ -13,7 +13,7 @@ use crate::auth::bearer;
 use crate::host_check::remove_credentials;
 use crate::offload_pool::OffloadPool;
 use crate::upstream::{Upstream, UpstreamError, WorkerBody, WorkerRequest, request_headers};
-use crate::worker_pool::{ListedWorker, WorkerPool};
+use crate::worker_pool::{PoolMember, WorkerPool};
 
 /// What becomes of the credentials in clients' requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,7 +66,7 @@ impl WorkerClient {
     }
 
     /// Returns how a worker is reached, even if it is leaving.
-    pub fn worker(&self, id: WorkerId) -> Option<Arc<ListedWorker>> {
+    pub fn worker(&self, id: WorkerId) -> Option<Arc<PoolMember>> {
         self.pool.member(id)
     }
 
@@ -78,7 +78,7 @@ impl WorkerClient {
     /// Sends a request to a worker and waits for the head of its answer.
     pub async fn send(
         &self,
-        worker: &ListedWorker,
+        worker: &PoolMember,
         request: WorkerRequest,
     ) -> Result<Response<WorkerBody>, UpstreamError> {
         self.upstream.send(worker.config.endpoint(), request).await
@@ -90,7 +90,7 @@ impl WorkerClient {
     /// A client's key for *us* is never forwarded: its header goes to a worker only where neither we nor the worker
     /// need a key. A worker that registered itself never gets it: a caller of the operator API could collect keys that
     /// way.
-    pub fn headers_for(&self, worker: &ListedWorker, client: &HeaderMap) -> HeaderMap {
+    pub fn headers_for(&self, worker: &PoolMember, client: &HeaderMap) -> HeaderMap {
         let mut headers = request_headers(client);
         let key = bearer(worker.config.api_key.as_ref());
         if key.is_some() || self.credentials == CredentialPolicy::Remove || !worker.source.is_configured() {
@@ -131,7 +131,7 @@ mod tests {
         let app_state = AppState::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
         let mut config = WorkerConfig::from_url("http://a:1".parse().unwrap());
         config.api_key = worker_key.map(Secret::from);
-        let worker = ListedWorker { id: WorkerId::of_endpoint(config.endpoint()), source, config };
+        let worker = PoolMember { id: WorkerId::of_endpoint(config.endpoint()), source, config };
         let client = HeaderMap::from_iter([
             (AUTHORIZATION, HeaderValue::from_static("Bearer client")),
             (http::HeaderName::from_static("x-api-key"), HeaderValue::from_static("client")),

@@ -23,14 +23,14 @@ pub struct WorkerPool {
 
 #[derive(Debug, Default)]
 struct PoolSnapshot {
-    members: HashMap<WorkerId, Arc<ListedWorker>>,
+    members: HashMap<WorkerId, Arc<PoolMember>>,
     /// Parallel shapes of the workers where they are known, ordered by worker.
     shapes: Arc<[(WorkerId, ParallelShape)]>,
 }
 
 /// A listed worker.
 #[derive(Debug)]
-pub struct ListedWorker {
+pub struct PoolMember {
     /// Its id.
     pub id: WorkerId,
     /// The source that lists it.
@@ -43,7 +43,7 @@ pub struct ListedWorker {
 #[derive(Debug)]
 pub struct DispatchGuard {
     /// The worker.
-    pub member: Arc<ListedWorker>,
+    pub member: Arc<PoolMember>,
     _in_flight: InFlightGuard,
 }
 
@@ -53,7 +53,7 @@ impl WorkerPool {
         let mut members = self.table.load().members.clone();
         for (source, config) in workers {
             let id = WorkerId::of_endpoint(config.endpoint());
-            members.insert(id, Arc::new(ListedWorker { id, source, config }));
+            members.insert(id, Arc::new(PoolMember { id, source, config }));
         }
         self.table.store(Arc::new(PoolSnapshot::of(members)));
     }
@@ -66,7 +66,7 @@ impl WorkerPool {
     }
 
     /// Returns the worker of this id.
-    pub fn member(&self, id: WorkerId) -> Option<Arc<ListedWorker>> {
+    pub fn member(&self, id: WorkerId) -> Option<Arc<PoolMember>> {
         self.table.load().members.get(&id).cloned()
     }
 
@@ -76,16 +76,16 @@ impl WorkerPool {
     }
 
     /// Returns the workers that take new sessions.
-    pub fn ready(&self, fleet: &Fleet) -> Vec<Arc<ListedWorker>> {
+    pub fn ready(&self, fleet: &Fleet) -> Vec<Arc<PoolMember>> {
         self.members_with_health(fleet, |health| health == WorkerHealth::Ready)
     }
 
     /// Returns the workers that answer: a draining worker keeps its sessions, and serves what no other worker can.
-    pub fn answering(&self, fleet: &Fleet) -> Vec<Arc<ListedWorker>> {
+    pub fn answering(&self, fleet: &Fleet) -> Vec<Arc<PoolMember>> {
         self.members_with_health(fleet, |health| health != WorkerHealth::Unreachable)
     }
 
-    fn members_with_health(&self, fleet: &Fleet, wanted: impl Fn(WorkerHealth) -> bool) -> Vec<Arc<ListedWorker>> {
+    fn members_with_health(&self, fleet: &Fleet, wanted: impl Fn(WorkerHealth) -> bool) -> Vec<Arc<PoolMember>> {
         let workers = fleet.snapshot();
         let those = workers.iter().filter(|worker| wanted(worker.health));
         those.filter_map(|worker| self.member(worker.id)).collect()
@@ -132,8 +132,8 @@ impl WorkerPool {
 }
 
 impl PoolSnapshot {
-    fn of(members: HashMap<WorkerId, Arc<ListedWorker>>) -> Self {
-        let shape = |member: &Arc<ListedWorker>| Some((member.id, member.config.parallelism?));
+    fn of(members: HashMap<WorkerId, Arc<PoolMember>>) -> Self {
+        let shape = |member: &Arc<PoolMember>| Some((member.id, member.config.parallelism?));
         let mut shapes: Vec<_> = members.values().filter_map(shape).collect();
         shapes.sort_unstable_by_key(|(worker, _)| *worker);
         Self { members, shapes: shapes.into() }

@@ -3,7 +3,7 @@
 use super::Config;
 use proxy::caches::CacheSettings;
 use proxy::host_check::{CallerAuthentication, HostRules};
-use proxy::pipeline::plan::RoutingPolicySettings;
+use proxy::pipeline::plan::PlannerStateConfig;
 use proxy::stored_responses::TenantMode;
 
 /// Returns what the clients' listener accepts.
@@ -26,8 +26,8 @@ pub(crate) fn cache_settings(config: &Config) -> CacheSettings<'_> {
 }
 
 /// Returns the settings of the routing policies.
-pub(crate) fn routing_policy_settings(config: &Config) -> RoutingPolicySettings<'_> {
-    RoutingPolicySettings {
+pub(crate) fn routing_policy_settings(config: &Config) -> PlannerStateConfig<'_> {
+    PlannerStateConfig {
         planner: &config.planner,
         retries: config.retries,
         prefix_replication: config.prefix_replication,

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 /// The file.
 #[derive(Debug)]
-pub(super) struct ExampleConfig {
+pub(super) struct ParsedExampleConfig {
     /// Comment at its top.
     pub introduction: String,
     /// Sections in order.
@@ -50,7 +50,7 @@ enum CommentOwner {
 /// Stands for an empty line within a comment.
 const PARAGRAPH: &str = "\n\n";
 
-impl ExampleConfig {
+impl ParsedExampleConfig {
     /// Reads the file's text.
     pub(super) fn parse(text: &str) -> Result<Self, toml::de::Error> {
         let complete = text.lines().map(uncommented).collect::<Vec<_>>().join("\n").parse()?;
@@ -159,7 +159,7 @@ mod tests {
         let text = "# About the file.\n#\n# And more.\n\n\
                     # About one.\n[one]\na = \"#1\"   # first\n            # goes on\n# Before b.\n# b = 2\n\n\
                     # About two.\n# [[one.\"x.y\"]]   # each\n#            # of them\n# c = [3]\n";
-        let file = ExampleConfig::parse(text).unwrap();
+        let file = ParsedExampleConfig::parse(text).unwrap();
         assert_eq!(file.introduction, "About the file.\n\nAnd more.");
         let sections: Vec<_> =
             file.sections.iter().map(|it| (it.path.join("/"), it.is_listed, &*it.description)).collect();

@@ -241,7 +241,7 @@ mod tests {
 
     #[derive(Deserialize, Default)]
     #[serde(default)]
-    struct SampleSettings {
+    struct SettingsFixture {
         enabled: bool,
         count: Option<u32>,
         names: Vec<String>,
@@ -262,7 +262,7 @@ mod tests {
             ("items", SettingSchema::Map(Box::new(item))),
             ("span", SettingSchema::Mixed),
         ]);
-        assert_eq!(SettingSchema::of::<SampleSettings>(), expected);
+        assert_eq!(SettingSchema::of::<SettingsFixture>(), expected);
         let (items, _) = expected.child("items").unwrap();
         assert_eq!(items.child("anything").map(|(_, shown)| shown), Some(MAP_KEY));
     }

@@ -3,7 +3,7 @@
 use serde::Deserialize as _;
 use toml::{Table, Value};
 
-use super::example_config::{ExampleConfig, ExampleSection, ExampleSetting};
+use super::example_config::{ExampleSection, ExampleSetting, ParsedExampleConfig};
 use super::markdown::{MarkdownPage, capitalized, code, code_list, joined, prose, sentence};
 use super::setting_schema::SettingSchema;
 use crate::config::Config;
@@ -24,7 +24,7 @@ const NOTES: &str = "A section is a table of the TOML file given to `--config`; 
 
 /// Returns the page.
 pub(super) fn page() -> String {
-    let example = ExampleConfig::parse(EXAMPLE).expect("a test parses the example");
+    let example = ParsedExampleConfig::parse(EXAMPLE).expect("a test parses the example");
     let schema = SettingSchema::of::<Config>();
     let mut page = MarkdownPage::new("Settings");
     page.paragraph(&prose(&example.introduction));
@@ -35,7 +35,12 @@ pub(super) fn page() -> String {
     page.into_text()
 }
 
-fn add_section(page: &mut MarkdownPage, example: &ExampleConfig, schema: &SettingSchema, section: &ExampleSection) {
+fn add_section(
+    page: &mut MarkdownPage,
+    example: &ParsedExampleConfig,
+    schema: &SettingSchema,
+    section: &ExampleSection,
+) {
     let (path, schema) = shown_path(schema, &section.path);
     let heading = if section.is_listed { format!("`[[{path}]]`") } else { format!("`[{path}]`") };
     page.heading(2, &heading);
@@ -105,7 +110,7 @@ impl SettingDefault {
 }
 
 /// Loads the example without the setting, and compares.
-fn default_of(example: &ExampleConfig, section: &ExampleSection, setting: &ExampleSetting) -> SettingDefault {
+fn default_of(example: &ParsedExampleConfig, section: &ExampleSection, setting: &ExampleSetting) -> SettingDefault {
     let load = |table: Table| Config::deserialize(Value::Table(table)).map(|config| format!("{config:?}"));
     let mut without = example.complete.clone();
     remove(&mut without, &section.path, &setting.key);
@@ -186,7 +191,7 @@ mod tests {
 
     #[test]
     fn example_names_every_setting_of_the_code_and_no_other() {
-        let example = ExampleConfig::parse(EXAMPLE).unwrap();
+        let example = ParsedExampleConfig::parse(EXAMPLE).unwrap();
         let mut missing = Vec::new();
         find_missing(&SettingSchema::of::<Config>(), Some(&Value::Table(example.complete.clone())), "", &mut missing);
         assert_eq!(missing, Vec::<String>::new(), "configs/ownerserve.toml lacks these settings");
@@ -196,7 +201,7 @@ mod tests {
 
     #[test]
     fn example_describes_every_setting_once() {
-        let example = ExampleConfig::parse(EXAMPLE).unwrap();
+        let example = ParsedExampleConfig::parse(EXAMPLE).unwrap();
         let mut bare = Vec::new();
         for section in &example.sections {
             let settings = section.settings.iter().filter(|setting| setting.description.is_empty());

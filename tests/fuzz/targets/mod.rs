@@ -14,8 +14,8 @@ use residency::{
 };
 use vocabulary::{DpRank, HashSeed, Incarnation, ModelNamespace, Tokens, WorkerId};
 use workers_shim::engine_api::{
-    AnswerSummary, Api, ClientRequestBody, KvConnector, KvTransfer, LegOptions, SseFilter, StrippedFieldCounts,
-    TextTiming, TokenIdForwarding, TokenIdsMode, TokenTranscript, UsageEventMode,
+    AnswerSummary, AnswerTokenIdsMode, Api, ClientRequestBody, ClientTokenIdVisibility, KvConnector, KvTransfer,
+    LegOptions, SseFilter, StrippedFieldCounts, TextTiming, TokenTranscript, UsageEventMode,
 };
 
 const WORKER: WorkerId = WorkerId(1);
@@ -81,7 +81,7 @@ pub fn bodies(bytes: &[u8]) {
     let Ok(body) = ClientRequestBody::read(Bytes::copy_from_slice(bytes)) else { return };
     let apis = [Api::Chat, Api::Completions, Api::Responses, Api::Messages];
     for (api, salt) in apis.into_iter().flat_map(|api| [(api, None), (api, Some("s".into()))]) {
-        let options = LegOptions { api, salt, usage: UsageEventMode::Always, ids: TokenIdsMode::Always };
+        let options = LegOptions { api, salt, usage: UsageEventMode::Always, ids: AnswerTokenIdsMode::Always };
         let plain = body.plain(&options);
         assert!(plain.len() <= bytes.len() + 200, "little is added");
         let again = ClientRequestBody::read(plain.clone()).expect("what was read can be read again");
@@ -122,7 +122,11 @@ pub fn answers(bytes: &[u8]) {
     assert_eq!(scan(usize::from(*size).max(1), SseFilter::hiding_usage()), hiding);
     assert_eq!(hiding.0, at_once.0);
     let keeping = || {
-        SseFilter::new().with_transcript(TokenTranscript::new(Api::Chat, TokenIdForwarding::None, TextTiming::WithIds))
+        SseFilter::new().with_transcript(TokenTranscript::new(
+            Api::Chat,
+            ClientTokenIdVisibility::None,
+            TextTiming::WithIds,
+        ))
     };
     assert_eq!(scan(usize::from(*size).max(1), keeping()), scan(whole.len().max(1), keeping()));
 }

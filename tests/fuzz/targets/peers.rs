@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use prefix::TokenCheckpoint;
 use workers_shim::engine_api::{
-    AnswerContinuation, AnswerDeterminism, AnswerSummary, Api, ClientRequestBody, EventBufferBudget, LegOptions,
-    ReplayVerifier, ScannedJson, SseFilter, TextTiming, TokenIdForwarding, TokenIdsMode, TokenTranscript,
-    UsageEventMode, redact_answer,
+    AnswerContinuation, AnswerDeterminism, AnswerSummary, AnswerTokenIdsMode, Api, ClientRequestBody,
+    ClientTokenIdVisibility, EventBufferBudget, LegOptions, ReplayVerifier, ScannedJson, SseFilter, TextTiming,
+    TokenTranscript, UsageEventMode, redact_answer,
 };
 use workers_shim::frames_of;
 
@@ -48,11 +48,12 @@ pub fn exchanges(bytes: &[u8]) {
     let second = Bytes::copy_from_slice(parts.next().unwrap_or_default());
     let Ok(body) = ClientRequestBody::read(request) else { return };
     let api = [Api::Chat, Api::Completions, Api::Responses, Api::Messages][usize::from(choice & 3)];
-    let options = LegOptions { api, salt: Some("s".into()), usage: UsageEventMode::Always, ids: TokenIdsMode::Always };
+    let options =
+        LegOptions { api, salt: Some("s".into()), usage: UsageEventMode::Always, ids: AnswerTokenIdsMode::Always };
     ClientRequestBody::read(body.plain(&options)).expect("a leg is JSON");
     if let Ok(answer) = AnswerSummary::read(&first) {
         drop(answer);
-        for ids in [TokenIdForwarding::All, TokenIdForwarding::None] {
+        for ids in [ClientTokenIdVisibility::All, ClientTokenIdVisibility::None] {
             drop(redact_answer(&first, ids));
         }
     }
@@ -87,9 +88,9 @@ pub fn exchanges(bytes: &[u8]) {
 fn scanner(body: &ClientRequestBody, (api, choice): (Api, u8)) -> SseFilter {
     let scanner = if body.streams() { SseFilter::hiding_usage() } else { SseFilter::new() };
     let shown = if body.scanned_json().read("return_token_ids") == Some(true) {
-        TokenIdForwarding::All
+        ClientTokenIdVisibility::All
     } else {
-        TokenIdForwarding::None
+        ClientTokenIdVisibility::None
     };
     let scanner = match choice & 4 {
         0 => scanner,

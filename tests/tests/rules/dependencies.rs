@@ -7,7 +7,7 @@ use tests::rules::{Crates, ExternalCrate, root};
 #[derive(Deserialize)]
 struct DenyConfig {
     licenses: Licenses,
-    bans: Bans,
+    bans: CrateBans,
 }
 
 #[derive(Deserialize)]
@@ -16,7 +16,7 @@ struct Licenses {
 }
 
 #[derive(Deserialize)]
-struct Bans {
+struct CrateBans {
     deny: Vec<BannedCrate>,
 }
 

@@ -30,4 +30,4 @@ pub use request::{
     TransferRole,
 };
 pub use token_generator::{KvFingerprint, TokenGenerator};
-pub use transfer::{BlockImage, HandoffOffer, HandoffPurpose};
+pub use transfer::{BlockImage, HandoffOffer, HoldPurpose};

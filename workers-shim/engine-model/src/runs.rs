@@ -20,10 +20,10 @@ mod timing;
 use vocabulary::Tokens;
 
 pub use ideal_shared_cache::{IdealSharedCache, SharedEngineState};
-pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, TierDepths};
+pub use memory::{DiskSpeed, DiskTraffic, MemorySizes, PromptTierDepths};
 pub use offload_tiers::RestoreTime;
 pub use run_engine::{EngineBusyTime, OutgoingTransfer, OutstandingRequests, PrefillStart, RunEngine, RunRequestEvent};
-pub use run_request::{DecodeLocation, PrefilledRequest, RunRequest, RunRequestId};
+pub use run_request::{DecodeLocation, PrefillHandoff, RunRequest, RunRequestId};
 pub use run_tree::{KvSize, RunId, RunTree};
 pub use seconds::Seconds;
 pub use timing::EngineTiming;

@@ -42,12 +42,12 @@ pub struct HandoffOffer {
     /// Tokens of these that were found in the producer's cache.
     pub cached: u32,
     /// For whom they are held.
-    pub target: HandoffPurpose,
+    pub target: HoldPurpose,
 }
 
 /// For whom blocks are held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HandoffPurpose {
+pub enum HoldPurpose {
     /// The consumer that generates the answer.
     Consumer,
     /// The producer of the next turn, until this time.
@@ -126,24 +126,24 @@ impl Engine {
         &self,
         at: Micros,
         (transfer, reason): (&TransferRole, FinishReason),
-    ) -> Option<HandoffPurpose> {
+    ) -> Option<HoldPurpose> {
         match (transfer, reason) {
             (TransferRole::Produce | TransferRole::ReversePull(..), FinishReason::Length) => {
-                Some(HandoffPurpose::Consumer)
+                Some(HoldPurpose::Consumer)
             }
             (TransferRole::Exchange(_), FinishReason::Length | FinishReason::Stop) => {
-                Some(HandoffPurpose::NextTurn(at + self.profile.reverse_pull_lease_duration))
+                Some(HoldPurpose::NextTurn(at + self.profile.reverse_pull_lease_duration))
             }
             _ => None,
         }
     }
 
     /// Holds a sequence's blocks for `taker`.
-    pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HandoffPurpose) -> HandoffOffer {
+    pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HoldPurpose) -> HandoffOffer {
         let cached = sequence.counts.cached.unwrap_or(0);
         let (tokens, expires) = match taker {
-            HandoffPurpose::Consumer => (sequence.counts.prompt, at + self.profile.kv_lease_duration),
-            HandoffPurpose::NextTurn(until) => (sequence.memory.computed, until),
+            HoldPurpose::Consumer => (sequence.counts.prompt, at + self.profile.kv_lease_duration),
+            HoldPurpose::NextTurn(until) => (sequence.memory.computed, until),
         };
         let mut blocks = sequence.memory.take_blocks();
         let whole = tokens.div_ceil(self.profile.block_size as usize).min(blocks.len());

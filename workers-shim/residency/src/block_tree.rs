@@ -10,11 +10,11 @@ mod snapshot;
 
 use vocabulary::{BlockHash, PrefixId, Tier};
 
-use crate::copies::{BlockCopies, CopyLocation, PackedCopyCount};
+use crate::copies::{BlockCopies, EngineCopyLocation, PackedCopyCount};
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
 use crate::kv_event::EngineHash;
-use crate::prefix_closure::{ClosureTracker, PrefixClosure};
+use crate::prefix_closure::{PrefixClosure, PrefixHoleCounters};
 use child_count::{ChildCount, LargeChildCounts, ServingChange};
 use engine_hashes::EngineHashTable;
 use inner_hashes::SubBlockHashes;
@@ -56,7 +56,7 @@ pub(crate) struct BlockTree {
     /// Copies that do not fit into [`PackedCopyCount`].
     overflow_copies: FoldHashMap<u32, BlockCopies>,
     inner: SubBlockHashes,
-    closure: ClosureTracker,
+    closure: PrefixHoleCounters,
 }
 
 pub(crate) const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
@@ -123,7 +123,7 @@ impl BlockTree {
     pub(crate) fn add_copy(
         &mut self,
         BlockHandle(at): BlockHandle,
-        location: CopyLocation,
+        location: EngineCopyLocation,
         out: &mut Vec<ResidencyChange>,
     ) {
         let served = self.serves(at, location.tier);

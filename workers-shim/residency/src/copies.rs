@@ -6,15 +6,15 @@ use crate::holder_sets::{plane, tier};
 use crate::kv_event::KvCacheSpecKind;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CopyLocation {
+pub(crate) struct EngineCopyLocation {
     pub(crate) tier: Tier,
     pub(crate) group: u32,
     pub(crate) kind: KvCacheSpecKind,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CopyCount {
-    pub(crate) location: CopyLocation,
+pub(crate) struct EngineCopyCount {
+    pub(crate) location: EngineCopyLocation,
     pub(crate) count: u32,
 }
 
@@ -33,7 +33,7 @@ impl PackedCopyCount {
     const MAX_GROUP: u32 = (1 << (Self::TIER_SHIFT - Self::COUNT_BITS)) - 1;
     const WINDOW_FLAG: u16 = 1 << 12;
 
-    fn single_location(CopyCount { location, count }: CopyCount) -> Option<Self> {
+    fn single_location(EngineCopyCount { location, count }: EngineCopyCount) -> Option<Self> {
         let fits = location.group <= Self::MAX_GROUP && count <= u32::from(Self::MAX_COUNT);
         let kind = if location.kind == KvCacheSpecKind::Window { Self::WINDOW_FLAG } else { 0 };
         fits.then_some(Self(count as u16 | Self::pack_location(location.tier, location.group) | kind))
@@ -50,8 +50,8 @@ impl PackedCopyCount {
     }
 
     /// Returns the copies with one more in `location`. None if they do not fit or are stored elsewhere.
-    pub(crate) fn incremented(self, location: CopyLocation) -> Option<Self> {
-        let one = Self::single_location(CopyCount { location, count: 1 })?;
+    pub(crate) fn incremented(self, location: EngineCopyLocation) -> Option<Self> {
+        let one = Self::single_location(EngineCopyCount { location, count: 1 })?;
         let same =
             self != Self::OVERFLOW && self.packed_location() == one.packed_location() && self.count() < Self::MAX_COUNT;
         if self == Self::NONE { Some(one) } else { same.then(|| Self(self.0 + 1)) }
@@ -98,31 +98,31 @@ impl PackedCopyCount {
         }
         let kind = if self.0 & Self::WINDOW_FLAG == 0 { KvCacheSpecKind::Full } else { KvCacheSpecKind::Window };
         let group = u32::from(self.0 >> Self::COUNT_BITS) & Self::MAX_GROUP;
-        let location = CopyLocation { tier: tier(usize::from(self.0 >> Self::TIER_SHIFT & 3)), group, kind };
-        BlockCopies { first: Some(CopyCount { location, count: u32::from(self.count()) }), others: Vec::new() }
+        let location = EngineCopyLocation { tier: tier(usize::from(self.0 >> Self::TIER_SHIFT & 3)), group, kind };
+        BlockCopies { first: Some(EngineCopyCount { location, count: u32::from(self.count()) }), others: Vec::new() }
     }
 }
 
 /// The copies of one block. The first location is inline, because nearly all blocks have only one.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct BlockCopies {
-    first: Option<CopyCount>,
-    others: Vec<CopyCount>,
+    first: Option<EngineCopyCount>,
+    others: Vec<EngineCopyCount>,
 }
 
 impl BlockCopies {
-    fn locations(&mut self) -> impl Iterator<Item = &mut CopyCount> {
+    fn locations(&mut self) -> impl Iterator<Item = &mut EngineCopyCount> {
         self.first.iter_mut().chain(self.others.iter_mut())
     }
 
     /// Iterates over the counts of all locations, in the order in which these were first used.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = &CopyCount> {
+    pub(crate) fn counts(&self) -> impl Iterator<Item = &EngineCopyCount> {
         self.first.iter().chain(&self.others)
     }
 
     /// Sets the count of a new location; returns false if it has copies already, or the count is 0.
-    pub(crate) fn insert_location(&mut self, counted: CopyCount) -> bool {
-        let at = |counted: &CopyCount| (counted.location.tier, counted.location.group);
+    pub(crate) fn insert_location(&mut self, counted: EngineCopyCount) -> bool {
+        let at = |counted: &EngineCopyCount| (counted.location.tier, counted.location.group);
         if counted.count == 0 || self.counts().any(|other| at(other) == at(&counted)) {
             return false;
         }
@@ -134,16 +134,16 @@ impl BlockCopies {
     }
 
     /// Adds one copy.
-    pub(crate) fn add_copy(&mut self, location: CopyLocation) {
-        let same = |counted: &&mut CopyCount| {
+    pub(crate) fn add_copy(&mut self, location: EngineCopyLocation) {
+        let same = |counted: &&mut EngineCopyCount| {
             (counted.location.tier, counted.location.group) == (location.tier, location.group)
         };
         if let Some(counted) = self.locations().find(same) {
             counted.count = counted.count.saturating_add(1);
         } else if self.first.is_none() {
-            self.first = Some(CopyCount { location, count: 1 });
+            self.first = Some(EngineCopyCount { location, count: 1 });
         } else {
-            self.others.push(CopyCount { location, count: 1 });
+            self.others.push(EngineCopyCount { location, count: 1 });
         }
     }
 
@@ -164,7 +164,7 @@ impl BlockCopies {
     /// Returns whether a copy in `tier` serves full attention, so that it counts for prefixes.
     pub(crate) fn serves(&self, tier: Tier) -> bool {
         let counts =
-            |counted: &CopyCount| counted.location.tier == tier && counted.location.kind == KvCacheSpecKind::Full;
+            |counted: &EngineCopyCount| counted.location.tier == tier && counted.location.kind == KvCacheSpecKind::Full;
         self.first.iter().chain(&self.others).any(counts)
     }
 
@@ -178,11 +178,11 @@ impl BlockCopies {
 mod tests {
     use super::*;
 
-    const HBM: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 0, kind: KvCacheSpecKind::Full };
-    const HOST: CopyLocation = CopyLocation { tier: Tier::Host, group: 0, kind: KvCacheSpecKind::Full };
-    const WINDOW: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 1, kind: KvCacheSpecKind::Window };
+    const HBM: EngineCopyLocation = EngineCopyLocation { tier: Tier::Hbm, group: 0, kind: KvCacheSpecKind::Full };
+    const HOST: EngineCopyLocation = EngineCopyLocation { tier: Tier::Host, group: 0, kind: KvCacheSpecKind::Full };
+    const WINDOW: EngineCopyLocation = EngineCopyLocation { tier: Tier::Hbm, group: 1, kind: KvCacheSpecKind::Window };
 
-    fn remove(copies: &mut BlockCopies, location: CopyLocation) -> bool {
+    fn remove(copies: &mut BlockCopies, location: EngineCopyLocation) -> bool {
         copies.change_copies(location.tier, location.group, |count| count - 1)
     }
 
@@ -212,7 +212,7 @@ mod tests {
     fn packed_copies_hold_what_fits_and_refuse_the_rest() {
         for tier in [Tier::Hbm, Tier::Host, Tier::Disk] {
             for (group, kind, count) in [(0, KvCacheSpecKind::Full, 1), (31, KvCacheSpecKind::Window, 31)] {
-                let counted = CopyCount { location: CopyLocation { tier, group, kind }, count };
+                let counted = EngineCopyCount { location: EngineCopyLocation { tier, group, kind }, count };
                 let mut copies = BlockCopies::default();
                 copies.insert_location(counted);
                 let brief = PackedCopyCount::of(&copies).unwrap();
@@ -225,14 +225,17 @@ mod tests {
             }
         }
         assert_eq!(PackedCopyCount::of(&BlockCopies::default()), Some(PackedCopyCount::NONE));
-        let of = |all: &[CopyCount]| {
+        let of = |all: &[EngineCopyCount]| {
             let mut copies = BlockCopies::default();
             all.iter().for_each(|counted| assert!(copies.insert_location(*counted)));
             PackedCopyCount::of(&copies)
         };
-        assert_eq!(of(&[CopyCount { location: HBM, count: 32 }]), None);
-        assert_eq!(of(&[CopyCount { location: CopyLocation { group: 32, ..HBM }, count: 1 }]), None);
-        assert_eq!(of(&[CopyCount { location: HBM, count: 1 }, CopyCount { location: WINDOW, count: 1 }]), None);
+        assert_eq!(of(&[EngineCopyCount { location: HBM, count: 32 }]), None);
+        assert_eq!(of(&[EngineCopyCount { location: EngineCopyLocation { group: 32, ..HBM }, count: 1 }]), None);
+        assert_eq!(
+            of(&[EngineCopyCount { location: HBM, count: 1 }, EngineCopyCount { location: WINDOW, count: 1 }]),
+            None
+        );
     }
 
     #[test]
@@ -245,7 +248,7 @@ mod tests {
             (Some(one), Some(PackedCopyCount::NONE), None, None)
         );
         assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !PackedCopyCount::NONE.serves(Tier::Hbm));
-        for location in [HOST, WINDOW, CopyLocation { kind: KvCacheSpecKind::Window, ..HBM }] {
+        for location in [HOST, WINDOW, EngineCopyLocation { kind: KvCacheSpecKind::Window, ..HBM }] {
             assert_eq!(one.incremented(location), None, "another place");
         }
         let full = one.with_count(31).unwrap();
@@ -253,7 +256,7 @@ mod tests {
             (
                 full.incremented(HBM),
                 PackedCopyCount::OVERFLOW.incremented(HBM),
-                PackedCopyCount::NONE.incremented(CopyLocation { group: 32, ..HBM })
+                PackedCopyCount::NONE.incremented(EngineCopyLocation { group: 32, ..HBM })
             ),
             (None, None, None)
         );
@@ -274,12 +277,12 @@ mod tests {
     #[test]
     fn adopted_count_continues_and_a_location_is_adopted_once() {
         let mut copies = BlockCopies::default();
-        assert!(!copies.insert_location(CopyCount { location: HBM, count: 0 }), "no copies are none");
+        assert!(!copies.insert_location(EngineCopyCount { location: HBM, count: 0 }), "no copies are none");
         assert!(
-            copies.insert_location(CopyCount { location: HBM, count: 2 })
-                && copies.insert_location(CopyCount { location: WINDOW, count: 1 })
+            copies.insert_location(EngineCopyCount { location: HBM, count: 2 })
+                && copies.insert_location(EngineCopyCount { location: WINDOW, count: 1 })
         );
-        assert!(!copies.insert_location(CopyCount { location: HBM, count: 1 }));
+        assert!(!copies.insert_location(EngineCopyCount { location: HBM, count: 1 }));
         copies.add_copy(HBM);
         assert_eq!(copies.counts().map(|counted| counted.count).collect::<Vec<_>>(), [3, 1]);
         assert!(remove(&mut copies, HBM) && remove(&mut copies, HBM) && copies.serves(Tier::Hbm));

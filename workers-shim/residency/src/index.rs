@@ -76,8 +76,8 @@ impl ResidencyIndex {
         self.allocate_slot(IndexedSource { worker, rank, knowledge: Some(index_state) })
     }
 
-    /// Allocates a slot for blocks that are only assumed, beside the worker's own sources: [`Self::knowledge`] does not
-    /// change.
+    /// Allocates a slot for blocks that are only assumed, beside the worker's own sources: [`Self::kv_index_state`] does
+    /// not change.
     pub fn add_approximate_source(&mut self, worker: WorkerId, rank: DpRank) -> Result<SourceSlot, TooManySources> {
         self.allocate_slot(IndexedSource { worker, rank, knowledge: None })
     }

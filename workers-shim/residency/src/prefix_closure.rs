@@ -14,7 +14,7 @@ pub enum PrefixClosure {
 
 /// Counters over a source's blocks.
 #[derive(Default)]
-pub(crate) struct ClosureTracker {
+pub(crate) struct PrefixHoleCounters {
     /// Blocks in device memory whose parent is not there.
     holes: u64,
     /// Blocks held in slower tiers, which may fill holes of faster ones.
@@ -23,7 +23,7 @@ pub(crate) struct ClosureTracker {
     was_holed: bool,
 }
 
-impl ClosureTracker {
+impl PrefixHoleCounters {
     /// Adds blocks that lost (`opened`) or got (`closed`) their parent.
     pub(crate) fn update_holes(&mut self, opened: u32, closed: u32) {
         self.holes += u64::from(opened);

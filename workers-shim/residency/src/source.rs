@@ -7,7 +7,7 @@ use std::collections::hash_map::Iter;
 use vocabulary::{HashSeed, ModelNamespace, PrefixId, RequestNamespace, Tokens};
 
 use crate::block_tree::{BlockHandle, BlockTree, BlocksByEnd, NewBlock, PlacedBlock};
-use crate::copies::{BlockCopies, CopyLocation};
+use crate::copies::{BlockCopies, EngineCopyLocation};
 use crate::index::ResidencyChange;
 use crate::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent};
 use crate::orphans::{Orphan, Orphans};
@@ -134,7 +134,7 @@ impl SourceBlocks {
 
     /// Adds one copy of each block of `event`.
     pub fn store(&mut self, event: &BlockStored, out: &mut Vec<ResidencyChange>) {
-        let location = CopyLocation { tier: event.tier, group: event.group, kind: event.kind };
+        let location = EngineCopyLocation { tier: event.tier, group: event.group, kind: event.kind };
         let size = event.block_size as usize;
         if size == 0 || !u64::from(event.block_size).is_multiple_of(self.rules.block.0) {
             self.counts.indivisible += event.hashes.len() as u64;
@@ -171,7 +171,7 @@ impl SourceBlocks {
         &mut self,
         block: ReportedBlock<'_>,
         before: Option<ChainParent>,
-        location: CopyLocation,
+        location: EngineCopyLocation,
         out: &mut Vec<ResidencyChange>,
     ) -> Option<ChainParent> {
         if let Some(before) = before.filter(|_| !block.tokens.is_empty()) {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
 
-use super::TokenIdForwarding;
+use super::ClientTokenIdVisibility;
 use super::request::Api;
 use super::token_transcript::{ContinuationBlocker, EventRewrite};
 use buffer::ReplayBuffer;
@@ -28,7 +28,7 @@ pub enum AnswerDeterminism {
 
 /// Which engine's events are read now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ReplayPhase {
+enum AnswerPass {
     First,
     Replay,
 }
@@ -43,9 +43,9 @@ enum EventNovelty {
 #[derive(Debug)]
 pub struct ReplayVerifier {
     api: Api,
-    visible_ids: TokenIdForwarding,
+    visible_ids: ClientTokenIdVisibility,
     determinism: AnswerDeterminism,
-    phase: ReplayPhase,
+    phase: AnswerPass,
     buffer: ReplayBuffer,
     /// Fields that are equal in all events, with the first engine's values.
     head: Map<String, Value>,
@@ -59,12 +59,12 @@ pub struct ReplayVerifier {
 
 impl ReplayVerifier {
     /// Creates an empty verifier. `visibility`: whether the client sees token ids, or only the router requested them.
-    pub fn new(api: Api, visibility: TokenIdForwarding, determinism: AnswerDeterminism) -> Self {
+    pub fn new(api: Api, visibility: ClientTokenIdVisibility, determinism: AnswerDeterminism) -> Self {
         Self {
             api,
             visible_ids: visibility,
             determinism,
-            phase: ReplayPhase::First,
+            phase: AnswerPass::First,
             buffer: ReplayBuffer::default(),
             head: Map::new(),
             ids: BTreeMap::new(),
@@ -92,18 +92,18 @@ impl ReplayVerifier {
         self.buffer.rewind();
         self.renamed_ids.clear();
         if !self.buffer.is_empty() {
-            self.phase = ReplayPhase::Replay;
+            self.phase = AnswerPass::Replay;
         }
     }
 
     /// Returns whether the events may repeat what the client already has.
     pub(super) fn is_replaying(&self) -> bool {
-        self.phase == ReplayPhase::Replay
+        self.phase == AnswerPass::Replay
     }
 
     /// Records that an event could not be read.
     pub(super) fn record_unreadable(&mut self) {
-        self.stop_verifying(if self.phase == ReplayPhase::First {
+        self.stop_verifying(if self.phase == AnswerPass::First {
             ContinuationBlocker::TooLong
         } else {
             ContinuationBlocker::Diverged
@@ -112,7 +112,7 @@ impl ReplayVerifier {
 
     /// Ends the stream. Fails unless everything that the client has was repeated.
     pub(super) fn finish_stream(&mut self) -> Result<(), ContinuationBlocker> {
-        if self.phase == ReplayPhase::Replay && self.failure.is_some() {
+        if self.phase == AnswerPass::Replay && self.failure.is_some() {
             return Err(ContinuationBlocker::Diverged);
         }
         self.buffer.check_complete("").inspect_err(|defect| self.stop_verifying(*defect))
@@ -121,11 +121,11 @@ impl ReplayVerifier {
     /// Records or verifies an event, and returns how to forward it.
     pub(super) fn rewrite_event(&mut self, payload: &[u8]) -> EventRewrite {
         if self.failure.is_some() {
-            return if self.phase == ReplayPhase::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
+            return if self.phase == AnswerPass::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
         }
         let Ok(Value::Object(mut event)) = serde_json::from_slice(payload) else {
             self.record_unreadable();
-            return if self.phase == ReplayPhase::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
+            return if self.phase == AnswerPass::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
         };
         let remainder = match self.api {
             Api::Chat | Api::Completions => self.choices(&mut event),
@@ -133,13 +133,13 @@ impl ReplayVerifier {
             Api::Responses => self.response(&mut event),
         };
         match (self.phase, remainder) {
-            (ReplayPhase::First, remainder) => {
+            (AnswerPass::First, remainder) => {
                 self.record_first_attempt(remainder.map(drop));
                 EventRewrite::Unchanged
             }
-            (ReplayPhase::Replay, Ok(EventNovelty::New)) => EventRewrite::Replaced(self.serialize_event(event)),
-            (ReplayPhase::Replay, Ok(EventNovelty::Known)) => EventRewrite::Hidden,
-            (ReplayPhase::Replay, Err(_)) => {
+            (AnswerPass::Replay, Ok(EventNovelty::New)) => EventRewrite::Replaced(self.serialize_event(event)),
+            (AnswerPass::Replay, Ok(EventNovelty::Known)) => EventRewrite::Hidden,
+            (AnswerPass::Replay, Err(_)) => {
                 self.stop_verifying(ContinuationBlocker::Diverged);
                 EventRewrite::Hidden
             }

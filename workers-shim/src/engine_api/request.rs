@@ -74,12 +74,12 @@ pub struct LegOptions {
     /// Whether to request usage.
     pub usage: UsageEventMode,
     /// Whether to request token ids.
-    pub ids: TokenIdsMode,
+    pub ids: AnswerTokenIdsMode,
 }
 
 /// Whether an answer's events contain token ids (vLLM's `return_token_ids`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum TokenIdsMode {
+pub enum AnswerTokenIdsMode {
     /// If the client requested them.
     #[default]
     AsRequested,
@@ -333,7 +333,7 @@ impl ClientRequestBody {
     }
 
     fn request_extras(&self, splice: &mut JsonSplice<'_>, options: &LegOptions) {
-        if options.ids == TokenIdsMode::Always {
+        if options.ids == AnswerTokenIdsMode::Always {
             splice.set("return_token_ids", b"true".as_slice());
         }
         self.request_usage(splice, options);

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
-use super::TokenIdForwarding;
+use super::ClientTokenIdVisibility;
 use super::splice::{JsonSplice, ScannedJson};
 
 /// Parameters that one decode leg returned, for exactly one prefill leg of the session's next step, whose prompt must
@@ -91,7 +91,7 @@ pub fn answer_token_ids(answer: &[u8]) -> Option<Vec<u32>> {
 }
 
 /// Removes from a complete answer what its client may not see.
-pub fn redact_answer(answer: &Bytes, ids: TokenIdForwarding) -> Bytes {
+pub fn redact_answer(answer: &Bytes, ids: ClientTokenIdVisibility) -> Bytes {
     let Ok(fields) = ScannedJson::scan(answer.clone(), &[]) else { return answer.clone() };
     let mut splice = JsonSplice::new(&fields);
     let hide = |splice: &mut JsonSplice<'_>, name| {
@@ -100,7 +100,7 @@ pub fn redact_answer(answer: &Bytes, ids: TokenIdForwarding) -> Bytes {
         }
     };
     hide(&mut splice, "kv_transfer_params");
-    if ids == TokenIdForwarding::None {
+    if ids == ClientTokenIdVisibility::None {
         hide(&mut splice, "prompt_token_ids");
         if let Some(choices) = without_token_ids(&fields) {
             splice.set("choices", choices);
@@ -141,12 +141,12 @@ fn redact_line(line: &[u8]) -> Option<Vec<u8>> {
     let start = line.len() - data.trim_ascii_start().len();
     let fields = ScannedJson::scan(Bytes::copy_from_slice(payload), &[]).ok()?;
     let inner = fields.get("response").filter(|inner| inner.starts_with(b"{"));
-    let inner = inner.map(|inner| redact_answer(&fields.body().slice_ref(inner), TokenIdForwarding::All));
+    let inner = inner.map(|inner| redact_answer(&fields.body().slice_ref(inner), ClientTokenIdVisibility::All));
     let mut splice = JsonSplice::new(&fields);
     if let Some(inner) = &inner {
         splice.set("response", &**inner);
     }
-    let redacted = redact_answer(&splice.finish(), TokenIdForwarding::All);
+    let redacted = redact_answer(&splice.finish(), ClientTokenIdVisibility::All);
     (redacted != payload).then(|| [&line[..start], &redacted, &line[start + payload.len()..]].concat())
 }
 

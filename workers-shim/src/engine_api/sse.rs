@@ -11,7 +11,7 @@ use super::reverse_pull::redact_event;
 use super::token_transcript::{
     AnswerEventFields, ContinuationBlocker, EventRewrite, ResumableTokenIds, TokenTranscript,
 };
-use super::{TokenIdForwarding, UsageEventForwarding};
+use super::{ClientTokenIdVisibility, ClientUsageVisibility};
 use budget::BudgetShare;
 pub use budget::EventBufferBudget;
 use chunk::{EngineError, EventDelta, NestedAnswer, StreamChoice, StreamChunk};
@@ -58,7 +58,7 @@ impl StreamFacts {
 #[derive(Debug, Default)]
 pub struct SseFilter {
     facts: StreamFacts,
-    usage: UsageEventForwarding,
+    usage: ClientUsageVisibility,
     /// An incomplete event, and how many of its bytes were searched for its end.
     tail: BytesMut,
     searched: usize,
@@ -84,7 +84,7 @@ impl SseFilter {
 
     /// Creates a scanner that hides the usage event, for clients that did not request it.
     pub fn hiding_usage() -> Self {
-        Self { usage: UsageEventForwarding::Hidden, ..Self::default() }
+        Self { usage: ClientUsageVisibility::Hidden, ..Self::default() }
     }
 
     /// Records token ids, so that another engine can continue. Events that report an engine's failure are then
@@ -165,10 +165,14 @@ impl SseFilter {
             .transcript
             .as_ref()
             .filter(|transcript| is_answer_complete && transcript.resume_ids() != Err(ContinuationBlocker::Diverged))?;
-        let is_usage_done = self.facts.usage.is_some() || self.usage == UsageEventForwarding::Hidden;
+        let is_usage_done = self.facts.usage.is_some() || self.usage == ClientUsageVisibility::Hidden;
         Some(
             transcript
-                .closing_events(if is_usage_done { UsageEventForwarding::Hidden } else { UsageEventForwarding::Shown })
+                .closing_events(if is_usage_done {
+                    ClientUsageVisibility::Hidden
+                } else {
+                    ClientUsageVisibility::Shown
+                })
                 .into(),
         )
     }
@@ -261,8 +265,10 @@ impl SseFilter {
         let whole = shown.as_ref().unwrap_or(&event);
         let short = self.transcript.as_mut().and_then(|transcript| transcript.extract_prompt_ids(whole));
         let passage = self.read_event(short.as_ref().unwrap_or(whole).clone());
-        let hides_ids =
-            self.transcript.as_ref().is_some_and(|transcript| transcript.visible_ids() == TokenIdForwarding::None);
+        let hides_ids = self
+            .transcript
+            .as_ref()
+            .is_some_and(|transcript| transcript.visible_ids() == ClientTokenIdVisibility::None);
         match (passage, short.filter(|_| hides_ids).or(shown)) {
             (EventRewrite::Unchanged, Some(other)) => EventRewrite::Replaced(other.into()),
             (passage, _) => passage,
@@ -351,7 +357,7 @@ impl SseFilter {
         let only_usage = usage.is_some() && choices.is_empty();
         self.facts.usage = usage.or(self.facts.usage);
         let passage = self.rewrite_payload(payload, event);
-        if only_usage && self.usage == UsageEventForwarding::Hidden { EventRewrite::Hidden } else { passage }
+        if only_usage && self.usage == ClientUsageVisibility::Hidden { EventRewrite::Hidden } else { passage }
     }
 
     /// Passes the event to the transcript or the replay verifier, where there is one.

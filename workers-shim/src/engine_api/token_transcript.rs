@@ -18,7 +18,7 @@ use vocabulary::Tokens;
 
 use super::answer::TokenUsage;
 use super::request::Api;
-use super::{TokenIdForwarding, UsageEventForwarding};
+use super::{ClientTokenIdVisibility, ClientUsageVisibility};
 use prompt_ids::ExtractedPromptIds;
 use resumable_event::AnswerChoiceFields;
 pub(super) use resumable_event::AnswerEventFields;
@@ -90,7 +90,7 @@ struct SharedEventFields {
 
 /// Which engine's events are read now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum AnswerSegment {
+enum AnsweringEngine {
     /// The one that got the client's own request.
     First,
     /// One that continues after this many ids of the answer, as a completion.
@@ -104,9 +104,9 @@ pub type ResumableTokenIds<'a> = (&'a [u32], &'a [u32]);
 #[derive(Debug)]
 pub struct TokenTranscript {
     api: Api,
-    visible_ids: TokenIdForwarding,
+    visible_ids: ClientTokenIdVisibility,
     text_delivery: TextTiming,
-    source: AnswerSegment,
+    source: AnsweringEngine,
     head: Option<SharedEventFields>,
     prompt: Vec<u32>,
     ids: Vec<u32>,
@@ -121,12 +121,12 @@ pub struct TokenTranscript {
 
 impl TokenTranscript {
     /// Creates an empty transcript of an answer with one choice.
-    pub fn new(api: Api, visible_ids: TokenIdForwarding, text_delivery: TextTiming) -> Self {
+    pub fn new(api: Api, visible_ids: ClientTokenIdVisibility, text_delivery: TextTiming) -> Self {
         Self {
             api,
             visible_ids,
             text_delivery,
-            source: AnswerSegment::First,
+            source: AnsweringEngine::First,
             head: None,
             prompt: Vec::new(),
             ids: Vec::new(),
@@ -179,17 +179,17 @@ impl TokenTranscript {
         if self.head.is_some() {
             let mut unsettled = self.ids.split_off(self.settled);
             unsettled.append(&mut self.to_regenerate.1);
-            if self.visible_ids == TokenIdForwarding::None {
+            if self.visible_ids == ClientTokenIdVisibility::None {
                 unsettled.clear();
             }
             self.to_regenerate = (self.unsettled_text.clone(), unsettled);
-            self.source = AnswerSegment::Continuation { after: self.settled };
+            self.source = AnsweringEngine::Continuation { after: self.settled };
         }
     }
 
     /// Converts an engine's usage to that of the whole answer.
     pub(super) fn whole_answer_usage(&self, usage: TokenUsage) -> TokenUsage {
-        let AnswerSegment::Continuation { after } = self.source else { return usage };
+        let AnsweringEngine::Continuation { after } = self.source else { return usage };
         let prompt = Tokens(self.prompt.len() as u64);
         let completion = usage.completion + Tokens(after as u64);
         TokenUsage { prompt, completion, cached: usage.cached.map(|cached| cached.min(prompt)) }
@@ -202,9 +202,9 @@ impl TokenTranscript {
 
     /// Returns the closing events of an answer whose finish reason was received but whose stream broke off: usage,
     /// where it is shown, and `[DONE]`.
-    pub(super) fn closing_events(&self, usage: UsageEventForwarding) -> Vec<u8> {
+    pub(super) fn closing_events(&self, usage: ClientUsageVisibility) -> Vec<u8> {
         let mut out = Vec::new();
-        if let (Some(usage), UsageEventForwarding::Shown, Some(head)) = (self.usage(), usage, &self.head) {
+        if let (Some(usage), ClientUsageVisibility::Shown, Some(head)) = (self.usage(), usage, &self.head) {
             out = self.write_event_head(head);
             out.extend_from_slice(b"[]");
             write_event_end(&mut out, Some(usage));
@@ -215,7 +215,7 @@ impl TokenTranscript {
 
     /// Stores the prompt's token ids if the event contains them, and returns the event without them.
     pub(super) fn extract_prompt_ids(&mut self, event: &[u8]) -> Option<Bytes> {
-        let is_awaited = self.source == AnswerSegment::First && self.prompt.is_empty() && self.failure.is_none();
+        let is_awaited = self.source == AnsweringEngine::First && self.prompt.is_empty() && self.failure.is_none();
         let ExtractedPromptIds { event, ids } = is_awaited.then(|| ExtractedPromptIds::of(event)).flatten()?;
         if ids.len() > MAX_TOKEN_IDS {
             self.failure = Some(ContinuationBlocker::TooLong);
@@ -226,7 +226,7 @@ impl TokenTranscript {
     }
 
     /// Returns whether the client sees token ids.
-    pub(super) fn visible_ids(&self) -> TokenIdForwarding {
+    pub(super) fn visible_ids(&self) -> ClientTokenIdVisibility {
         self.visible_ids
     }
 
@@ -240,8 +240,8 @@ impl TokenTranscript {
                 Some(SharedEventFields { id: id.to_owned(), created: created.to_owned(), model: model.to_owned() });
         }
         match self.source {
-            AnswerSegment::First => self.rewrite_first_attempt(event, &event_fields),
-            AnswerSegment::Continuation { .. } => self.rewrite_continuation(event_fields),
+            AnsweringEngine::First => self.rewrite_first_attempt(event, &event_fields),
+            AnsweringEngine::Continuation { .. } => self.rewrite_continuation(event_fields),
         }
     }
 
@@ -257,8 +257,8 @@ impl TokenTranscript {
             self.append(choice.text(), &ids.unwrap_or_default());
         }
         match self.visible_ids {
-            TokenIdForwarding::All => EventRewrite::Unchanged,
-            TokenIdForwarding::None => {
+            ClientTokenIdVisibility::All => EventRewrite::Unchanged,
+            ClientTokenIdVisibility::None => {
                 // Engines may repeat them.
                 let prompt = event_fields.prompt_token_ids.or(choice.and_then(|choice| choice.prompt_token_ids));
                 hide_fields(event, prompt.into_iter().chain(choice.and_then(|choice| choice.token_ids)))
@@ -311,7 +311,7 @@ impl TokenTranscript {
             return EventRewrite::Hidden;
         }
         let (new, new_ids) = (self.new_text(text), &ids[repeated..]);
-        let shown = (self.visible_ids == TokenIdForwarding::All).then_some(new_ids);
+        let shown = (self.visible_ids == ClientTokenIdVisibility::All).then_some(new_ids);
         self.write_choice(&mut out, choice, (new, shown));
         write_event_end(&mut out, usage);
         let is_nothing = new.is_empty() && shown.is_none_or(<[u32]>::is_empty) && choice.finish_reason.is_none();

@@ -71,7 +71,7 @@ pub(super) enum ProbeVerdict {
 
 /// What was known of the worker before the probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum IdentificationStage {
+pub(super) enum PriorIdentification {
     /// No models are known.
     Unknown,
     /// The models are known, from configuration or earlier probes, but not the process.
@@ -83,30 +83,30 @@ pub(super) enum IdentificationStage {
 impl ProbeReplies {
     /// Returns whether the worker is alive. One that was unreachable must first answer `/metrics` (a 404 suffices),
     /// because it may be another process now.
-    pub(super) fn verdict(&self, stage: IdentificationStage) -> ProbeVerdict {
+    pub(super) fn verdict(&self, stage: PriorIdentification) -> ProbeVerdict {
         match self.reachability_verdict(stage) {
             ProbeVerdict::Alive => self.metrics_verdict(stage),
             other => other,
         }
     }
 
-    fn reachability_verdict(&self, stage: IdentificationStage) -> ProbeVerdict {
+    fn reachability_verdict(&self, stage: PriorIdentification) -> ProbeVerdict {
         use ProbeFailure::{Absent, Refused, Unanswered, Unhealthy};
         match (&self.health, &self.models) {
             (Err(Refused | Unhealthy), _) => ProbeVerdict::Dead,
             (Ok(()) | Err(Absent), Ok(_)) => ProbeVerdict::Alive,
-            (Ok(()), Err(_)) if stage != IdentificationStage::Unknown => ProbeVerdict::Alive,
+            (Ok(()), Err(_)) if stage != PriorIdentification::Unknown => ProbeVerdict::Alive,
             // Some OpenAI-compatible servers have no health endpoint; then the model list decides.
             (Err(Absent), Err(Refused | Unhealthy)) => ProbeVerdict::Dead,
             (Ok(()) | Err(Absent | Unanswered), _) => ProbeVerdict::Unsure,
         }
     }
 
-    fn metrics_verdict(&self, stage: IdentificationStage) -> ProbeVerdict {
+    fn metrics_verdict(&self, stage: PriorIdentification) -> ProbeVerdict {
         match &self.metrics {
             Ok(scrape) if scrape.sleep_state == SleepState::Asleep => ProbeVerdict::Dead,
             Ok(_) | Err(ProbeFailure::Absent) => ProbeVerdict::Alive,
-            Err(_) if stage == IdentificationStage::Identified => ProbeVerdict::Alive,
+            Err(_) if stage == PriorIdentification::Identified => ProbeVerdict::Alive,
             Err(_) => ProbeVerdict::Unsure,
         }
     }
@@ -122,7 +122,7 @@ mod tests {
         health: ProbeReply<()>,
         models: ProbeReply<()>,
         metrics: ProbeReply<()>,
-        stage: IdentificationStage,
+        stage: PriorIdentification,
     ) -> ProbeVerdict {
         let models = models.map(|()| ServedModels::default());
         let metrics = metrics.map(|()| Arc::default());
@@ -140,28 +140,28 @@ mod tests {
 
     #[test]
     fn engine_that_answers_every_probe_is_alive() {
-        for known in [IdentificationStage::Unknown, IdentificationStage::ModelsKnown, IdentificationStage::Identified] {
+        for known in [PriorIdentification::Unknown, PriorIdentification::ModelsKnown, PriorIdentification::Identified] {
             assert_eq!(verdict(Ok(()), Ok(()), Ok(()), known), ProbeVerdict::Alive);
         }
     }
 
     #[test]
     fn model_list_alone_means_alive() {
-        assert_eq!(verdict(Err(Absent), Ok(()), Err(Absent), IdentificationStage::Unknown), ProbeVerdict::Alive);
+        assert_eq!(verdict(Err(Absent), Ok(()), Err(Absent), PriorIdentification::Unknown), ProbeVerdict::Alive);
     }
 
     #[test]
     fn refused_connection_or_reported_failure_means_dead_at_once() {
         for health in [Refused, Unhealthy] {
             assert_eq!(
-                verdict(Err(health), Ok(()), Ok(()), IdentificationStage::Identified),
+                verdict(Err(health), Ok(()), Ok(()), PriorIdentification::Identified),
                 ProbeVerdict::Dead,
                 "{health:?}"
             );
         }
         for models in [Refused, Unhealthy] {
             assert_eq!(
-                verdict(Err(Absent), Err(models), Ok(()), IdentificationStage::Identified),
+                verdict(Err(Absent), Err(models), Ok(()), PriorIdentification::Identified),
                 ProbeVerdict::Dead,
                 "{models:?}"
             );
@@ -170,22 +170,22 @@ mod tests {
 
     #[test]
     fn slow_answer_is_not_death() {
-        assert_eq!(verdict(Err(Unanswered), Ok(()), Ok(()), IdentificationStage::Identified), ProbeVerdict::Unsure);
-        assert_eq!(verdict(Ok(()), Err(Unanswered), Ok(()), IdentificationStage::Identified), ProbeVerdict::Alive);
-        assert_eq!(verdict(Ok(()), Ok(()), Err(Unhealthy), IdentificationStage::Identified), ProbeVerdict::Alive);
+        assert_eq!(verdict(Err(Unanswered), Ok(()), Ok(()), PriorIdentification::Identified), ProbeVerdict::Unsure);
+        assert_eq!(verdict(Ok(()), Err(Unanswered), Ok(()), PriorIdentification::Identified), ProbeVerdict::Alive);
+        assert_eq!(verdict(Ok(()), Ok(()), Err(Unhealthy), PriorIdentification::Identified), ProbeVerdict::Alive);
     }
 
     #[test]
     fn worker_without_models_is_not_alive() {
         for models in [Absent, Unhealthy, Refused, Unanswered] {
             assert_ne!(
-                verdict(Ok(()), Err(models), Ok(()), IdentificationStage::Unknown),
+                verdict(Ok(()), Err(models), Ok(()), PriorIdentification::Unknown),
                 ProbeVerdict::Alive,
                 "{models:?}"
             );
         }
         assert_eq!(
-            verdict(Err(Absent), Err(Absent), Err(Absent), IdentificationStage::ModelsKnown),
+            verdict(Err(Absent), Err(Absent), Err(Absent), PriorIdentification::ModelsKnown),
             ProbeVerdict::Unsure
         );
     }
@@ -194,12 +194,12 @@ mod tests {
     fn returning_worker_must_identify_its_process() {
         for metrics in [Unhealthy, Refused, Unanswered] {
             assert_eq!(
-                verdict(Ok(()), Ok(()), Err(metrics), IdentificationStage::ModelsKnown),
+                verdict(Ok(()), Ok(()), Err(metrics), PriorIdentification::ModelsKnown),
                 ProbeVerdict::Unsure,
                 "{metrics:?}"
             );
         }
-        assert_eq!(verdict(Ok(()), Ok(()), Err(Absent), IdentificationStage::ModelsKnown), ProbeVerdict::Alive);
+        assert_eq!(verdict(Ok(()), Ok(()), Err(Absent), PriorIdentification::ModelsKnown), ProbeVerdict::Alive);
     }
 
     #[test]
@@ -214,6 +214,6 @@ mod tests {
             version: None,
             connector: None,
         };
-        assert_eq!(answers.verdict(IdentificationStage::Identified), ProbeVerdict::Dead);
+        assert_eq!(answers.verdict(PriorIdentification::Identified), ProbeVerdict::Dead);
     }
 }

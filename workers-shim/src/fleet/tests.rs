@@ -34,10 +34,10 @@ impl TextCodec for NumberCodec {
 
     fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, TextCodecError> {
         #[derive(serde::Deserialize)]
-        struct TokenIdsBody {
+        struct TokenIdsPrompt {
             prompt: Vec<u32>,
         }
-        let body: TokenIdsBody = serde_json::from_slice(body).map_err(|error| TextCodecError(error.to_string()))?;
+        let body: TokenIdsPrompt = serde_json::from_slice(body).map_err(|error| TextCodecError(error.to_string()))?;
         Ok(vec![body.prompt])
     }
 

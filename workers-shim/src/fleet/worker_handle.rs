@@ -14,7 +14,7 @@ use super::estimate::SpeedConfidence;
 use super::in_flight::{CounterSnapshot, InFlightTracker};
 use super::kv_connector::{KvConnectorCapability, connector_of};
 use super::link_estimate::{LinkEstimate, fabric};
-use super::probe_round::{Adapter, IdentificationStage, ProbeFailure, ProbeReplies, ProbeVerdict};
+use super::probe_round::{Adapter, PriorIdentification, ProbeFailure, ProbeReplies, ProbeVerdict};
 use super::worker_definition::{ProbeSettings, WorkerDefinition, WorkerProfile};
 use crate::events::{SnapshotExporters, WorkerEventStatus};
 use crate::scrape::{EngineKind, Scrape};
@@ -211,13 +211,13 @@ impl WorkerHandle {
         previous: &ProbedState,
         reach: &ReachabilityFailures,
         settings: ProbeSettings,
-    ) -> IdentificationStage {
+    ) -> PriorIdentification {
         if previous.models.is_empty() {
-            IdentificationStage::Unknown
+            PriorIdentification::Unknown
         } else if previous.health != WorkerHealth::Unreachable || reach.probes_without_metrics >= settings.timeouts {
-            IdentificationStage::Identified
+            PriorIdentification::Identified
         } else {
-            IdentificationStage::ModelsKnown
+            PriorIdentification::ModelsKnown
         }
     }
 

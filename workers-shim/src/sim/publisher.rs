@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
-use super::SimError;
+use super::SimStartError;
 use super::event_frames;
 use super::sim_options::{EventFault, EventOptions};
 use crate::zmtp::{SocketType, ZmtpConnection, publish, serve};
@@ -68,7 +68,7 @@ impl EventPublisher {
         options: &EventOptions,
         block_tokens: u32,
         topic: Arc<str>,
-    ) -> Result<(Self, PublisherSockets, EventEndpoints), SimError> {
+    ) -> Result<(Self, PublisherSockets, EventEndpoints), SimStartError> {
         let topic = options.topic.as_deref().map(Arc::from).unwrap_or(topic);
         let (events, replay) = (bind(options.listen).await?, bind(options.replay).await?);
         let endpoints = EventEndpoints {
@@ -159,16 +159,16 @@ async fn answer_replays(mut connection: ZmtpConnection, outbox: Arc<Mutex<Publis
     }
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, SimError> {
+async fn bind(address: SocketAddr) -> Result<TcpListener, SimStartError> {
     TcpListener::bind(address).await.map_err(|source| bind_error(address, source))
 }
 
-fn endpoint(listener: &TcpListener, asked: SocketAddr) -> Result<String, SimError> {
+fn endpoint(listener: &TcpListener, asked: SocketAddr) -> Result<String, SimStartError> {
     listener.local_addr().map(|bound| format!("tcp://{bound}")).map_err(|source| bind_error(asked, source))
 }
 
-fn bind_error(address: SocketAddr, source: io::Error) -> SimError {
-    SimError::Bind { endpoint: format!("tcp://{address}"), source }
+fn bind_error(address: SocketAddr, source: io::Error) -> SimStartError {
+    SimStartError::Bind { endpoint: format!("tcp://{address}"), source }
 }
 
 fn number(sequence: u64) -> Bytes {

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use vocabulary::WorkerRole;
 
-use super::SimError;
+use super::SimStartError;
 use super::bootstrap_rooms::BootstrapRooms;
 use super::clock::EngineClock;
 use super::codec::TextCodec;
@@ -50,9 +50,9 @@ pub struct SimWorker {
 
 impl SimWorker {
     /// Starts a worker. All sockets are bound when this returns.
-    pub async fn start(options: SimOptions, codec: Arc<dyn TextCodec>) -> Result<Self, SimError> {
+    pub async fn start(options: SimOptions, codec: Arc<dyn TextCodec>) -> Result<Self, SimStartError> {
         if !(options.speed_up > 0.0 && options.speed_up.is_finite()) {
-            return Err(SimError::Option { option: "speed_up", must: "positive" });
+            return Err(SimStartError::Option { option: "speed_up", must: "positive" });
         }
         let adapters = AdapterNames::of(&options.model, options.adapters)?;
         let (listener, address) = listen(options.listen).await?;
@@ -147,7 +147,7 @@ async fn start_transfer_service(
     role: WorkerRole,
     own: &SideChannelIdentity,
     tasks: &mut JoinSet<()>,
-) -> Result<KvTransferResolver, SimError> {
+) -> Result<KvTransferResolver, SimStartError> {
     let TransferOptions { dialect: spoken, patience, .. } = *options;
     let (listener, bootstrap) = listen(options.bootstrap).await?;
     let bootstrap_rooms = BootstrapRooms::new(own.engine.clone(), patience);
@@ -160,8 +160,8 @@ async fn start_transfer_service(
     // An error means that a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
-    let client =
-        client.map_err(|_| SimError::Option { option: "kv_connector", must: "used where HTTP clients can be made" })?;
+    let client = client
+        .map_err(|_| SimStartError::Option { option: "kv_connector", must: "used where HTTP clients can be made" })?;
     Ok(KvTransferResolver { connector: spoken, role, bootstrap, rooms: bootstrap_rooms, client, timeout: patience })
 }
 
@@ -174,8 +174,8 @@ fn with_worker_header(address: SocketAddr, routes: Router) -> Router {
     }))
 }
 
-async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), SimError> {
-    let wrong = |source| SimError::Listen { address, source };
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), SimStartError> {
+    let wrong = |source| SimStartError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(wrong)?;
     let bound = listener.local_addr().map_err(wrong)?;
     Ok((listener, bound))

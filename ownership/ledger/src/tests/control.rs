@@ -4,7 +4,7 @@ fn admit(nonce: u128, address: &str) -> Command {
     Command::AdmitNode(AdmitNode { nonce, address: address.into() })
 }
 
-fn pin(artifact: vocabulary::ArtifactId, pinned: PinFlag) -> Command {
+fn pin(artifact: vocabulary::ArtifactId, pinned: ArtifactPinFlag) -> Command {
     Command::Pin(PinArtifact { artifact, pinned })
 }
 
@@ -61,16 +61,16 @@ fn a_pinned_artifact_outlives_its_references_and_the_sweep() {
     let mut bench = LedgerFixture::new();
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
     let id = bench.head_artifact(session(1)).id;
-    assert_eq!(bench.run(pin(id, PinFlag::Yes)), Outcome::Done);
+    assert_eq!(bench.run(pin(id, ArtifactPinFlag::Yes)), Outcome::Done);
     bench.run(Command::CloseSession(session(1)));
     let idle = bench.ledger.limits().artifact_idle;
     bench.advance_time(idle + TTL);
     assert!(bench.ledger.artifact(id).is_some());
     assert_eq!(bench.run(Command::Evict(id)), Outcome::Refused(Refusal::Pinned));
-    assert_eq!(bench.run(pin(id, PinFlag::No)), Outcome::Done);
+    assert_eq!(bench.run(pin(id, ArtifactPinFlag::No)), Outcome::Done);
     bench.advance_time(TTL);
     assert!(bench.ledger.artifact(id).is_none());
-    assert_eq!(bench.run(pin(id, PinFlag::Yes)), Outcome::Refused(Refusal::UnknownArtifact));
+    assert_eq!(bench.run(pin(id, ArtifactPinFlag::Yes)), Outcome::Refused(Refusal::UnknownArtifact));
 }
 
 #[test]

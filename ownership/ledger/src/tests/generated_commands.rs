@@ -191,8 +191,8 @@ fn control(ledger: &Ledger, session: SessionId, n: u64, kind: u8) -> Command {
     let idle = ledger.artifacts().find(|artifact| artifact.sessions.is_empty() && artifact.children.is_empty());
     let artifact = head.or(idle.as_ref().map(|artifact| artifact.id)).unwrap_or(vocabulary::ArtifactId(n.into()));
     let (pinned, draining) = match n % 3 {
-        0 => (PinFlag::Yes, DrainFlag::Yes),
-        _ => (PinFlag::No, DrainFlag::No),
+        0 => (ArtifactPinFlag::Yes, DrainFlag::Yes),
+        _ => (ArtifactPinFlag::No, DrainFlag::No),
     };
     match kind {
         0 => Command::AdmitNode(AdmitNode { nonce: 1 + u128::from(n % 3), address: format!("node-{n}:1").into() }),

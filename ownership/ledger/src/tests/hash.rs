@@ -53,7 +53,7 @@ const ARTIFACT_MUTATIONS: &[RecordMutation<Artifact>] = &[
     ("no copy", |it| it.replicas.clear()),
     ("group", |it| it.group = Some(ArtifactGroupId(1))),
     ("touched", |it| it.touched.0 += 1),
-    ("pinned", |it| it.pinned = PinFlag::Yes),
+    ("pinned", |it| it.pinned = ArtifactPinFlag::Yes),
 ];
 
 const SESSION_MUTATIONS: &[RecordMutation<Session>] = &[

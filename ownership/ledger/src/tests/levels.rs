@@ -39,7 +39,7 @@ fn commands_above_the_level_are_refused_until_it_is_raised() {
         admit(),
         Command::RetireNode(NodeId(1)),
         Command::SetLimits(Box::default()),
-        Command::Pin(PinArtifact { artifact: vocabulary::ArtifactId(1), pinned: PinFlag::Yes }),
+        Command::Pin(PinArtifact { artifact: vocabulary::ArtifactId(1), pinned: ArtifactPinFlag::Yes }),
         Command::Evict(vocabulary::ArtifactId(1)),
         Command::DrainWorker(DrainWorker { worker: WorkerId(1), draining: DrainFlag::Yes }),
         Command::SetQuota(SetQuota { tenant: tenant(), artifacts: Some(1) }),

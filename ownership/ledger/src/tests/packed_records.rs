@@ -61,7 +61,7 @@ prop_compose! {
             blocks += Blocks(step);
             PrefixBoundary { point: PrefixPoint { blocks, id: PrefixId(id) }, epoch }
         });
-        let pinned = if pinned { PinFlag::Yes } else { PinFlag::No };
+        let pinned = if pinned { ArtifactPinFlag::Yes } else { ArtifactPinFlag::No };
         Artifact {
             id: ArtifactId(id),
             origin: origin(),

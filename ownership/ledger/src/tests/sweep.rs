@@ -126,7 +126,7 @@ fn a_pinned_artifact_is_never_the_coldest() {
     let mut bench = LedgerFixture::empty(LedgerLimits { artifacts: 2, ..LedgerLimits::default() });
     bench.run(register(1, 1));
     let (pinned, other) = (seal_unreferenced(&mut bench, 1, 'a'), seal_unreferenced(&mut bench, 2, 'b'));
-    bench.run(Command::Pin(PinArtifact { artifact: pinned, pinned: PinFlag::Yes }));
+    bench.run(Command::Pin(PinArtifact { artifact: pinned, pinned: ArtifactPinFlag::Yes }));
     bench.step(step(3, &text('c'), 0, 1));
     assert!(bench.ledger.artifact(pinned).is_some() && bench.ledger.artifact(other).is_none());
 }

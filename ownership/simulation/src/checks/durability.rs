@@ -8,10 +8,10 @@ use crate::property::PropertyResult;
 const ACKNOWLEDGED: &str = "acknowledged means on disk on a quorum";
 
 /// Whether each node has an entry durably.
-pub(crate) type DurabilityByNode = BTreeMap<u64, bool>;
+pub(crate) type EntryDurability = BTreeMap<u64, bool>;
 
 /// Checks that a quorum of each set of voters keeps entry `index`.
-pub(crate) fn check(index: u64, voters: &[BTreeSet<u64>], keepers: &DurabilityByNode) -> PropertyResult {
+pub(crate) fn check(index: u64, voters: &[BTreeSet<u64>], keepers: &EntryDurability) -> PropertyResult {
     let has_quorum = |set: &BTreeSet<u64>| {
         let copies = set.iter().filter(|node| keepers.get(node).copied().unwrap_or(false)).count();
         copies * 2 > set.len()

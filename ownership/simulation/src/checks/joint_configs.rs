@@ -23,9 +23,9 @@ pub(crate) struct LeaderReport {
 
 /// Joint configurations of leaders, and how often each was seen with new commits.
 #[derive(Debug, Default)]
-pub(crate) struct JointConfigCheck(BTreeMap<u64, (LeaderReport, u32)>);
+pub(crate) struct JointCompletionCheck(BTreeMap<u64, (LeaderReport, u32)>);
 
-impl JointConfigCheck {
+impl JointCompletionCheck {
     pub(crate) fn check(&mut self, node: u64, now: Option<LeaderReport>) -> PropertyResult {
         let Some(now) = now.filter(|now| now.joint.is_some()) else {
             self.0.remove(&node);
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn a_leader_that_commits_but_leaves_a_joint_membership_is_a_violation() {
         let at = |joint, committed| Some(LeaderReport { leadership: (1, 1), joint, committed });
-        let mut joints = JointConfigCheck::default();
+        let mut joints = JointCompletionCheck::default();
         for n in 0..1_000 {
             assert_eq!(joints.check(1, at(Some(7), 9)), Ok(()), "nothing can be committed");
             assert_eq!(joints.check(2, at(None, n)), Ok(()));

@@ -22,7 +22,7 @@ const EARLY: &str = "no lease ends early on the holder's clock";
 type LeaseHolder = (WorkerId, Incarnation);
 
 #[derive(Debug, Default)]
-pub(crate) struct LeaseCheck {
+pub(crate) struct LeaseExpiryCheck {
     /// When the first entry with this time was proposed.
     proposed_at: BTreeMap<LedgerTime, Duration>,
     /// Highest leadership so far.
@@ -39,7 +39,7 @@ fn min_lease() -> Duration {
     LEASE.mul_f64(0.97)
 }
 
-impl LeaseCheck {
+impl LeaseExpiryCheck {
     pub(crate) fn on_entry_proposed(&mut self, time: LedgerTime, term_leader: TermLeader) {
         self.leadership = self.leadership.max(term_leader);
         self.proposed_at.entry(time).or_insert_with(true_time);

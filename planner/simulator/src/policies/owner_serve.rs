@@ -9,7 +9,7 @@ mod virtual_ledger;
 
 use std::collections::HashMap;
 
-use engine_model::runs::{Seconds, TierDepths};
+use engine_model::runs::{PromptTierDepths, Seconds};
 use ledger::Ledger;
 use planner::{
     AdmissionDecision, AdmissionRequest, ClassificationInputs, DisabledFeatures, HandoffKind, LowerTiers,
@@ -25,8 +25,8 @@ use idle_agents::IdleAgents;
 use virtual_ledger::{PromptMatch, PromptQuery, VirtualLedger};
 
 use super::{
-    Ablation, Dispatch, FetchOrder, FleetView, PlacementPrediction, PlacementRequest, PlacementTiming as Admitted,
-    ReplicationOrder, RoutingPolicy, StepRef, argmin,
+    Ablation, Dispatch, FetchOrder, FleetView, PlacementPrediction, PlacementRequest, ReplicationOrder, RoutingPolicy,
+    StepAdmission as Admitted, StepRef, argmin,
 };
 use crate::trace::TraceStep;
 
@@ -294,7 +294,7 @@ fn overlaps(request: &PlacementRequest<'_>, block: Tokens) -> Vec<Overlap> {
     let mut all = Vec::with_capacity(request.memory_by_worker.len());
     for (worker, memory) in request.memory_by_worker.iter().enumerate() {
         let mut deepest = Blocks::ZERO;
-        let TierDepths { device, with_host, with_disk } = *memory;
+        let PromptTierDepths { device, with_host, with_disk } = *memory;
         let tiers = [(Tier::Hbm, device), (Tier::Host, with_host), (Tier::Disk, with_disk)];
         for (tier, depth) in tiers {
             let blocks = depth.whole_blocks(block);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use engine_model::runs::Seconds;
 use vocabulary::Tokens;
 
-use super::{Dispatch, FleetView, PlacementRequest, PlacementTiming, RoutingPolicy, StepRef};
+use super::{Dispatch, FleetView, PlacementRequest, RoutingPolicy, StepAdmission, StepRef};
 use crate::trace::TraceStep;
 
 /// Tokens reserved for each program's further output.
@@ -101,7 +101,7 @@ impl ThunderAgent {
 }
 
 impl RoutingPolicy for ThunderAgent {
-    fn admit(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> PlacementTiming {
+    fn admit(&mut self, request: &PlacementRequest<'_>, fleet: &FleetView<'_>) -> StepAdmission {
         let (session, context) = (request.at.session, request.step.prompt);
         let queue = self.programs.values().any(|program| !program.waiting.is_empty());
         let known = self.programs.contains_key(&session);
@@ -110,7 +110,7 @@ impl RoutingPolicy for ThunderAgent {
         (program.tool_call_since, program.context) = (None, context);
         if program.worker.is_some() {
             program.steps += 1;
-            return PlacementTiming::Now;
+            return StepAdmission::Now;
         }
         if !known && !queue {
             let fits = |worker: &usize| self.free_tokens(fleet, *worker) >= context + BUFFER;
@@ -121,13 +121,13 @@ impl RoutingPolicy for ThunderAgent {
                     program.worker = Some(home);
                     program.steps += 1;
                 }
-                return PlacementTiming::Now;
+                return StepAdmission::Now;
             }
         }
         if let Some(program) = self.programs.get_mut(&session) {
             program.waiting.push(request.at);
         }
-        PlacementTiming::Later
+        StepAdmission::Later
     }
 
     fn place(&mut self, request: &PlacementRequest<'_>, _fleet: &FleetView<'_>) -> Dispatch {

@@ -1,7 +1,7 @@
 //! Asks a policy to place a step, and translates its answer into work for each worker.
 
 use engine_model::runs::{
-    DecodeLocation, OutgoingTransfer, RunEngine, RunId, RunRequest, RunRequestId, Seconds, TierDepths,
+    DecodeLocation, OutgoingTransfer, PromptTierDepths, RunEngine, RunId, RunRequest, RunRequestId, Seconds,
 };
 use planner::ReplicateSendTiming;
 use vocabulary::Tokens;
@@ -11,7 +11,7 @@ use super::stage_times::StageTimestamps;
 use super::{Simulation, StepJob, WorldEvent};
 use crate::hardware_profile::HardwareProfile;
 use crate::kv_model::KvModel;
-use crate::policies::{Dispatch, FetchOrder, FleetView, PlacementRequest, PlacementTiming, RoutingPolicy, StepRef};
+use crate::policies::{Dispatch, FetchOrder, FleetView, PlacementRequest, RoutingPolicy, StepAdmission, StepRef};
 use crate::trace::{ArrivalProcess, TraceStep};
 
 /// KV on its way to a worker.
@@ -54,7 +54,7 @@ impl Simulation<'_> {
                 is_independent: alone,
                 memory_by_worker: delayed.as_ref().unwrap_or(&resident),
             };
-            (policy.admit(&ask, fleet) == PlacementTiming::Now).then(|| {
+            (policy.admit(&ask, fleet) == StepAdmission::Now).then(|| {
                 watch.iter().for_each(|watch| watch.start());
                 let dispatch = policy.place(&ask, fleet);
                 watch.iter().for_each(|watch| watch.stop());
@@ -72,33 +72,38 @@ impl Simulation<'_> {
     }
 
     /// Returns the seconds to load what is in slower tiers, except for the leading tokens that were sent.
-    pub(super) fn restoring(&self, depths: &TierDepths, fetched_tokens: Tokens) -> f64 {
+    pub(super) fn restoring(&self, depths: &PromptTierDepths, fetched_tokens: Tokens) -> f64 {
         let sizes = &self.setup.spec.sizes;
-        let TierDepths { device, with_host, with_disk } = *depths;
+        let PromptTierDepths { device, with_host, with_disk } = *depths;
         let above_host = device.max(fetched_tokens);
         let host = (with_host - above_host).0 as f64 / sizes.host_tokens_per_second;
         host + (with_disk - with_host.max(fetched_tokens)).0 as f64 / sizes.disk_speed.read
     }
 
-    fn resident_memory(&self, step: &TraceStep) -> Vec<TierDepths> {
+    fn resident_memory(&self, step: &TraceStep) -> Vec<PromptTierDepths> {
         let runs = &self.trace.runs;
         if let Some(shared) = &self.shared_cache {
             let matched = shared.matched(runs, &step.path);
-            return vec![TierDepths::on_device(matched); self.engines.len()];
+            return vec![PromptTierDepths::on_device(matched); self.engines.len()];
         }
         self.engines.iter().map(|worker| worker.engine.cached_depths(runs, &step.path)).collect()
     }
 
     /// Returns the residency as the policy sees it.
-    fn visible_memory(&self, delayed: &DelayedResidency, step: &TraceStep, resident: &[TierDepths]) -> Vec<TierDepths> {
-        let visible = |(worker, memory): (usize, &TierDepths)| {
+    fn visible_memory(
+        &self,
+        delayed: &DelayedResidency,
+        step: &TraceStep,
+        resident: &[PromptTierDepths],
+    ) -> Vec<PromptTierDepths> {
+        let visible = |(worker, memory): (usize, &PromptTierDepths)| {
             let device = delayed.matched_tokens(worker, &self.trace.runs, &step.path);
             let sizes = &self.setup.spec.sizes;
             let below = |size: Tokens, now: Tokens, visible: Tokens| {
                 if size > Tokens::ZERO { now.max(visible) } else { visible }
             };
             let with_host = below(sizes.host, memory.with_host, device);
-            TierDepths { device, with_host, with_disk: below(sizes.disk, memory.with_disk, with_host) }
+            PromptTierDepths { device, with_host, with_disk: below(sizes.disk, memory.with_disk, with_host) }
         };
         resident.iter().enumerate().map(visible).collect()
     }
@@ -107,7 +112,7 @@ impl Simulation<'_> {
         &mut self,
         (at, step): (StepRef, &TraceStep),
         since: Seconds,
-        (dispatch, resident): (&Dispatch, &[TierDepths]),
+        (dispatch, resident): (&Dispatch, &[PromptTierDepths]),
     ) {
         self.links.replication.step_dispatched((at, step), dispatch.prefill);
         let ticket = RunRequestId(u32::try_from(self.jobs.len()).expect("a trace has fewer steps"));
@@ -196,6 +201,6 @@ impl Simulation<'_> {
     }
 }
 
-fn deepest(resident: &[TierDepths]) -> Tokens {
+fn deepest(resident: &[PromptTierDepths]) -> Tokens {
     resident.iter().map(|memory| memory.device).max().unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! Lifecycle of a dispatched step.
 
 use engine_model::runs::{
-    PrefillStart, PrefilledRequest, RunId, RunRequestEvent, RunRequestId, Seconds, SharedEngineState,
+    PrefillHandoff, PrefillStart, RunId, RunRequestEvent, RunRequestId, Seconds, SharedEngineState,
 };
 use vocabulary::Tokens;
 
@@ -23,7 +23,7 @@ pub(super) struct StepJob {
     pub(super) dispatch: Dispatch,
     /// Runs that the source keeps until they are sent.
     pub(super) pinned_runs: Vec<RunId>,
-    prefilled: Option<PrefilledRequest>,
+    prefilled: Option<PrefillHandoff>,
     tries: u32,
 }
 
@@ -71,7 +71,7 @@ impl Simulation<'_> {
     }
 
     /// Starts to send the prompt's KV to the decode worker.
-    fn start_shipping(&mut self, worker: usize, prefilled: PrefilledRequest) {
+    fn start_shipping(&mut self, worker: usize, prefilled: PrefillHandoff) {
         let (now, runs) = (self.now, &self.trace.runs);
         let ticket = prefilled.prompt.ticket;
         self.job(ticket).stages.computed = now;
@@ -112,7 +112,7 @@ impl Simulation<'_> {
     }
 
     /// Generates the answer at the prefill worker: two workers that wait for each other's memory would deadlock.
-    fn answer_at_source(&mut self, (prefill, decode): (usize, usize), prefilled: PrefilledRequest) {
+    fn answer_at_source(&mut self, (prefill, decode): (usize, usize), prefilled: PrefillHandoff) {
         let ticket = prefilled.prompt.ticket;
         self.engines[decode].engine.cancel_expected(prefilled.prompt.tokens);
         let around = SharedEngineState { runs: &self.trace.runs, shared: self.shared_cache.as_mut() };

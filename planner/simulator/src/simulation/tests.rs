@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use engine_model::runs::{DecodeLocation, RunRequest, TierDepths};
+use engine_model::runs::{DecodeLocation, PromptTierDepths, RunRequest};
 
 use super::*;
 use planner::ReplicateSendTiming;
@@ -510,7 +510,7 @@ fn remote_host_tier_kv_is_loaded_at_its_source_before_transfer() {
 fn restore_estimate_counts_tokens_in_lower_tiers() {
     let trace = talk();
     let (world, spec) = (scripted(&trace, setup(1), &[]), HardwareProfile::H100_8B);
-    let held = TierDepths { device: Tokens(100), with_host: Tokens(300), with_disk: Tokens(600) };
+    let held = PromptTierDepths { device: Tokens(100), with_host: Tokens(300), with_disk: Tokens(600) };
     let (host, read) = (spec.sizes.host_tokens_per_second, spec.sizes.disk_speed.read);
     near(world.restoring(&held, Tokens::ZERO), 200.0 / host + 300.0 / read);
     near(world.restoring(&held, Tokens(250)), 50.0 / host + 300.0 / read);

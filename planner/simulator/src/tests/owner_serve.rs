@@ -1,4 +1,4 @@
-use engine_model::runs::{RunEngine, RunId, RunTree, Seconds, TierDepths};
+use engine_model::runs::{PromptTierDepths, RunEngine, RunId, RunTree, Seconds};
 use planner::Action;
 use vocabulary::{Micros, Tokens};
 
@@ -48,7 +48,7 @@ impl ConversationFixture {
         };
         let held = held.map(|runs| {
             let tokens = self.runs.end_depth(&self.path[..runs]);
-            TierDepths::on_device(tokens)
+            PromptTierDepths::on_device(tokens)
         });
         let step = self.asked(Tokens(200));
         let at = StepRef { session: 0, step: index };
@@ -154,7 +154,12 @@ fn independent_requests_spread_over_idle_workers() {
         let at = StepRef { session: 0, step: index };
         served[policy
             .place(
-                &PlacementRequest { at, step, is_independent: true, memory_by_worker: &[TierDepths::default(); 3] },
+                &PlacementRequest {
+                    at,
+                    step,
+                    is_independent: true,
+                    memory_by_worker: &[PromptTierDepths::default(); 3],
+                },
                 &fleet,
             )
             .decode] += 1;

@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 
 use engine_model::runs::{
-    DecodeLocation, RunEngine, RunRequest, RunRequestId, RunTree, Seconds, SharedEngineState, TierDepths,
+    DecodeLocation, PromptTierDepths, RunEngine, RunRequest, RunRequestId, RunTree, Seconds, SharedEngineState,
 };
 use vocabulary::{Micros, Tokens};
 
 use super::readers::sessions;
 use crate::policies::{
-    Dispatch, FleetView, PlacementRequest, PlacementTiming, PolicyKind, RoutingPolicy, StepRef, Stopwatch, all_policies,
+    Dispatch, FleetView, PlacementRequest, PolicyKind, RoutingPolicy, StepAdmission, StepRef, Stopwatch, all_policies,
 };
 use crate::trace::{ReplayLimits, TraceStep};
 use crate::{HardwareProfile, Simulation, SimulationSetup};
@@ -17,7 +17,7 @@ struct PlacementScene {
     spec: HardwareProfile,
     runs: RunTree,
     engines: Vec<RunEngine>,
-    held: Vec<TierDepths>,
+    held: Vec<PromptTierDepths>,
     step: TraceStep,
 }
 
@@ -26,7 +26,7 @@ impl PlacementScene {
         let (spec, mut runs) = (HardwareProfile::H100_8B, RunTree::default());
         let path = [runs.add(None, prompt as u32)];
         let engine = || RunEngine::new(spec.timing, spec.sizes, runs.len());
-        let memory = |tokens: &u64| TierDepths::on_device(Tokens(*tokens));
+        let memory = |tokens: &u64| PromptTierDepths::on_device(Tokens(*tokens));
         let step = TraceStep {
             agent: 0,
             after: Vec::new(),
@@ -196,18 +196,18 @@ fn thunder_agent_queues_programs_until_their_contexts_fit() {
     let mut policy = PolicyKind::ThunderAgent.build(1);
     let admit = |session, policy: &mut dyn RoutingPolicy| scene.with(session, |ask, fleet| policy.admit(ask, fleet));
     let due = |policy: &mut dyn RoutingPolicy| scene.with(0, |_, fleet| policy.due_steps(fleet));
-    assert_eq!([1, 2].map(|session| admit(session, &mut *policy)), [PlacementTiming::Now; 2]);
-    assert_eq!(admit(3, &mut *policy), PlacementTiming::Later, "three contexts of 150,000 do not fit into 400,000");
+    assert_eq!([1, 2].map(|session| admit(session, &mut *policy)), [StepAdmission::Now; 2]);
+    assert_eq!(admit(3, &mut *policy), StepAdmission::Later, "three contexts of 150,000 do not fit into 400,000");
     assert_eq!(due(&mut *policy), []);
     policy.session_finished(1);
     assert_eq!(due(&mut *policy), [StepRef { session: 3, step: 0 }]);
-    assert_eq!(admit(3, &mut *policy), PlacementTiming::Now);
+    assert_eq!(admit(3, &mut *policy), StepAdmission::Now);
     // Contexts have grown: the shortest program in a tool call loses its place, and its next step waits.
     let grown = TraceStep { prompt: Tokens(280_000), ..scene.step.clone() };
     policy.step_finished(StepRef { session: 2, step: 0 }, &scene.step, Seconds(9.0));
     policy.step_finished(StepRef { session: 3, step: 0 }, &grown, Seconds(9.0));
     assert_eq!(due(&mut *policy), []);
-    assert_eq!(admit(2, &mut *policy), PlacementTiming::Later);
+    assert_eq!(admit(2, &mut *policy), StepAdmission::Later);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use engine_model::runs::RunTree;
 use flate2::read::GzDecoder;
 use vocabulary::{Micros, Tokens};
 
-use crate::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace, TraceError, TraceReader, TraceStep};
+use crate::trace::{ArrivalProcess, ReplayLimits, SessionListError, Trace, TraceError, TraceLoader, TraceStep};
 
 /// Reads the committed agent sessions.
 pub(crate) fn sessions() -> Trace {
@@ -19,7 +19,7 @@ pub(crate) fn read(text: &str) -> Trace {
 }
 
 fn try_read(text: &str) -> Result<Trace, TraceError> {
-    let mut reader = TraceReader::default();
+    let mut reader = TraceLoader::default();
     reader.read("t", text)?;
     Ok(reader.finish()?.unwrap())
 }
@@ -92,7 +92,7 @@ fn delta_session_reads_like_the_full_document() {
 
 #[test]
 fn sessions_with_the_same_tools_share_their_first_run() {
-    let (mut reader, other) = (TraceReader::default(), DOCUMENT.replace("[1, 2, 3", "[901, 902, 903"));
+    let (mut reader, other) = (TraceLoader::default(), DOCUMENT.replace("[1, 2, 3", "[901, 902, 903"));
     reader.read("a", DOCUMENT).unwrap();
     reader.read("b", &other).unwrap();
     let trace = reader.finish().unwrap().unwrap();
@@ -305,7 +305,7 @@ fn malformed_csv_line_and_unknown_format_are_rejected() {
 
 #[test]
 fn files_of_one_trace_must_share_a_format() {
-    let mut reader = TraceReader::default();
+    let mut reader = TraceLoader::default();
     reader.read("a", DOCUMENT).unwrap();
     let error = reader.read("b", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,1").unwrap_err();
     assert_eq!(
@@ -313,7 +313,7 @@ fn files_of_one_trace_must_share_a_format() {
         "b:1: `the form` is unlike the files before (steps that wait for others, blocks of 64 tokens); accepted: one \
          form in all files of a trace"
     );
-    assert!(TraceReader::default().finish().unwrap().is_none());
+    assert!(TraceLoader::default().finish().unwrap().is_none());
 }
 
 #[test]
@@ -423,7 +423,7 @@ fn decision_log_replays_its_recorded_sessions() {
 
 #[test]
 fn session_continues_in_the_next_file_of_its_log() {
-    let mut reader = TraceReader::default();
+    let mut reader = TraceLoader::default();
     reader.read("a", &log(&[("s-1", 1_000, 640, 0, 64)])).unwrap();
     reader.read("b", &log(&[("s-1", 9_000, 1_280, 704, 64)])).unwrap();
     let trace = reader.finish().unwrap().unwrap();

@@ -1,8 +1,8 @@
 //! Cheapest restore of a prefix: examples by hand, and a comparison with every other split.
 
 use planner::{
-    AttentionSpec, CompressedKv, DenseKv, LatentKv, LayerState, PrefillTimeModel, RestorablePrefix, RestoreSplit,
-    WindowCheckpointInterval, WindowKv,
+    AttentionSpec, DenseKv, LatentKv, LayerState, PrefillTimeModel, RestorablePrefix, RestoreSplit,
+    SequenceCompressedKv, WindowCheckpointInterval, WindowKv,
 };
 use proptest::prelude::*;
 use vocabulary::{Bytes, Micros, Tokens};
@@ -12,7 +12,7 @@ use crate::{PrefetchMode, RestorePrices};
 
 /// Model of 30 pairs of compressed layers with windows of 128 tokens.
 fn compressed() -> AttentionSpec {
-    let layer = |ratio, index| CompressedKv {
+    let layer = |ratio, index| SequenceCompressedKv {
         compression_ratio: Tokens(ratio),
         entry_size: Bytes(640),
         index_entry_size: Bytes(index),
@@ -159,7 +159,7 @@ fn layer() -> impl Strategy<Value = LayerState> {
             LayerState::SlidingWindow(WindowKv { kv_heads, head_dim, element_bits, window_tokens: Tokens(window) })
         }),
         compressed.prop_map(|(ratio, entry, index, window)| {
-            LayerState::Csa(CompressedKv {
+            LayerState::Csa(SequenceCompressedKv {
                 compression_ratio: Tokens(ratio),
                 entry_size: Bytes(entry),
                 index_entry_size: Bytes(index),

@@ -3,13 +3,13 @@
 
 /// Ids of the whole blocks of a prompt, in order.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct BlockIds {
+pub(crate) struct PromptBlockIds {
     /// Position of each range in the prompt, with its first id.
     runs: Vec<(u32, u64)>,
     blocks: u32,
 }
 
-impl BlockIds {
+impl PromptBlockIds {
     pub(crate) fn len(&self) -> u32 {
         self.blocks
     }
@@ -76,7 +76,7 @@ impl BlockIds {
     }
 }
 
-impl FromIterator<u64> for BlockIds {
+impl FromIterator<u64> for PromptBlockIds {
     fn from_iter<I: IntoIterator<Item = u64>>(ids: I) -> Self {
         let mut all = Self::default();
         ids.into_iter().for_each(|id| all.push_run(id, 1));
@@ -86,9 +86,9 @@ impl FromIterator<u64> for BlockIds {
 
 #[cfg(test)]
 mod tests {
-    use super::BlockIds;
+    use super::PromptBlockIds;
 
-    fn ids(all: &[u64]) -> BlockIds {
+    fn ids(all: &[u64]) -> PromptBlockIds {
         all.iter().copied().collect()
     }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn common_prefix_length_does_not_depend_on_run_boundaries() {
         let a = ids(&[1, 2, 3, 4, 9, 10]);
-        let mut b = BlockIds::default();
+        let mut b = PromptBlockIds::default();
         [(1, 2), (3, 2), (9, 1), (11, 5)].into_iter().for_each(|(first, count)| b.push_run(first, count));
         assert_eq!(a.common_prefix_len(0, &b, 0), 5);
         assert_eq!(a.common_prefix_len(2, &b, 2), 3);

@@ -191,7 +191,7 @@ impl SessionGenerator<'_> {
 mod tests {
     use super::*;
     use crate::stats::{RepeatedPrefixCriteria, TraceStats};
-    use crate::trace::{Trace, TraceReader};
+    use crate::trace::{Trace, TraceLoader};
 
     const PREFIX: Workload = Workload {
         shape: SharingPattern::SharedPrefix { prefixes: 3 },
@@ -213,7 +213,7 @@ mod tests {
 
     fn trace(of: &Workload) -> Trace {
         let text: Vec<String> = (0..of.sessions).map(|session| of.session_line(session)).collect();
-        let mut reader = TraceReader::default();
+        let mut reader = TraceLoader::default();
         reader.read("generated", &text.join("\n")).unwrap();
         reader.finish().unwrap().unwrap()
     }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use vocabulary::Micros;
 
 use super::TraceBuilder;
-use super::block_ids::BlockIds;
+use super::block_ids::PromptBlockIds;
 use super::error::{TraceError, TraceLocation};
 use super::line_parsing::{json, lines};
 use super::run_builder::RadixBuilder;
@@ -49,7 +49,7 @@ pub(super) fn read(builder: &mut TraceBuilder, file: &str, text: &str) -> Result
     Ok(())
 }
 
-fn parse_row(location: TraceLocation<'_>, row: &MooncakeRow) -> Result<(TraceStep, BlockIds), TraceError> {
+fn parse_row(location: TraceLocation<'_>, row: &MooncakeRow) -> Result<(TraceStep, PromptBlockIds), TraceError> {
     let prompt = location.check_prompt("input_length", row.input_length)?;
     let answer = location.check_answer("output_length", row.output_length)?;
     let at = location.check_seconds("timestamp (in seconds)", row.timestamp / 1e3)?;
@@ -59,7 +59,7 @@ fn parse_row(location: TraceLocation<'_>, row: &MooncakeRow) -> Result<(TraceSte
         return Err(location.out_of_range("hash_ids", format!("{blocks} ids for {prompt} tokens"), accepted));
     }
     row.hash_ids.iter().try_for_each(|id| location.check_ids("hash_ids", *id, 1))?;
-    let mut ids: BlockIds = row.hash_ids.iter().copied().collect();
+    let mut ids: PromptBlockIds = row.hash_ids.iter().copied().collect();
     // Only whole blocks can be reused.
     ids.truncate(whole as u32);
     let (after, think) = (Vec::new(), Micros::ZERO);

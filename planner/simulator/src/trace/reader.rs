@@ -11,7 +11,7 @@ const SNIFF_BYTES: usize = 4_096;
 
 /// Reader that builds a trace file by file.
 #[derive(Default)]
-pub struct TraceReader {
+pub struct TraceLoader {
     builder: TraceBuilder,
     kind: Option<(ArrivalProcess, Tokens)>,
 }
@@ -67,7 +67,7 @@ impl TraceFormat {
     }
 }
 
-impl TraceReader {
+impl TraceLoader {
     /// Reads one more file, given its uncompressed text.
     pub fn read(&mut self, file: &str, text: &str) -> Result<(), TraceError> {
         let place = TraceLocation { file, line: 1 };

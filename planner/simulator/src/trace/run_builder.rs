@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use engine_model::runs::{RunId, RunTree};
 
-use super::block_ids::BlockIds;
+use super::block_ids::PromptBlockIds;
 
 /// Builder of the tree. Prompts are kept as lists until it is frozen.
 #[derive(Default)]
 pub(crate) struct RadixBuilder {
-    lists: Vec<BlockIds>,
+    lists: Vec<PromptBlockIds>,
     nodes: Vec<BlockRangeNode>,
     roots: BTreeMap<u64, usize>,
 }
@@ -35,14 +35,14 @@ pub(crate) struct ToolPrefix<'a> {
 
 impl RadixBuilder {
     /// Inserts a prompt and returns its number. Its runs are known once the tree is frozen.
-    pub(crate) fn insert(&mut self, ids: BlockIds) -> usize {
+    pub(crate) fn insert(&mut self, ids: PromptBlockIds) -> usize {
         let (list, blocks) = (self.lists.len(), ids.len());
         self.lists.push(ids);
         self.cut(list, blocks);
         list
     }
 
-    pub(crate) fn list(&self, list: usize) -> &BlockIds {
+    pub(crate) fn list(&self, list: usize) -> &PromptBlockIds {
         &self.lists[list]
     }
 
@@ -143,7 +143,7 @@ impl RadixBuilder {
 mod tests {
     use super::*;
 
-    fn ids(all: &[u64]) -> BlockIds {
+    fn ids(all: &[u64]) -> PromptBlockIds {
         all.iter().copied().collect()
     }
 

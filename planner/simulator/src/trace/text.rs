@@ -8,7 +8,7 @@ use vocabulary::{Micros, Tokens};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::TraceBuilder;
-use super::block_ids::BlockIds;
+use super::block_ids::PromptBlockIds;
 use super::error::{TraceError, TraceLocation};
 use super::line_parsing::{json, lines};
 use super::run_builder::RadixBuilder;
@@ -94,7 +94,7 @@ pub(super) fn estimate_tokens(text: &str) -> u64 {
 }
 
 /// Returns the whole blocks of a text, by the hash of each.
-fn blocks(text: &str) -> BlockIds {
+fn blocks(text: &str) -> PromptBlockIds {
     let characters = (f64::from(BLOCK) * CHARS_PER_TOKEN) as usize;
     let mut ends: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(characters).collect();
     if text.chars().count().is_multiple_of(characters) {

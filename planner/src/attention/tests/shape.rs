@@ -64,8 +64,8 @@ fn target_reads_from_a_source_whose_tensor_size_divides_its_own() {
         Ok(()),
         "heads that are not known are taken to fit"
     );
-    assert_eq!(check_kv_compatibility(None, shape(0, 1), shape(3, 1)), Err(ShapeError::NoRanks));
-    assert_eq!(llama.for_rank(shape(1, 2), 2), Err(ShapeError::NoSuchStage(2)));
+    assert_eq!(check_kv_compatibility(None, shape(0, 1), shape(3, 1)), Err(ParallelShapeError::NoRanks));
+    assert_eq!(llama.for_rank(shape(1, 2), 2), Err(ParallelShapeError::NoSuchStage(2)));
 }
 
 #[test]

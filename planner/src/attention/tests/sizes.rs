@@ -45,15 +45,19 @@ fn each_state_kind_has_its_expected_bytes() {
 
 #[test]
 fn block_layout_aligns_each_layers_part() {
-    let layer = CompressedKv {
+    let layer = SequenceCompressedKv {
         compression_ratio: Tokens(4),
         entry_size: Bytes(10),
         index_entry_size: Bytes(3),
         uncompressed_token_size: Bytes(1),
         window_tokens: Tokens(0),
     };
-    let heavy =
-        CompressedKv { compression_ratio: Tokens(6), entry_size: Bytes(20), index_entry_size: Bytes(0), ..layer };
+    let heavy = SequenceCompressedKv {
+        compression_ratio: Tokens(6),
+        entry_size: Bytes(20),
+        index_entry_size: Bytes(0),
+        ..layer
+    };
     let spec = AttentionSpec::new(vec![LayerState::Csa(layer), LayerState::Hca(heavy)], Bytes(32)).unwrap();
     let layout = spec.layout();
     let parts: Vec<_> = layout.parts.iter().map(|p| (p.layer, p.offset.0, p.entries, p.bytes.0)).collect();
@@ -132,7 +136,7 @@ fn layer_sizes_are_bounded() {
     );
     let window = WindowKv { kv_heads: 8, head_dim: 128, element_bits: 16, window_tokens: Tokens(u64::MAX) };
     assert!(refused(LayerState::SlidingWindow(window)).starts_with("window_tokens is"));
-    let layer = CompressedKv {
+    let layer = SequenceCompressedKv {
         compression_ratio: Tokens(4),
         entry_size: Bytes(8),
         index_entry_size: Bytes(1),
@@ -140,12 +144,14 @@ fn layer_sizes_are_bounded() {
         window_tokens: Tokens(0),
     };
     assert!(
-        refused(LayerState::Csa(CompressedKv { compression_ratio: Tokens(1 << 40), ..layer }))
+        refused(LayerState::Csa(SequenceCompressedKv { compression_ratio: Tokens(1 << 40), ..layer }))
             .starts_with("compression_ratio is")
     );
-    assert!(refused(LayerState::Csa(CompressedKv { entry_size: Bytes(0), ..layer })).starts_with("entry_size is 0"));
     assert!(
-        refused(LayerState::Csa(CompressedKv { uncompressed_token_size: Bytes(0), ..layer }))
+        refused(LayerState::Csa(SequenceCompressedKv { entry_size: Bytes(0), ..layer })).starts_with("entry_size is 0")
+    );
+    assert!(
+        refused(LayerState::Csa(SequenceCompressedKv { uncompressed_token_size: Bytes(0), ..layer }))
             .starts_with("uncompressed_token_size is 0")
     );
     assert_eq!(
@@ -201,7 +207,7 @@ pub(super) fn layer() -> impl Strategy<Value = LayerState> {
         }),
         compressed.prop_map(|(ratio, entry, index, window)| {
             let (ratio, window) = (Tokens(ratio), Tokens(window));
-            LayerState::Csa(CompressedKv {
+            LayerState::Csa(SequenceCompressedKv {
                 compression_ratio: ratio,
                 entry_size: Bytes(entry),
                 index_entry_size: Bytes(index),

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
-use simulator::trace::{Trace, TraceError, TraceReader};
+use simulator::trace::{Trace, TraceError, TraceLoader};
 
 /// The most bytes of a trace, all its files together, after decompression.
 const MAX_BYTES: u64 = 768 << 20;
@@ -47,7 +47,7 @@ pub(crate) fn load(path: &Path) -> Result<Trace, TraceFilesError> {
 pub(super) fn load_within(path: &Path, most: u64) -> Result<Trace, TraceFilesError> {
     let path = &resolve(path);
     let files = if path.is_dir() { list_files(path)? } else { vec![path.to_owned()] };
-    let (mut reader, mut left) = (TraceReader::default(), most);
+    let (mut reader, mut left) = (TraceLoader::default(), most);
     for file in &files {
         let bytes = read_decompressed(file, left)?;
         let over = || TraceFilesError::TooLarge { path: file.clone(), most };

@@ -66,7 +66,7 @@ pub(super) struct ReproductionCounts {
 
 /// Everything that a what-if says.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub(super) struct PlanComparison {
+pub(super) struct WhatIfComparison {
     /// Records that were read.
     #[serde(flatten)]
     pub(super) modes: ModeCounts,
@@ -227,11 +227,11 @@ impl ComparisonBuilder {
         &self.workers
     }
 
-    pub(super) fn finish(self) -> PlanComparison {
+    pub(super) fn finish(self) -> WhatIfComparison {
         let [shadow, bypass, active] =
             [RoutingMode::Shadow, RoutingMode::Bypass, RoutingMode::Active].map(|mode| self.modes[mode as usize]);
         let accuracy = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, prediction_error(&pairs)?));
-        PlanComparison {
+        WhatIfComparison {
             modes: ModeCounts { active, shadow, bypass },
             compared: self.served.ttft_ms.len(),
             sessions: self.saved.sessions(),

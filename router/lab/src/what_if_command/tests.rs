@@ -66,7 +66,7 @@ fn entry(case: RecordedPlanningInputs, (mode, served): (&str, u64), seen: Micros
     ReplayRecord { head: Arc::new(head), receipt: parsed, case: Some(case) }
 }
 
-fn compared(change: WhatIfScenario, entries: impl IntoIterator<Item = ReplayRecord>) -> PlanComparison {
+fn compared(change: WhatIfScenario, entries: impl IntoIterator<Item = ReplayRecord>) -> WhatIfComparison {
     let mut comparing = ComparisonBuilder::default();
     entries.into_iter().for_each(|entry| comparing.add(entry, &change));
     comparing.finish()

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    CallFunction, ChatEndpoint, ChatPromptFields, ConvertedContent, ConvertedMessage, ConvertedRequest, TextPart,
+    CallFunction, ChatEndpoint, ChatMessageContent, ChatPromptFields, ConvertedMessage, ConvertedRequest, TextPart,
     ToolCall, ToolDefinition, ToolFunction, malformed, multimodal, raw, unescape, unsupported,
 };
 use crate::PrefixError;
 use crate::chat::BILLING_LINE_PREFIX;
-use crate::template_traits::{AllowedSystemPosition, TemplateTraits};
+use crate::conversion_traits::{AllowedSystemPosition, ConversionTraits};
 
 #[derive(Deserialize)]
 struct MessagesBody<'a> {
@@ -107,7 +107,7 @@ impl<'a> ContentBlocks<'a> {
 }
 
 /// Converts a body to a chat request.
-pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<ConvertedRequest, PrefixError> {
+pub(super) fn convert_request(body: &[u8], habits: ConversionTraits) -> Result<ConvertedRequest, PrefixError> {
     let body: MessagesBody<'_> = serde_json::from_slice(body)?;
     let mut messages = Vec::with_capacity(body.messages.len() + 1);
     let mut system: Vec<&str> = body.system.as_ref().map_or(Ok(Vec::new()), |system| system.system_texts())?;
@@ -117,7 +117,7 @@ pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<Con
         }
     }
     if !system.is_empty() && system.iter().any(|text| !text.is_empty()) {
-        messages.push(ConvertedMessage::of("system", Some(ConvertedContent::Text(system.concat().into()))));
+        messages.push(ConvertedMessage::of("system", Some(ChatMessageContent::Text(system.concat().into()))));
     }
     for turn in &body.messages {
         match &*turn.role {
@@ -125,7 +125,7 @@ pub(super) fn convert_request(body: &[u8], habits: TemplateTraits) -> Result<Con
             "system" => {
                 let system_text = turn.content.inline_system_texts()?.concat();
                 let message = (!system_text.is_empty())
-                    .then(|| ConvertedMessage::of("system", Some(ConvertedContent::Text(system_text.into()))));
+                    .then(|| ConvertedMessage::of("system", Some(ChatMessageContent::Text(system_text.into()))));
                 messages.extend(message);
             }
             "user" | "assistant" => turn.convert(&mut messages)?,
@@ -152,7 +152,7 @@ impl<'a> AnthropicMessage<'a> {
     /// Appends the converted messages; tool results come before the user's other content.
     fn convert<'b>(&'b self, messages: &mut Vec<ConvertedMessage<'b>>) -> Result<(), PrefixError> {
         if let Some(text) = &self.content.1 {
-            messages.push(ConvertedMessage::of(&*self.role, Some(ConvertedContent::Text(text.as_ref().into()))));
+            messages.push(ConvertedMessage::of(&*self.role, Some(ChatMessageContent::Text(text.as_ref().into()))));
             return Ok(());
         }
         let (mut parts, mut thoughts) = (Vec::new(), Vec::new());
@@ -172,8 +172,8 @@ impl<'a> AnthropicMessage<'a> {
         message.reasoning = (!thoughts.is_empty()).then(|| thoughts.concat().into());
         message.content = match parts.len() {
             0 => None,
-            1 => parts.pop().map(ConvertedContent::Text),
-            _ => Some(ConvertedContent::Parts(parts.into_iter().map(TextPart::text).collect())),
+            1 => parts.pop().map(ChatMessageContent::Text),
+            _ => Some(ChatMessageContent::Parts(parts.into_iter().map(TextPart::text).collect())),
         };
         if self.role == "assistant" || message.content.is_some() {
             messages.push(message);
@@ -206,7 +206,7 @@ impl<'a> ContentBlock<'a> {
                 }
             }
         }
-        let message = ConvertedMessage::of("tool", Some(ConvertedContent::Text(texts.join("\n").into())));
+        let message = ConvertedMessage::of("tool", Some(ChatMessageContent::Text(texts.join("\n").into())));
         Ok(ConvertedMessage { tool_call_id: Some(self.tool_use_id.as_deref().unwrap_or_default().into()), ..message })
     }
 

@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::{
-    CallFunction, ChatEndpoint, ChatPromptFields, ConvertedContent, ConvertedMessage, ConvertedRequest, ToolCall,
+    CallFunction, ChatEndpoint, ChatMessageContent, ChatPromptFields, ConvertedMessage, ConvertedRequest, ToolCall,
     ToolDefinition, ToolFunction, malformed, raw, unescape, unsupported,
 };
 use crate::PrefixError;
@@ -87,12 +87,12 @@ pub(super) fn convert_request(body: &[u8]) -> Result<ConvertedRequest, PrefixErr
     }
     let instructions = body.instructions.filter(|text| !text.is_empty());
     let mut messages: Vec<ConvertedMessage<'_>> = instructions
-        .map(|text| ConvertedMessage::of("system", Some(ConvertedContent::Text(text))))
+        .map(|text| ConvertedMessage::of("system", Some(ChatMessageContent::Text(text))))
         .into_iter()
         .collect();
     let mut continues = false;
     if body.input.get().starts_with('"') {
-        messages.push(ConvertedMessage::of("user", Some(ConvertedContent::Sent(body.input))));
+        messages.push(ConvertedMessage::of("user", Some(ChatMessageContent::Sent(body.input))));
     } else {
         let items: Vec<InputItem<'_>> = serde_json::from_str(body.input.get())?;
         continues = items.last().is_some_and(InputItem::is_unfinished);
@@ -145,11 +145,11 @@ impl<'a> InputItem<'a> {
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let id = self.call_id.ok_or_else(|| malformed("a tool's output without a call_id"))?;
-                let message = ConvertedMessage::of("tool", self.output.map(ConvertedContent::Sent));
+                let message = ConvertedMessage::of("tool", self.output.map(ChatMessageContent::Sent));
                 messages.push(ConvertedMessage { tool_call_id: Some(id), ..message });
             }
             "message" if self.role.as_deref() == Some("assistant") && self.content.is_some() => {
-                let text = Some(ConvertedContent::Text(self.assistant_text()?));
+                let text = Some(ChatMessageContent::Text(self.assistant_text()?));
                 match last.as_mut().filter(|last| last.content.is_none()) {
                     Some(last) => last.content = text,
                     None => messages.push(ConvertedMessage::of("assistant", text)),
@@ -159,7 +159,7 @@ impl<'a> InputItem<'a> {
                 let role = self.role.ok_or_else(|| malformed("an item without type and role"))?;
                 messages.push(ConvertedMessage {
                     name: self.name,
-                    ..ConvertedMessage::of(role, self.content.map(ConvertedContent::Sent))
+                    ..ConvertedMessage::of(role, self.content.map(ChatMessageContent::Sent))
                 });
             }
             _ => return Err(unsupported("an item of a type that is not turned into a message")),

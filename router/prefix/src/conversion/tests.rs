@@ -5,14 +5,14 @@ use proptest::prelude::*;
 use vocabulary::{HashSeed, ModelNamespace, Tokens};
 
 use super::*;
-use crate::template_traits::AllowedSystemPosition;
+use crate::conversion_traits::AllowedSystemPosition;
 use crate::{
     ExtraPromptInputs, ModelFiles, ModelTokenizer, ModelTokenizerSource, Prompt, PromptIdentity, PromptResolver,
     PromptResolverOptions, PromptWorkLimits,
 };
 
-const PERMISSIVE_TRAITS: TemplateTraits =
-    TemplateTraits { system_placement: AllowedSystemPosition::Anywhere, no_thinking_effort: "none" };
+const PERMISSIVE_TRAITS: ConversionTraits =
+    ConversionTraits { system_placement: AllowedSystemPosition::Anywhere, no_thinking_effort: "none" };
 
 fn of_messages(body: &str) -> Result<String, PrefixError> {
     messages::convert_request(body.as_bytes(), PERMISSIVE_TRAITS).map(text_of)
@@ -45,7 +45,7 @@ fn identifier(template: Option<&str>) -> PromptResolver {
     })
 }
 
-fn template_traits(template: &str) -> TemplateTraits {
+fn template_traits(template: &str) -> ConversionTraits {
     identifier(Some(template)).text().unwrap().template_traits()
 }
 
@@ -140,7 +140,7 @@ fn system_turns_move_to_the_head_only_for_strict_templates() {
     let body = br#"{"system":"a","messages":[{"role":"user","content":"b"},{"role":"system","content":"c"}]}"#;
     let merged = messages::convert_request(
         body,
-        TemplateTraits { system_placement: AllowedSystemPosition::Head, ..PERMISSIVE_TRAITS },
+        ConversionTraits { system_placement: AllowedSystemPosition::Head, ..PERMISSIVE_TRAITS },
     )
     .unwrap();
     let expected = r#"{"messages":[{"role":"system","content":"ac"},{"role":"user","content":"b"}]}"#;
@@ -201,7 +201,7 @@ proptest! {
     fn conversion_never_panics_on_arbitrary_bodies(body in prop::collection::vec(any::<u8>(), 0..64), cut in 0..200_usize) {
         let whole = br#"{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text"}]}]}],"tools":[]}"#;
         for body in [&body[..], &whole[..cut.min(whole.len())]] {
-            let _ = messages::convert_request(body, TemplateTraits::default()).map(|converted| converted.chat().unwrap());
+            let _ = messages::convert_request(body, ConversionTraits::default()).map(|converted| converted.chat().unwrap());
             let _ = responses::convert_request(body).map(|converted| converted.chat().unwrap());
         }
     }

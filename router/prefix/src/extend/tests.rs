@@ -504,14 +504,14 @@ fn very_long_tool_definitions_are_rendered_in_full() {
         let layout = ChatBodyLayout::read(text.as_bytes()).unwrap();
         let step = tiny.extend_request(layout, ExtraPromptInputs::default()).unwrap();
         let scan = MessageScan::from_offset(layout.message_list(), 0, &[]).unwrap();
-        let frame = ConversationHeader::of(&step, &ChatBody::parse(text.as_bytes()).unwrap(), &scan).unwrap();
+        let frame = ConversationSetup::of(&step, &ChatBody::parse(text.as_bytes()).unwrap(), &scan).unwrap();
         let before = HistorySummary {
             leading_roles: [].into(),
             question: message_scan::QuestionState::Never,
             last_role: MessageRole::System,
         };
         let new = &layout.message_list()[scan.messages[0].end..scan.end - 1];
-        step.cut(&frame, (&before, TurnTransition::Next), new, &layout.message_list()[scan.end..]).is_some()
+        step.cut(&frame, (&before, TurnContinuation::Next), new, &layout.message_list()[scan.end..]).is_some()
     };
     assert_eq!((is_shown(200), is_shown(300)), (true, false));
 }

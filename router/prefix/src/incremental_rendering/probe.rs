@@ -1,7 +1,7 @@
 //! Proof, at load, that a template's prompts can be joined from a known part and a new one.
 
 use super::{
-    BodyEnvelope, CutSuccessor, HistorySummary, RenderedTail, SystemPromptForm, TemplateCapabilities, TurnTransition,
+    BodyEnvelope, CutSuccessor, HistorySummary, RenderedTail, SystemPromptForm, TemplateCapabilities, TurnContinuation,
     shorten_variables,
 };
 use crate::chat::{CallFieldOrder, TemplateVariables};
@@ -88,7 +88,7 @@ struct ProbeStep {
 struct CutPoint<'a> {
     step: &'a ProbeStep,
     message: usize,
-    following_turn: TurnTransition,
+    following_turn: TurnContinuation,
     cut: RenderedTail,
 }
 
@@ -180,9 +180,9 @@ impl TemplateCapabilities {
         text: &ModelTokenizer,
         step: &ProbeStep,
         after: usize,
-    ) -> Option<(TurnTransition, CutSuccessor, RenderedTail)> {
+    ) -> Option<(TurnContinuation, CutSuccessor, RenderedTail)> {
         let messages = &step.scan.messages;
-        let turn = TurnTransition::of(&messages[after + 1..]);
+        let turn = TurnContinuation::of(&messages[after + 1..]);
         let leads = step.scan.leading_roles()?;
         // Of the leading messages only the last one can be cut after.
         let own = after + 1 == leads.len();

@@ -3,7 +3,7 @@ use crate::FallbackReason;
 use crate::template_value::TemplateValue;
 
 fn compile(template: &str) -> ChatTemplate {
-    let text = TemplateSource { plain: template.into(), with_tools: None };
+    let text = TemplateTexts { plain: template.into(), with_tools: None };
     ChatTemplate::compile(text, &PromptWorkLimits::default()).unwrap()
 }
 
@@ -75,7 +75,7 @@ fn generation_tags_are_transparent() {
 #[test]
 fn a_tag_that_never_ends_is_an_error() {
     for template in ["{%}", "{%}x{%", "{% if x %}{%}{% endif %}", "{%-%"] {
-        let text = TemplateSource { plain: template.into(), with_tools: None };
+        let text = TemplateTexts { plain: template.into(), with_tools: None };
         assert!(ChatTemplate::compile(text, &PromptWorkLimits::default()).is_err(), "{template}");
     }
 }
@@ -113,7 +113,7 @@ fn endless_loops_and_endless_output_are_stopped() {
 
 #[test]
 fn template_that_does_not_compile_is_rejected_at_load() {
-    let text = TemplateSource { plain: "{% if %}".into(), with_tools: None };
+    let text = TemplateTexts { plain: "{% if %}".into(), with_tools: None };
     assert!(
         ChatTemplate::compile(text, &PromptWorkLimits::default()).unwrap_err().to_string().contains("chat template")
     );
@@ -121,7 +121,7 @@ fn template_that_does_not_compile_is_rejected_at_load() {
 
 #[test]
 fn tool_template_is_used_only_when_there_are_tools() {
-    let text = TemplateSource { plain: "plain".into(), with_tools: Some("tools".into()) };
+    let text = TemplateTexts { plain: "plain".into(), with_tools: Some("tools".into()) };
     let template = ChatTemplate::compile(text, &PromptWorkLimits::default()).unwrap();
     let render = |tools: Value| {
         template
@@ -137,7 +137,7 @@ fn tool_template_is_used_only_when_there_are_tools() {
 fn overlong_text_is_rejected_before_it_is_built() {
     let limits = PromptWorkLimits { rendered_bytes: vocabulary::Bytes(10_000), ..PromptWorkLimits::default() };
     let compile = |plain: &str| {
-        let text = TemplateSource { plain: plain.into(), with_tools: None };
+        let text = TemplateTexts { plain: plain.into(), with_tools: None };
         ChatTemplate::compile(text, &limits).unwrap()
     };
     let long = "([1] * 2000000)";

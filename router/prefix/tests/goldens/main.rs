@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 struct GoldenFile {
     now: i64,
     chats: Vec<ChatGolden>,
-    texts: Vec<TextGolden>,
+    texts: Vec<TokenizerGolden>,
     long: Vec<RepeatedTextGolden>,
 }
 
@@ -33,7 +33,7 @@ struct ChatGolden {
 }
 
 #[derive(Deserialize)]
-struct TextGolden {
+struct TokenizerGolden {
     model: String,
     text: String,
     ids: Vec<u32>,
@@ -117,7 +117,7 @@ fn chats_render_and_encode_as_in_transformers() {
 fn texts_encode_and_decode_as_in_transformers() {
     let goldens: GoldenFile = read("goldens.json");
     let mut models = HashMap::new();
-    for TextGolden { model, text, ids, with_special, decoded } in &goldens.texts {
+    for TokenizerGolden { model, text, ids, with_special, decoded } in &goldens.texts {
         let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
         assert_eq!(loaded.encode(text, SpecialTokens::Without).unwrap(), *ids, "{model} {text:?}");
         assert_eq!(
@@ -134,7 +134,7 @@ fn texts_encode_and_decode_as_in_transformers() {
 fn incremental_decoding_equals_decoding_at_once() {
     let goldens: GoldenFile = read("goldens.json");
     let mut models = HashMap::new();
-    for TextGolden { model, text: encoded, ids, decoded, .. } in &goldens.texts {
+    for TokenizerGolden { model, text: encoded, ids, decoded, .. } in &goldens.texts {
         let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
         let mut decoder = TextDecoder::new(SpecialTokens::With);
         let mut text: String = ids.iter().map(|id| decoder.push(loaded, &[*id]).unwrap()).collect();

@@ -46,14 +46,14 @@ struct RecordedSession {
 }
 
 #[derive(Deserialize)]
-struct RecordedMessage<'a> {
+struct RecordedRole<'a> {
     role: &'a str,
 }
 
 impl RecordedSession {
     fn steps(&self) -> Vec<Vec<usize>> {
         let answers =
-            |at: &usize| serde_json::from_str::<RecordedMessage<'_>>(self.traj[*at].get()).unwrap().role == "assistant";
+            |at: &usize| serde_json::from_str::<RecordedRole<'_>>(self.traj[*at].get()).unwrap().role == "assistant";
         let before_answers = || (1..self.traj.len()).filter(answers).map(|at| (0..at).collect()).collect();
         self.steps.clone().unwrap_or_else(before_answers)
     }

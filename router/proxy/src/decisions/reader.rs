@@ -146,14 +146,14 @@ pub struct ReplayReceipt {
     pub lookup: ReplayLookup,
     pub mode: RoutingMode,
     pub decision: Option<Decision>,
-    pub admission_wait: Option<ReplayWait>,
+    pub admission_wait: Option<ReplayAdmissionWait>,
     pub attempts: Vec<ReplayAttempt>,
     pub observed: Option<ReplayObservation>,
 }
 
 /// Time the step waited in the admission queue.
 #[derive(Clone, Copy, Deserialize, Debug)]
-pub struct ReplayWait {
+pub struct ReplayAdmissionWait {
     #[serde(with = "vocabulary::micros_with_unit")]
     pub duration: Micros,
 }

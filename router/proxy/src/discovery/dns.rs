@@ -23,9 +23,9 @@ const MAX_ADDRESSES: usize = 256;
 
 /// The addresses of a name, each with the number of answers since it was last seen.
 #[derive(Debug, Default)]
-struct ResolvedAddresses(BTreeMap<SocketAddr, u32>);
+struct RecentAddresses(BTreeMap<SocketAddr, u32>);
 
-impl ResolvedAddresses {
+impl RecentAddresses {
     /// Adds an answer; returns the addresses that are in force.
     fn update(&mut self, answer: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
         self.0.values_mut().for_each(|missed| *missed += 1);
@@ -51,7 +51,7 @@ async fn follow_with(
     (at, config): (usize, DnsConfig),
     resolve: impl AsyncFn(String) -> io::Result<Vec<SocketAddr>>,
 ) {
-    let (list, mut known, mut told) = ((WorkerSource::Dns, at), ResolvedAddresses::default(), Vec::new());
+    let (list, mut known, mut told) = ((WorkerSource::Dns, at), RecentAddresses::default(), Vec::new());
     loop {
         let answer = timeout(RESOLVE_TIMEOUT, resolve(config.address.clone())).await;
         match answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn an_address_expires_after_three_consecutive_misses() {
-        let mut known = ResolvedAddresses::default();
+        let mut known = RecentAddresses::default();
         let (a, b) = ("10.0.0.1:8000", "10.0.0.2:8000");
         let both = addresses(&[a, b]);
         assert_eq!(known.update(both.clone()), both);
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn addresses_per_name_are_limited() {
         let many = (0..5_000_u32).map(|number| SocketAddr::from((number.to_be_bytes(), 80)));
-        let known = ResolvedAddresses::default().update(many);
+        let known = RecentAddresses::default().update(many);
         assert_eq!((known.len(), known[0]), (MAX_ADDRESSES, "0.0.0.0:80".parse().unwrap()));
     }
 

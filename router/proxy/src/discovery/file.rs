@@ -32,7 +32,7 @@ pub struct WorkerFileError {
 
 /// The worker file, as it was last read.
 #[derive(Clone)]
-pub struct WorkerFile {
+pub struct WorkerFileWatcher {
     path: PathBuf,
     stamp: Option<FileStamp>,
 }
@@ -43,7 +43,7 @@ struct WorkerFileContents {
     workers: Vec<WorkerConfig>,
 }
 
-impl WorkerFile {
+impl WorkerFileWatcher {
     /// Reads the file for the first time.
     pub fn open(path: &Path) -> Result<(Self, Vec<WorkerConfig>), WorkerFileError> {
         let seen = stamp_of(path);

@@ -15,7 +15,7 @@ use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use tokio::time::{sleep, timeout};
 
-use self::slices::{KubernetesStatus, ServiceSlices, SliceList, SlicesError, WatchEvent};
+use self::slices::{KubernetesStatus, ServiceSlices, SliceList, UnusableSlicesError, WatchEvent};
 use super::{WorkerDiscovery, WorkerSource};
 use crate::discovery::{KubernetesConfig, WorkerConfig};
 use vocabulary::WorkerUrl;
@@ -63,7 +63,7 @@ enum KubernetesError {
     #[error("service {service} has no EndpointSlice in namespace {namespace}")]
     NoSlice { service: String, namespace: String },
     #[error("service {service}: {problem}")]
-    Slices { service: String, problem: SlicesError },
+    Slices { service: String, problem: UnusableSlicesError },
 }
 
 /// Returns the chain of causes of a network error.
@@ -195,7 +195,7 @@ impl ServiceWatch {
         Ok(())
     }
 
-    fn slices_error(&self, problem: SlicesError) -> KubernetesError {
+    fn slices_error(&self, problem: UnusableSlicesError) -> KubernetesError {
         KubernetesError::Slices { service: self.config.service.clone(), problem }
     }
 }

@@ -12,13 +12,13 @@ use crate::telemetry::decision_metrics::OutlierMetrics;
 
 /// The failure statistics, with the fleet that they are about. Clones share them.
 #[derive(Clone, Debug)]
-pub struct OutlierTracker {
+pub struct SharedOutlierDetector {
     outliers: Arc<Mutex<OutlierDetector>>,
     fleet: Arc<Fleet>,
     metrics: OutlierMetrics,
 }
 
-impl OutlierTracker {
+impl SharedOutlierDetector {
     /// Returns a tracker without statistics.
     pub fn new(config: OutlierConfig, fleet: Arc<Fleet>, metrics: OutlierMetrics) -> Self {
         Self { outliers: Arc::new(Mutex::new(OutlierDetector::new(config))), fleet, metrics }

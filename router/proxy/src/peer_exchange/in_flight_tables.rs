@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ownership::PeerTopic;
+use ownership::RouterTopic;
 use tokio::time::{sleep, timeout};
 use vocabulary::NodeId;
 use workers_shim::fleet::{InFlightReport, RankInFlightCounts};
@@ -83,7 +83,7 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
 }
 
 fn send(exchange: &Arc<PeerExchange>, node: NodeId, message: Bytes, is_busy: &Arc<AtomicBool>) {
-    let (reply, is_busy) = (exchange.peers.call(node, PeerTopic::Exchange, message), is_busy.clone());
+    let (reply, is_busy) = (exchange.peers.call(node, RouterTopic::Exchange, message), is_busy.clone());
     let tables = exchange.metrics.tables.clone();
     is_busy.store(true, Ordering::Relaxed);
     tokio::spawn(async move {

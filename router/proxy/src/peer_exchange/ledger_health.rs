@@ -69,9 +69,9 @@ impl LedgerFault {
 
 /// Why this node's ledger has stopped, if it has.
 #[derive(Debug, Default)]
-pub struct LedgerHealth(OnceLock<LedgerFault>);
+pub struct LocalLedgerHealth(OnceLock<LedgerFault>);
 
-impl LedgerHealth {
+impl LocalLedgerHealth {
     /// Returns the current faults.
     pub fn active_faults(&self, directory: &OwnershipDirectory) -> impl Iterator<Item = LedgerFault> {
         let membership = if directory.is_removed() { MemberStatus::Removed } else { MemberStatus::Member };

@@ -10,14 +10,14 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, stream};
 use ownership::ledger::PrefixPoint;
-use ownership::{MAX_CALL_BYTES, OwnershipDirectory, PeerError, PeerService, PeerTopic};
+use ownership::{MAX_CALL_BYTES, OwnershipDirectory, PeerError, PeerService, RouterTopic};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use vocabulary::{Blocks, HashSeed, ModelId, NodeId, PrefixChain, PrefixId, TenantId, Tokens};
 
 use super::RouterPeers;
-use crate::prompts::{PromptStore, RetainedPrompt, TokenIdsUnavailable};
+use crate::prompts::{RetainedPrompt, RetainedPromptStore, TokenIdsUnavailable};
 use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 use crate::token_ids::LazyTokenIds;
 
@@ -79,7 +79,7 @@ impl PromptReply {
 
 /// Serves this router's stored prompts to its peers.
 struct PromptService {
-    prompts: Arc<PromptStore>,
+    prompts: Arc<RetainedPromptStore>,
     metrics: ExchangeMetrics,
 }
 
@@ -110,8 +110,8 @@ impl PeerService for PromptService {
 }
 
 /// Serves prompts to the other nodes of this directory from now on.
-pub fn serve_prompts(directory: &OwnershipDirectory, prompts: Arc<PromptStore>, metrics: ExchangeMetrics) {
-    directory.serve_peers(PeerTopic::Prompts, Arc::new(PromptService { prompts, metrics }));
+pub fn serve_prompts(directory: &OwnershipDirectory, prompts: Arc<RetainedPromptStore>, metrics: ExchangeMetrics) {
+    directory.serve_peers(RouterTopic::Prompts, Arc::new(PromptService { prompts, metrics }));
 }
 
 /// Asks all peers for a prompt, a few at a time; returns the first valid answer.
@@ -124,7 +124,7 @@ pub async fn fetch_prompt(
     let question = PromptRequest { tenant: key.tenant.clone(), blocks: key.point.blocks, prefix: key.point.id };
     let question = encode(&question)?;
     let ask = |node| {
-        let call = peers.call(node, PeerTopic::Prompts, question.clone());
+        let call = peers.call(node, RouterTopic::Prompts, question.clone());
         async move { (node, timeout(REQUEST_TIMEOUT, call).await) }
     };
     let mut answers = stream::iter(peers.peers()).map(ask).buffer_unordered(MAX_CONCURRENT_REQUESTS);
@@ -187,15 +187,15 @@ mod tests {
     }
 
     fn lender(prompts: Vec<RetainedPrompt>) -> Arc<dyn PeerService> {
-        let kept = Arc::<PromptStore>::default();
+        let kept = Arc::<RetainedPromptStore>::default();
         (0..).zip(prompts).for_each(|(session, prompt)| kept.insert(SessionId(session), prompt));
         Arc::new(PromptService { prompts: kept, metrics: Metrics::default().exchange })
     }
 
     /// Gives the same answer to every question.
-    struct FixedReply(Vec<u8>);
+    struct FixedReplyService(Vec<u8>);
 
-    impl PeerService for FixedReply {
+    impl PeerService for FixedReplyService {
         fn answer(&self, _: NodeId, _: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
             std::future::ready(Ok(Bytes::from(self.0.clone()))).boxed()
         }
@@ -208,7 +208,7 @@ mod tests {
             self.0.keys().copied().chain([NodeId(99)]).collect()
         }
 
-        fn call(&self, node: NodeId, _: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        fn call(&self, node: NodeId, _: RouterTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
             match self.0.get(&node) {
                 Some(service) => service.answer(NodeId(0), question),
                 None => std::future::ready(Err(PeerError::Unknown(node))).boxed(),
@@ -248,7 +248,7 @@ mod tests {
     #[tokio::test]
     async fn busy_peer_is_counted_and_the_next_peer_is_asked() {
         let metrics = Metrics::default().exchange;
-        let full = PromptStore::with_full_queue();
+        let full = RetainedPromptStore::with_full_queue();
         full.insert(SessionId(1), kept(0..70));
         let busy: Arc<dyn PeerService> = Arc::new(PromptService { prompts: Arc::new(full), metrics: metrics.clone() });
         let street = stub_peers(vec![busy.clone(), lender(vec![kept(0..70)])]);
@@ -271,7 +271,7 @@ mod tests {
         let services: Vec<Arc<dyn PeerService>> = [other.to_vec(), encode(&Some(no_blocks)).unwrap().to_vec()]
             .into_iter()
             .chain([vec![], vec![VERSION], b"nonsense".to_vec()])
-            .map(|answer| Arc::new(FixedReply(answer)) as Arc<dyn PeerService>)
+            .map(|answer| Arc::new(FixedReplyService(answer)) as Arc<dyn PeerService>)
             .collect();
         let (found, others) = borrowed(&stub_peers(services), &wanted("a", 3)).await;
         assert!(found.is_none());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use ownership::PeerTopic;
+use ownership::RouterTopic;
 use residency::{ReadProgress, ResidencySnapshot};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -126,7 +126,7 @@ impl SnapshotClient {
         node: NodeId,
         question: SnapshotTransferRequest,
     ) -> Result<SnapshotTransferReply, SnapshotFetchError> {
-        let answer = self.peers.call(node, PeerTopic::Residency, question.write()).await;
+        let answer = self.peers.call(node, RouterTopic::Residency, question.write()).await;
         let answer = answer.map_err(|error| SnapshotFetchError::Failed(error.cause()))?;
         SnapshotTransferReply::read(&answer).ok_or(SnapshotFetchError::Failed("malformed"))
     }

@@ -32,7 +32,7 @@ impl RouterPeers for NetworkEndpoint {
         self.network.0.lock().keys().copied().filter(|node| *node != self.me).collect()
     }
 
-    fn call(&self, node: NodeId, topic: PeerTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+    fn call(&self, node: NodeId, topic: RouterTopic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         match self.network.0.lock().get(&node) {
             Some(exchange) => exchange.answer(topic, self.me, question),
             None => std::future::ready(Err(PeerError::Unknown(node))).boxed(),
@@ -168,7 +168,7 @@ async fn malformed_messages_are_rejected_and_counted() {
     let street = Arc::new(InProcessNetwork::default());
     let router = TestPeer::open(&street, 1, &[]);
     let exchange = street.0.lock()[&NodeId(1)].clone();
-    for topic in [PeerTopic::Exchange, PeerTopic::Residency] {
+    for topic in [RouterTopic::Exchange, RouterTopic::Residency] {
         for message in [&b""[..], b"\x01", b"\x02\x00", b"nonsense"] {
             let answer = exchange.answer(topic, NodeId(2), Bytes::copy_from_slice(message)).await;
             assert!(matches!(answer, Err(PeerError::Garbled(_))), "{topic:?} {message:?}");

@@ -6,7 +6,7 @@ use planner::{Handoff, HandoffKind, Plan};
 use vocabulary::WorkerId;
 
 use crate::leg_outcome::{LegError, LegResponse};
-use crate::outliers::{EjectionTrials, OutlierTracker};
+use crate::outliers::{SharedOutlierDetector, TrialGuard};
 use crate::receipt::{Attempt, AttemptEvent};
 use crate::request_states::ClassifiedStep;
 use crate::tenant_isolation::TenantIsolation;
@@ -62,15 +62,15 @@ pub(super) enum AnswerOutcome {
 
 /// Workers that answered this request with a server error, when it was sent to each, and the attempt's trials, kept
 /// until it is known whether the worker was at fault.
-pub(super) type FailedWorkers = Vec<(WorkerId, Instant, Option<EjectionTrials>)>;
+pub(super) type WorkerFailures = Vec<(WorkerId, Instant, Option<TrialGuard>)>;
 
 /// Failures of one request that no worker is charged with yet.
 #[derive(Default)]
 pub(super) struct UnattributedFailures {
     /// Two workers, one of which failed the last attempt, and that attempt's trials, kept until the culprit is known.
-    pub(super) suspects: Option<(SuspectPair, Option<EjectionTrials>)>,
+    pub(super) suspects: Option<(SuspectPair, Option<TrialGuard>)>,
     /// Workers that have answered this request with an error so far.
-    pub(super) failures: FailedWorkers,
+    pub(super) failures: WorkerFailures,
 }
 
 impl UnattributedFailures {
@@ -83,7 +83,7 @@ impl UnattributedFailures {
     }
 
     /// Returns all failures of a request that no worker answered.
-    pub(super) fn into_failures(mut self) -> FailedWorkers {
+    pub(super) fn into_failures(mut self) -> WorkerFailures {
         self.resolve_suspects(None);
         self.failures
     }
@@ -92,7 +92,7 @@ impl UnattributedFailures {
 /// Reports the results of requests to the outlier tracker. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct OutlierReporter {
-    pub(super) outliers: OutlierTracker,
+    pub(super) outliers: SharedOutlierDetector,
     pub(super) isolation: TenantIsolation,
 }
 
@@ -101,7 +101,7 @@ impl OutlierReporter {
     /// that failed at two workers and was answered by none would fail at all of them, so it counts against none. Where
     /// there are several tenants, unconfirmed failures count only at a limited rate, so that one tenant's requests
     /// cannot take workers from the others.
-    pub(super) fn settle_failures(&self, step: &ClassifiedStep, failures: FailedWorkers, settled: AnswerOutcome) {
+    pub(super) fn settle_failures(&self, step: &ClassifiedStep, failures: WorkerFailures, settled: AnswerOutcome) {
         let incoming = &step.located.identified.request.incoming;
         if settled == AnswerOutcome::Unanswered && failures.len() >= 2 {
             let request = incoming.id;

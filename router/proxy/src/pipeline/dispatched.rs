@@ -7,11 +7,11 @@ use vocabulary::Micros;
 use super::blame::{AnswerOutcome, OutlierReporter, SuspectPair, UnattributedFailures, culprit};
 use super::end_guard::RequestState;
 use super::plan::PlanGuards;
-use super::planning::{AttemptLog, FailedStep, InterruptedAnswer, LastFailure, Planning, UnansweredStep};
+use super::planning::{AttemptLog, GivenUpStep, InterruptedAnswer, LastFailure, Planning, UnansweredStep};
 use super::request_end::RequestEnd;
 use super::streaming::Streaming;
 use crate::leg_outcome::{FailedAttempt, LegError, LegResponse, StartedAnswer};
-use crate::outliers::EjectionTrials;
+use crate::outliers::TrialGuard;
 use crate::receipt::{RequestOutcome, StreamResumption};
 use crate::request_states::{ClassifiedStep, PlannedStep};
 
@@ -52,7 +52,7 @@ impl Dispatched {
             // Of a resumed answer only the end shows whether the worker is healthy.
             Some(_) => {}
         }
-        guards.trials.iter().for_each(EjectionTrials::record_answer_started);
+        guards.trials.iter().for_each(TrialGuard::record_answer_started);
         history.record(&step, &planned, (sent_at, events));
         if let (Some(partial), Some(attempt)) = (&resumes, history.attempts.last_mut()) {
             let duration = Micros::of(first_byte - partial.broke_at);
@@ -66,7 +66,7 @@ impl Dispatched {
     }
 
     /// The attempt failed before its first byte. Ends the step when no other attempt is worthwhile.
-    pub(super) fn failed(self, reporter: &OutlierReporter, failed: FailedAttempt) -> Result<Planning, FailedStep> {
+    pub(super) fn failed(self, reporter: &OutlierReporter, failed: FailedAttempt) -> Result<Planning, GivenUpStep> {
         let Self { step, planned, mut guards, mut history, mut blame, resumes, .. } = self;
         let FailedAttempt { sent_at, events, exclude, error: cause } = failed;
         tracing::warn!(worker = %exclude, error = %cause, "a plan failed before its first byte");
@@ -96,7 +96,7 @@ impl Dispatched {
         if attempts >= MAX_ATTEMPTS || !cause.retryable() {
             let status = error.status().as_u16();
             let unanswered = UnansweredStep { step, planned, guards, history, blame, partial: resumes };
-            return Err(FailedStep { error, end: Some(Box::new(unanswered.ended(RequestOutcome::Failed, status))) });
+            return Err(GivenUpStep { error, end: Some(Box::new(unanswered.ended(RequestOutcome::Failed, status))) });
         }
         let failure = LastFailure { planned, event: cause.attempt_event(), error };
         Ok(Planning::again(step, (resumes, failure), history, blame))

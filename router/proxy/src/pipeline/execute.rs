@@ -16,7 +16,7 @@ use crate::ledger_access::LedgerAccess;
 use crate::leg_outcome::{FailedAttempt, StartedAnswer};
 use crate::legs::{Legs, worker_to_exclude};
 use crate::prefix_mover::PrefixMover;
-use crate::prompts::PromptStore;
+use crate::prompts::RetainedPromptStore;
 use crate::request_states::ClassifiedStep;
 use crate::worker_client::WorkerClient;
 
@@ -26,7 +26,7 @@ pub struct ExecuteStage {
     pub(super) client: WorkerClient,
     pub(super) mover: PrefixMover,
     pub(super) reverse_pulls: ReversePullStore,
-    pub(super) prompts: Arc<PromptStore>,
+    pub(super) prompts: Arc<RetainedPromptStore>,
     /// What became of parameters that workers handed back.
     pub(super) pull_outcomes: IntCounterVec,
     /// Announces what is executed.

@@ -17,7 +17,7 @@ use super::ResumeConfig;
 use super::resume_blocker::resume_blocker;
 use crate::error::ApiError;
 use crate::kv_reservation::{KvReservation, LockedOccupancy, OccupancyTracker};
-use crate::outliers::{EjectionTrials, OutlierTracker};
+use crate::outliers::{SharedOutlierDetector, TrialGuard};
 use crate::prefix_replication::{PrefixReplicationConfig, PrefixReplicator};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep, step_facts};
 use crate::retries::{RetryBudget, RetryBudgetConfig, TenantShare};
@@ -37,14 +37,14 @@ pub struct PlannerState {
     /// Budget for retries.
     pub retries: Arc<RetryBudget>,
     /// Workers whose requests fail.
-    pub outliers: OutlierTracker,
+    pub outliers: SharedOutlierDetector,
     /// Decides which prefixes are replicated before a step asks for them.
     pub prefix_replication: Arc<PrefixReplicator>,
 }
 
 /// Sections of the configuration that the policies are made of.
 #[derive(Clone, Copy, Debug)]
-pub struct RoutingPolicySettings<'a> {
+pub struct PlannerStateConfig<'a> {
     /// Prices and switches of the planner.
     pub planner: &'a Policy,
     /// Budget for retries.
@@ -55,7 +55,7 @@ pub struct RoutingPolicySettings<'a> {
 
 impl PlannerState {
     /// Builds the policies as configured. One tenant gets `share` of the retry budget.
-    pub fn new(settings: RoutingPolicySettings<'_>, share: TenantShare, outliers: OutlierTracker) -> Self {
+    pub fn new(settings: PlannerStateConfig<'_>, share: TenantShare, outliers: SharedOutlierDetector) -> Self {
         let policy = settings.planner;
         Self {
             planner: Arc::new(Policy { policy: SelectionRule::LowestCost, ..policy.clone() }),
@@ -96,7 +96,7 @@ pub struct PlanStage {
     pub(super) bypass: Policy,
     pub(super) round_robin: AtomicU64,
     pub(super) occupancy: OccupancyTracker,
-    pub(super) outliers: OutlierTracker,
+    pub(super) outliers: SharedOutlierDetector,
     pub(super) client: WorkerClient,
     pub(super) isolation: TenantIsolation,
     pub(super) retries: Arc<RetryBudget>,
@@ -111,7 +111,7 @@ pub struct PlanGuards {
     /// The step's KV reservation; `None` where its worker has left the fleet.
     pub reservation: Option<KvReservation>,
     /// Trials of ejected workers that the plan contains; `None` where there are none.
-    pub trials: Option<EjectionTrials>,
+    pub trials: Option<TrialGuard>,
 }
 
 /// Determines the kind of the step.
@@ -201,7 +201,7 @@ fn plan_and_reserve(
     if planned.must_wait() {
         return Ok((planned, PlanGuards::default()));
     }
-    let trials = EjectionTrials::begin(outliers, planned.plan.workers());
+    let trials = TrialGuard::begin(outliers, planned.plan.workers());
     let reservation = account.reserve(now, step, &planned.plan);
     Ok((planned, PlanGuards { reservation, trials }))
 }

@@ -12,7 +12,7 @@ use super::blame::UnattributedFailures;
 use super::dispatched::Dispatched;
 use super::end_guard::{RequestEndRecorder, RequestState};
 use super::plan::{PlanGuards, PlanStage};
-use super::request_end::{AnswerRecord, RequestEnd};
+use super::request_end::{DeliveredAnswer, RequestEnd};
 use crate::admission_queue::QueueTicket;
 use crate::error::ApiError;
 use crate::receipt::{AdmissionWait, Attempt, AttemptEvent, AttemptLeg, RequestOutcome, WaitOutcome};
@@ -102,7 +102,7 @@ pub enum PlanVerdict {
 }
 
 /// A step that gets no answer, or none from another worker.
-pub struct FailedStep {
+pub struct GivenUpStep {
     /// The error for the client.
     pub error: ApiError,
     /// Its end; `None` where it was never planned. Nothing was announced then, no receipt is filed, its error is
@@ -110,7 +110,7 @@ pub struct FailedStep {
     pub end: Option<Box<RequestEnd>>,
 }
 
-impl FailedStep {
+impl GivenUpStep {
     /// Records the end of the step, where it has one. Returns the error for the client.
     pub(super) fn record(self, ends: &Arc<dyn RequestEndRecorder>) -> ApiError {
         if let Some(end) = self.end {
@@ -151,7 +151,7 @@ impl Planning {
         mut self,
         stage: &PlanStage,
         plan: impl FnOnce(&ClassifiedStep, &[WorkerId]) -> Result<(PlannedStep, PlanGuards), ApiError>,
-    ) -> Result<PlanVerdict, FailedStep> {
+    ) -> Result<PlanVerdict, GivenUpStep> {
         let is_first = self.last_failure().is_none();
         let tenant = &self.step.located.identified.request.incoming.tenant;
         // Checked before planning, because a plan makes a KV reservation.
@@ -191,7 +191,7 @@ impl Planning {
         self,
         stage: &PlanStage,
         (planned, costs_others): (PlannedStep, Micros),
-    ) -> Result<PlanVerdict, FailedStep> {
+    ) -> Result<PlanVerdict, GivenUpStep> {
         let request = self.step.located.identified.request.incoming.id;
         let enqueue = || QueueTicket::of((&stage.occupancy, &stage.admission_wait), request, costs_others);
         let Self { step, origin, history, blame } = self;
@@ -245,10 +245,10 @@ impl Planning {
     }
 
     /// Ends a step that gets no further plan.
-    pub(super) fn give_up(self, error: ApiError) -> FailedStep {
+    pub(super) fn give_up(self, error: ApiError) -> GivenUpStep {
         let error = self.last_failure().map_or(error, |failure| failure.error.clone());
         let status = error.status().as_u16();
-        FailedStep { error, end: self.ended(RequestOutcome::Failed, status).map(Box::new) }
+        GivenUpStep { error, end: self.ended(RequestOutcome::Failed, status).map(Box::new) }
     }
 
     fn ended(self, outcome: RequestOutcome, status: u16) -> Option<RequestEnd> {
@@ -299,7 +299,7 @@ impl UnansweredStep {
             _ => blame.into_failures(),
         };
         let (outcome, answer) = match partial {
-            None => (outcome, AnswerRecord { first_byte: None, status, delivered: Tokens::ZERO, usage: None }),
+            None => (outcome, DeliveredAnswer { first_byte: None, status, delivered: Tokens::ZERO, usage: None }),
             Some(partial) if outcome == RequestOutcome::ClientDisconnected => (outcome, partial.record()),
             Some(partial) => (RequestOutcome::Interrupted, partial.record()),
         };
@@ -321,9 +321,9 @@ impl UnansweredStep {
 }
 
 impl InterruptedAnswer {
-    pub(super) fn record(self) -> AnswerRecord {
+    pub(super) fn record(self) -> DeliveredAnswer {
         let Self { first_byte, status, delivered, usage, .. } = self;
-        AnswerRecord { first_byte: Some(first_byte), status, delivered, usage }
+        DeliveredAnswer { first_byte: Some(first_byte), status, delivered, usage }
     }
 }
 

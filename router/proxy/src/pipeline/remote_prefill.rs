@@ -27,14 +27,14 @@ pub struct LegPair {
 }
 
 /// The answer, and the deviations from the plan before it began.
-pub type RemotePrefillResult = (Result<LegResponse, LegError>, Vec<AttemptEvent>);
+pub type RemotePrefillAnswer = (Result<LegResponse, LegError>, Vec<AttemptEvent>);
 
 /// How long a decode leg continues without a client, so that it can pull.
 const PULL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs both legs. Dropping the future means that the client left. `source` is what the prefill leg can fetch before it
 /// computes.
-pub async fn remote_prefill(legs: Legs, pair: LegPair, source: Option<ReversePullSource>) -> RemotePrefillResult {
+pub async fn remote_prefill(legs: Legs, pair: LegPair, source: Option<ReversePullSource>) -> RemotePrefillAnswer {
     let (sender, receiver) = oneshot::channel();
     tokio::spawn(run(legs, pair, source, sender));
     receiver.await.unwrap_or((Err(LegError::Broken), Vec::new()))
@@ -44,7 +44,7 @@ async fn run(
     legs: Legs,
     pair: LegPair,
     source: Option<ReversePullSource>,
-    mut client: oneshot::Sender<RemotePrefillResult>,
+    mut client: oneshot::Sender<RemotePrefillAnswer>,
 ) {
     let Some(transfer) = legs.transfer(&pair.prefill, &pair.decode) else {
         let opened = serve_without_transfer(&legs, &pair).await;
@@ -67,7 +67,7 @@ async fn run(
 async fn run_decode(
     (legs, pair): (&Legs, &LegPair),
     (transfer, handoff, events): (&KvTransfer, Option<HandoffParams>, Vec<AttemptEvent>),
-    mut client: oneshot::Sender<RemotePrefillResult>,
+    mut client: oneshot::Sender<RemotePrefillAnswer>,
 ) {
     if client.is_closed() {
         if let Some(handoff) = handoff {
@@ -88,7 +88,7 @@ async fn run_decode(
 }
 
 /// Returns when the client has left and the decode leg has had time to pull.
-async fn client_left(client: &mut oneshot::Sender<RemotePrefillResult>) {
+async fn client_left(client: &mut oneshot::Sender<RemotePrefillAnswer>) {
     client.closed().await;
     tokio::time::sleep(PULL_TIMEOUT).await;
 }

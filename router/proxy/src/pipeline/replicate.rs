@@ -10,7 +10,7 @@ use vocabulary::Blocks;
 use crate::identified_request::IdentifiedRequest;
 use crate::legs::Legs;
 use crate::prefix_mover::{PrefixMove, PrefixMover, TokenIdsFuture};
-use crate::prompts::{PromptStore, TokenIdsUnavailable};
+use crate::prompts::{RetainedPromptStore, TokenIdsUnavailable};
 use crate::receipt::AttemptEvent;
 use crate::request_states::ClassifiedStep;
 use crate::token_ids::LazyTokenIds;
@@ -38,7 +38,11 @@ pub async fn replicate(
 }
 
 /// Returns the token ids of the first blocks of a step's prompt.
-fn first_token_ids(prompts: Arc<PromptStore>, identified: &IdentifiedRequest, blocks: Blocks) -> TokenIdsFuture {
+fn first_token_ids(
+    prompts: Arc<RetainedPromptStore>,
+    identified: &IdentifiedRequest,
+    blocks: Blocks,
+) -> TokenIdsFuture {
     let chain = identified.prompt.chain.clone();
     let ids = LazyTokenIds::of(identified);
     async move {

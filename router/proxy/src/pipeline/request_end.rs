@@ -18,7 +18,7 @@ use vocabulary::{Bytes, Micros, Tokens, WorkerId};
 use workers_shim::engine_api::TokenUsage;
 use workers_shim::fleet::{Fleet, InFlightGuard};
 
-use super::blame::FailedWorkers;
+use super::blame::WorkerFailures;
 use super::plan::PlanGuards;
 use super::step_workers::is_converted_by_guess;
 use crate::receipt::{AdmissionWait, Attempt, RequestOutcome};
@@ -49,11 +49,11 @@ pub struct RequestEnd {
     /// How the step waited for admission, where it did.
     pub admission_wait: Option<AdmissionWait>,
     /// What the client got.
-    pub answer: AnswerRecord,
+    pub answer: DeliveredAnswer,
     /// The request as counted in the target's load; `None` when no worker serves it.
     pub in_flight: Option<InFlightGuard>,
     /// Workers that have failed and are not judged yet.
-    pub(super) failures: FailedWorkers,
+    pub(super) failures: WorkerFailures,
     /// How it ended.
     pub outcome: RequestOutcome,
     /// When it ended.
@@ -62,7 +62,7 @@ pub struct RequestEnd {
 
 /// What the client got of an answer.
 #[derive(Clone, Copy, Debug)]
-pub struct AnswerRecord {
+pub struct DeliveredAnswer {
     /// When the first byte arrived; `None` without an answer, and for a whole answer, whose tokens come together.
     pub first_byte: Option<Instant>,
     /// Status of the answer.

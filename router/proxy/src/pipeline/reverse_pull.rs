@@ -33,7 +33,7 @@ const MAX_SESSIONS: usize = 4096;
 
 /// Stored parameters for the next step of a session.
 #[derive(Debug)]
-pub struct ReversePullEntry {
+pub struct StoredReversePull {
     params: ReversePullParams,
     holder: Owner,
     /// Hash of the tokens that the prompt must begin with.
@@ -41,7 +41,7 @@ pub struct ReversePullEntry {
     expires_at: Instant,
 }
 
-impl ReversePullEntry {
+impl StoredReversePull {
     /// Whether the holder still keeps the blocks.
     fn is_retained(&self, now: Instant) -> bool {
         now < self.expires_at
@@ -50,15 +50,15 @@ impl ReversePullEntry {
 
 /// The stored parameters, at most one entry per session.
 #[derive(Debug, Default)]
-pub struct ReversePullStore(Mutex<HashMap<SessionId, ReversePullEntry>>);
+pub struct ReversePullStore(Mutex<HashMap<SessionId, StoredReversePull>>);
 
 impl ReversePullStore {
     /// Removes and returns the entry of a session.
-    pub fn take(&self, session: SessionId) -> Option<ReversePullEntry> {
+    pub fn take(&self, session: SessionId) -> Option<StoredReversePull> {
         self.0.lock().remove(&session)
     }
 
-    fn insert(&self, session: SessionId, entry: ReversePullEntry, now: Instant) {
+    fn insert(&self, session: SessionId, entry: StoredReversePull, now: Instant) {
         let mut entries = self.0.lock();
         if entries.len() >= MAX_SESSIONS {
             entries.retain(|_, entry| entry.is_retained(now));
@@ -84,7 +84,7 @@ pub struct ReversePullSource {
 pub async fn check_usable(
     stage: &ExecuteStage,
     (step, pair): (&ClassifiedStep, &LegPair),
-    entry: Option<ReversePullEntry>,
+    entry: Option<StoredReversePull>,
 ) -> Option<ReversePullSource> {
     let entry = entry?;
     let outcomes = stage.pull_outcomes.clone();
@@ -100,7 +100,7 @@ pub async fn check_usable(
 }
 
 /// Counts an entry that its step cannot use.
-pub fn count_unused(stage: &ExecuteStage, entry: Option<ReversePullEntry>) {
+pub fn count_unused(stage: &ExecuteStage, entry: Option<StoredReversePull>) {
     if entry.is_some() {
         let outcomes = &stage.pull_outcomes;
         outcomes.with_label_values(&[ReversePullOutcome::Unusable.as_ref()]).inc();
@@ -138,7 +138,7 @@ fn has_full_attention(attention: &AttentionSpec) -> bool {
 }
 
 /// Whether a prompt begins with the tokens whose KV was handed back: for any other prompt that KV would be wrong.
-async fn starts_with_returned(stage: &ExecuteStage, identified: &IdentifiedRequest, entry: &ReversePullEntry) -> bool {
+async fn starts_with_returned(stage: &ExecuteStage, identified: &IdentifiedRequest, entry: &StoredReversePull) -> bool {
     let (chain, returned_id) = (identified.prompt.chain.clone(), entry.content_id);
     let Ok(length) = usize::try_from(entry.params.tokens().0) else { return false };
     let is_known = identified.fallback_reason().is_none() && !identified.model.is_disabled_by_spot_check();
@@ -179,7 +179,7 @@ fn store(stage: &ExecuteStage, (step, pair): (&ClassifiedStep, &LegPair), (param
     let length = usize::try_from(params.tokens().0).unwrap_or(usize::MAX);
     let Some(content_id) = ids.get(..length).and_then(|ids| content_id(root, ids)) else { return };
     let now = Instant::now();
-    let entry = ReversePullEntry { params, holder, content_id, expires_at: now + RETENTION };
+    let entry = StoredReversePull { params, holder, content_id, expires_at: now + RETENTION };
     stage.reverse_pulls.insert(step.located.session.id, entry, now);
 }
 

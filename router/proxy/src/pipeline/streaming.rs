@@ -7,10 +7,10 @@ use vocabulary::{Tokens, WorkerId};
 use workers_shim::engine_api::{StreamFacts, TokenUsage};
 use workers_shim::fleet::InFlightGuard;
 
-use super::blame::{FailedWorkers, UnattributedFailures};
+use super::blame::{UnattributedFailures, WorkerFailures};
 use super::plan::PlanGuards;
 use super::planning::{AttemptLog, InterruptedAnswer, LastFailure, Planning, StreamBreak};
-use super::request_end::{AnswerRecord, RequestEnd};
+use super::request_end::{DeliveredAnswer, RequestEnd};
 use crate::receipt::{Attempt, AttemptEvent, RequestOutcome};
 use crate::request_states::{ClassifiedStep, LocatedRequest, PlannedStep};
 
@@ -24,7 +24,7 @@ pub struct Streaming {
     /// Of its attempts, the last one is running.
     pub(super) history: AttemptLog,
     /// Workers that have failed inside the answer so far.
-    pub(super) failures: FailedWorkers,
+    pub(super) failures: WorkerFailures,
     /// The request as counted in the target's load.
     pub(super) in_flight: InFlightGuard,
     /// When the first byte of the answer arrived.
@@ -121,7 +121,7 @@ impl Streaming {
     /// The worker refused the rest of an answer: the client has what was delivered before.
     pub fn refused(self) -> RequestEnd {
         let (first_byte, status) = (Some(self.first_byte), self.status);
-        let nothing = AnswerRecord { first_byte, status, delivered: Tokens::ZERO, usage: None };
+        let nothing = DeliveredAnswer { first_byte, status, delivered: Tokens::ZERO, usage: None };
         let answer = self.resumes.map_or(nothing, InterruptedAnswer::record);
         self.into_request_end(RequestOutcome::Interrupted, answer)
     }
@@ -136,7 +136,7 @@ impl Streaming {
                 Some(self.first_byte)
             }
         };
-        let answer = AnswerRecord { first_byte, status: self.status, delivered, usage };
+        let answer = DeliveredAnswer { first_byte, status: self.status, delivered, usage };
         self.into_request_end(state.outcome(), answer)
     }
 
@@ -158,7 +158,7 @@ impl Streaming {
         Planning::again(step, (Some(partial), failure), history, UnattributedFailures { suspects: None, failures })
     }
 
-    fn into_request_end(self, outcome: RequestOutcome, answer: AnswerRecord) -> RequestEnd {
+    fn into_request_end(self, outcome: RequestOutcome, answer: DeliveredAnswer) -> RequestEnd {
         let Self { step, planned, guards, history, failures, in_flight, .. } = self;
         let AttemptLog { first_action, attempts, admission_wait, .. } = history;
         RequestEnd {

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use ownership::Supervision;
-use prefix::{ConversationCache, ConversationQuery, LookupTier, Prompt, PromptMismatch, ResolvedPrompt};
+use ownership::SupervisedTasks;
+use prefix::{ConversationCache, ConversationQuery, IncrementalPromptMismatch, LookupTier, Prompt, ResolvedPrompt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
@@ -16,7 +16,7 @@ use crate::token_ids::EncodableRequest;
 /// Limit of queued checks; others are skipped.
 const MAX_QUEUED_CHECKS: usize = 4;
 
-pub(super) struct SpotCheck {
+pub(super) struct PendingSpotCheck {
     encodable: EncodableRequest,
     /// The model name that the client used: an adapter has a name of its own.
     model: ModelId,
@@ -29,7 +29,7 @@ pub(super) struct SpotCheck {
     affinity_key: SessionId,
 }
 
-impl SpotCheck {
+impl PendingSpotCheck {
     pub(super) fn new(identified: &IdentifiedRequest, tier: LookupTier, known_tokens: Tokens) -> Self {
         Self {
             encodable: EncodableRequest::of(identified),
@@ -45,7 +45,7 @@ impl SpotCheck {
     }
 
     /// Encodes the whole prompt and compares it. Returns the difference, if any, and the prompt.
-    fn run(&self) -> (Option<PromptMismatch>, ResolvedPrompt) {
+    fn run(&self) -> (Option<IncrementalPromptMismatch>, ResolvedPrompt) {
         let whole = self.encodable.identify();
         (self.prompt.mismatch(&whole.prompt), whole)
     }
@@ -54,7 +54,7 @@ impl SpotCheck {
 /// Sender of the queue of spot checks.
 #[derive(Debug)]
 pub(super) struct SpotCheckQueue {
-    queue: mpsc::Sender<SpotCheck>,
+    queue: mpsc::Sender<PendingSpotCheck>,
     metrics: PrefixCacheMetrics,
 }
 
@@ -62,9 +62,9 @@ impl SpotCheckQueue {
     pub(super) fn spawn(
         (conversations, checkpoints): (Arc<ConversationCache>, Arc<TokenCheckpointStore>),
         metrics: PrefixCacheMetrics,
-        tasks: &Arc<Supervision>,
+        tasks: &Arc<SupervisedTasks>,
     ) -> Self {
-        let (queue, next) = mpsc::channel::<SpotCheck>(MAX_QUEUED_CHECKS);
+        let (queue, next) = mpsc::channel::<PendingSpotCheck>(MAX_QUEUED_CHECKS);
         let (task_metrics, next) = (metrics.clone(), Arc::new(AsyncMutex::new(next)));
         // The task ends when the last sender, this one, is dropped.
         drop(tasks.supervise("spot_checks", move || {
@@ -76,7 +76,7 @@ impl SpotCheckQueue {
     }
 
     /// Queues a check, unless the queue is full.
-    pub(super) fn enqueue(&self, check: SpotCheck) {
+    pub(super) fn enqueue(&self, check: PendingSpotCheck) {
         if self.queue.try_send(check).is_err() {
             self.metrics.verifications.with_label_values(&["skipped"]).inc();
         }
@@ -84,7 +84,7 @@ impl SpotCheckQueue {
 }
 
 async fn run_all(
-    next: &mut mpsc::Receiver<SpotCheck>,
+    next: &mut mpsc::Receiver<PendingSpotCheck>,
     metrics: &PrefixCacheMetrics,
     (conversations, checkpoints): (&Arc<ConversationCache>, &TokenCheckpointStore),
 ) {
@@ -106,15 +106,15 @@ async fn run_all(
 
 fn report(
     metrics: &PrefixCacheMetrics,
-    check: &SpotCheck,
-    (difference, conversations): (Option<PromptMismatch>, &ConversationCache),
+    check: &PendingSpotCheck,
+    (difference, conversations): (Option<IncrementalPromptMismatch>, &ConversationCache),
 ) {
-    let outcome = difference.map_or("match", PromptMismatch::label);
+    let outcome = difference.map_or("match", IncrementalPromptMismatch::label);
     metrics.verifications.with_label_values(&[outcome]).inc();
     let Some(difference) = difference else { return };
     let model = check.encodable.model();
     let name = &check.model;
-    if let PromptMismatch::Refused(reason) = difference {
+    if let IncrementalPromptMismatch::Refused(reason) = difference {
         // Engines refuse it, too, or it has become too long to be checked here: no other prompt is affected.
         let session = check.session.map(|session| session.0);
         check.encodable.forget(ConversationQuery { cache: conversations, tenant: &check.tenant.0, session });

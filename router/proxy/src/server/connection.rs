@@ -31,7 +31,7 @@ use crate::error::ApiError;
 const LINGER: (Duration, u64) = (Duration::from_secs(1), 1 << 20);
 
 /// A client's address, and until when its connection must authenticate.
-pub(super) struct ClientConnection {
+pub(super) struct UnauthenticatedClient {
     pub(super) remote: Option<RemoteAddr>,
     pub(super) authentication: UnauthenticatedPermit,
     /// Receives a message when the connection must make room for another one; closed once it has authenticated.
@@ -100,11 +100,11 @@ async fn http1_message(answer: Response) -> Vec<u8> {
 /// once).
 pub(super) async fn drive(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
-    client: ClientConnection,
+    client: UnauthenticatedClient,
     protocol: ConnectionSetup,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let ClientConnection { remote, authentication, evicted: mut closed, authenticates_until } = client;
+    let UnauthenticatedClient { remote, authentication, evicted: mut closed, authenticates_until } = client;
     let ConnectionSetup { http, routes, encode, write_timeout } = protocol;
     let stranger = authentication.clone();
     let is_answering = Arc::new(AtomicBool::new(false));

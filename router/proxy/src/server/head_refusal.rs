@@ -36,7 +36,7 @@ impl AnswerPhase {
 
     /// Records the end of the answer when hyper drops its body.
     pub(super) fn wrap(&self, answer: Response) -> Response {
-        let body_end = AnswerEndGuard(self.clone());
+        let body_end = AnswerPhaseGuard(self.clone());
         answer.map(|body| {
             Body::new(body.map_err(move |error| {
                 // Moves the guard into the closure, so that it lives as long as the body.
@@ -55,9 +55,9 @@ impl AnswerPhase {
     }
 }
 
-struct AnswerEndGuard(AnswerPhase);
+struct AnswerPhaseGuard(AnswerPhase);
 
-impl Drop for AnswerEndGuard {
+impl Drop for AnswerPhaseGuard {
     fn drop(&mut self) {
         self.0.0.store(BUFFERED, Ordering::Relaxed);
     }

@@ -19,7 +19,7 @@ use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::request_parser::parse;
 
 /// Reads the answer to one step.
-pub(crate) struct ForwardedAnswerObserver {
+pub(crate) struct ForwardedAnswerReader {
     request: ParsedRequest,
     session: SessionId,
     usage_reader: UsageReader,
@@ -30,7 +30,7 @@ pub(crate) struct ForwardedAnswerObserver {
 }
 
 /// What was read of a step's answer.
-pub(crate) struct RecordedAnswer {
+pub(crate) struct ObservedAnswer {
     /// The step, with the usage that the answer reports.
     pub(crate) step: ForwardedContinuation,
     /// Whether the answer was complete.
@@ -85,7 +85,7 @@ impl UsageReader {
     }
 }
 
-impl ForwardedAnswerObserver {
+impl ForwardedAnswerReader {
     /// Reads the answer to a step that follows a stored response. `None` where the request names no
     /// model, or where its worker does not know that response: then this is no step. A long request is parsed on the
     /// offload pool.
@@ -128,7 +128,7 @@ impl ForwardedAnswerObserver {
     }
 
     /// Reads the answer, which is over, and passes what it reports to `then`.
-    pub(crate) fn finish(self, pool: &Arc<OffloadPool>, then: impl FnOnce(RecordedAnswer) + Send + 'static) {
+    pub(crate) fn finish(self, pool: &Arc<OffloadPool>, then: impl FnOnce(ObservedAnswer) + Send + 'static) {
         let Self { request, session, mut usage_reader, first_byte, load, memory } = self;
         let first_byte = first_byte.filter(|_| matches!(usage_reader, UsageReader::Events(_)));
         let load = load.on(usage_reader.bytes());
@@ -138,7 +138,7 @@ impl ForwardedAnswerObserver {
             move |read| {
                 // Without memory or a place on the pool, the usage stays unknown.
                 let (is_complete, usage) = read.unwrap_or((true, None));
-                then(RecordedAnswer {
+                then(ObservedAnswer {
                     step: ForwardedContinuation { request, session, usage },
                     is_complete,
                     first_byte,

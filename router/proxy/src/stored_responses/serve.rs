@@ -23,7 +23,7 @@ use crate::pipeline::{Pipeline, serve_generation};
 use crate::quotas::TokenReservation;
 use crate::shared_cache::SharedCache;
 use crate::upstream::WorkerRequest;
-use crate::worker_pool::ListedWorker;
+use crate::worker_pool::PoolMember;
 use vocabulary::truncated;
 
 /// Marks answers to requests into which the router put the history: the engine got the whole conversation as its input.
@@ -161,7 +161,7 @@ impl ResponsesApi {
         tokio::time::timeout(ASK_TIMEOUT, first).await.ok().flatten()
     }
 
-    async fn ask_worker(&self, member: &ListedWorker, (client, id): (&HeaderMap, &str)) -> Option<WorkerId> {
+    async fn ask_worker(&self, member: &PoolMember, (client, id): (&HeaderMap, &str)) -> Option<WorkerId> {
         let mut headers = self.forwarder.workers.headers_for(member, client);
         headers.remove(ACCEPT_ENCODING);
         let path = format!("/v1/responses/{id}");

@@ -33,7 +33,7 @@ families! {
         + cluster: ClusterMetrics, "The quorum that keeps the ledger.";
         + exchange: ExchangeMetrics, "Routers among themselves.";
         + decisions: DecisionMetrics, "The decision log, and prices held against what was seen.";
-        + memory: MemoryMetrics, "Memory of the requests in work.";
+        + memory: RequestMemoryMetrics, "Memory of the requests in work.";
         + process: RouterProcessMetrics, "This process.";
         + registered: MetricRegistry, "Where all of them are; made last.";
     }
@@ -134,14 +134,14 @@ families! {
             "Steps served with less knowledge, or by another plan, than wanted; by reason.";
         predicted: Histogram = "predicted_time_to_first_token_seconds" [SECONDS],
             "Predicted time to the first token of executed plans.";
-        + kv_movement: KvMovementMetrics, "KV that moves, or waits to, between two steps.";
+        + kv_movement: InterStepKvMetrics, "KV that moves, or waits to, between two steps.";
     }
 }
 
 families! {
     /// Metrics of KV movement between two steps of a session; clones share their values.
     #[derive(Clone, Debug)]
-    pub struct KvMovementMetrics {
+    pub struct InterStepKvMetrics {
         prefix_replications: IntCounterVec = "prefix_replications_total"
             {outcome = ["sent", "failed", "used", "unused"]},
             "Prefixes that were sent to another worker before a step asked for them: sent or failed, and of those that \
@@ -208,7 +208,7 @@ families! {
 families! {
     /// Metrics of the memory of requests in progress.
     #[derive(Clone, Debug)]
-    pub struct MemoryMetrics {
+    pub struct RequestMemoryMetrics {
         reserved: IntGauge = "request_memory_reserved_bytes", "Memory that requests in work have reserved.";
         refused: IntCounterVec = "request_memory_rejections_total" {scope = ["tenant", "total"]},
             "Requests that were refused because no memory was left for their tenant, or for anybody.";

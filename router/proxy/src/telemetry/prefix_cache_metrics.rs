@@ -1,6 +1,6 @@
 //! Metrics of the prefix cache: how each prompt was recognised, and the results of spot checks.
 
-use prefix::{LookupTier, PromptMismatch};
+use prefix::{IncrementalPromptMismatch, LookupTier};
 use prometheus::{IntCounterVec, IntGauge};
 
 use super::families::{families, label_values};
@@ -9,7 +9,7 @@ use super::families::{families, label_values};
 const COMPARISON_RESULTS: [&str; 3] = ["match", "mismatch", "not_comparable"];
 
 fn verification_outcomes() -> Vec<&'static str> {
-    PromptMismatch::all().map(PromptMismatch::label).chain(["match", "skipped"]).collect()
+    IncrementalPromptMismatch::all().map(IncrementalPromptMismatch::label).chain(["match", "skipped"]).collect()
 }
 
 families! {

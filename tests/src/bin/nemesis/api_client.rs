@@ -26,14 +26,14 @@ const BASE: &str = "/ownerserve/v1";
 
 /// Addresses of all nodes, for operators and for clients.
 #[derive(Clone, Debug)]
-pub(crate) struct NodeAddresses {
+pub(crate) struct ClusterAddresses {
     addresses: Arc<BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>>,
 }
 
-impl NodeAddresses {
+impl ClusterAddresses {
     /// Creates the table from operator and client addresses by slot.
-    pub(crate) fn new(addresses: BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>) -> NodeAddresses {
-        NodeAddresses { addresses: Arc::new(addresses) }
+    pub(crate) fn new(addresses: BTreeMap<MemberSlot, (SocketAddr, SocketAddr)>) -> ClusterAddresses {
+        ClusterAddresses { addresses: Arc::new(addresses) }
     }
 
     /// Returns all slots, occupied or not.
@@ -158,7 +158,7 @@ impl NodeAddresses {
 
 /// One client's connections to all nodes.
 pub(crate) struct ApiClient {
-    addresses: NodeAddresses,
+    addresses: ClusterAddresses,
     connections: HashMap<MemberSlot, KeepAliveConnection>,
 }
 

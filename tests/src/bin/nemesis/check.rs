@@ -14,7 +14,7 @@ use crate::history::HistoryRecords;
 
 pub(crate) use backup::{check_backup, newest_acknowledged};
 pub(crate) use state_hashes::{NodeStateHash, check_equal_states};
-pub(crate) use streams::{FinishedStream, ResponseStreamEnd, check_streams};
+pub(crate) use streams::{ResponseStreamEnd, StreamEnding, check_streams};
 use violation::by_subject;
 pub(crate) use violation::{FinalOwners, GuaranteeViolation};
 pub(crate) use watches::{WatchedChange, WatcherHistory};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::NemesisError;
-use crate::api_client::{MemberJson, NodeAddresses, NodeStatusJson};
+use crate::api_client::{ClusterAddresses, MemberJson, NodeStatusJson};
 use crate::history::MemberSlot;
 use crate::node::{LaunchSpec, ProgramProcess, free_port, log_tail_of, wait_until_listening};
 use crate::test_network::{MAX_SLOTS, SyscallFaultInjector, TestNetwork};
@@ -36,7 +36,7 @@ pub(crate) struct ClusterSetup {
 
 /// How a node with an empty data directory gets into a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum BootstrapMode {
+pub(crate) enum ClusterEntryMode {
     /// Founds a cluster of one and does not listen for other nodes.
     Standalone,
     /// Founds the cluster.
@@ -47,23 +47,23 @@ pub(crate) enum BootstrapMode {
 
 /// How a node is started this time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NodeBoot {
+pub(crate) struct NodeStartMode {
     /// How it gets into the cluster.
-    pub(crate) origin: BootstrapMode,
+    pub(crate) origin: ClusterEntryMode,
     /// Highest feature level it may know, to act as an older binary.
     pub(crate) max_level: Option<u32>,
 }
 
-impl NodeBoot {
+impl NodeStartMode {
     /// Starts the binary as it is, without a level limit.
-    pub(crate) fn new(origin: BootstrapMode) -> NodeBoot {
-        NodeBoot { origin, max_level: None }
+    pub(crate) fn new(origin: ClusterEntryMode) -> NodeStartMode {
+        NodeStartMode { origin, max_level: None }
     }
 }
 
 struct NodeSlot {
     running: Option<ProgramProcess>,
-    boot: NodeBoot,
+    boot: NodeStartMode,
 }
 
 /// All processes of a run.
@@ -73,7 +73,7 @@ pub(crate) struct ProcessCluster {
     ports: Vec<(u16, u16)>,
     slots: BTreeMap<MemberSlot, NodeSlot>,
     workers: Vec<(String, ProgramProcess)>,
-    addresses: NodeAddresses,
+    addresses: ClusterAddresses,
 }
 
 impl ProcessCluster {
@@ -96,7 +96,7 @@ impl ProcessCluster {
             );
             ports.push((client, operator));
         }
-        let addresses = NodeAddresses::new(operators);
+        let addresses = ClusterAddresses::new(operators);
         let mut cluster =
             ProcessCluster { setup, network: ground, ports, slots: BTreeMap::new(), workers: Vec::new(), addresses };
         for number in 1..=workers {
@@ -131,7 +131,7 @@ impl ProcessCluster {
     }
 
     /// Operator and client addresses of the nodes.
-    pub(crate) fn addresses(&self) -> &NodeAddresses {
+    pub(crate) fn addresses(&self) -> &ClusterAddresses {
         &self.addresses
     }
 
@@ -171,7 +171,7 @@ impl ProcessCluster {
     }
 
     /// Starts a node and waits until it serves operators.
-    pub(crate) async fn start(&mut self, slot: MemberSlot, boot: NodeBoot) -> Result<(), NemesisError> {
+    pub(crate) async fn start(&mut self, slot: MemberSlot, boot: NodeStartMode) -> Result<(), NemesisError> {
         let mut running = self.launch(slot, boot)?;
         let address = self.addresses.operator(slot);
         wait_until_listening(&mut running, address, START_TIMEOUT).await?;
@@ -183,7 +183,7 @@ impl ProcessCluster {
     pub(crate) async fn start_separate(
         &self,
         slot: MemberSlot,
-        boot: NodeBoot,
+        boot: NodeStartMode,
     ) -> Result<ProgramProcess, NemesisError> {
         let mut running = self.launch(slot, boot)?;
         wait_until_listening(&mut running, self.addresses.operator(slot), START_TIMEOUT).await?;
@@ -194,7 +194,7 @@ impl ProcessCluster {
     pub(crate) async fn start_expecting_failure(
         &mut self,
         slot: MemberSlot,
-        boot: NodeBoot,
+        boot: NodeStartMode,
     ) -> Result<String, NemesisError> {
         let before = self.log_text(slot).len();
         let mut running = self.launch(slot, boot)?;
@@ -209,11 +209,11 @@ impl ProcessCluster {
         }
     }
 
-    fn register_process(&mut self, slot: MemberSlot, process: ProgramProcess, boot: NodeBoot) {
+    fn register_process(&mut self, slot: MemberSlot, process: ProgramProcess, boot: NodeStartMode) {
         self.slots.insert(slot, NodeSlot { running: Some(process), boot });
     }
 
-    fn launch(&self, slot: MemberSlot, boot: NodeBoot) -> Result<ProgramProcess, NemesisError> {
+    fn launch(&self, slot: MemberSlot, boot: NodeStartMode) -> Result<ProgramProcess, NemesisError> {
         let name = format!("node {}", slot.0);
         let (client, operator) = self.ports[usize::from(slot.0) - 1];
         let home = self.network.own_address(slot);
@@ -226,13 +226,13 @@ impl ProcessCluster {
         flag("--data-dir", self.folder(slot).display().to_string());
         flag("--set", format!("ledger.lease_duration={}ms", self.setup.lease.as_millis()));
         flag("--set", "models.tiny.tokenizer_dir=builtin".into());
-        if boot.origin != BootstrapMode::Standalone {
+        if boot.origin != ClusterEntryMode::Standalone {
             flag("--cluster-listen", at_home(shadow.port()));
             flag("--set", format!("cluster.advertise={shadow}"));
             // Plain traffic is safe: its addresses are in namespaces that nobody else is in.
             flag("--set", "cluster.allow_plaintext=true".into());
         }
-        if let BootstrapMode::JoinsThrough(slot) = boot.origin {
+        if let ClusterEntryMode::JoinsThrough(slot) = boot.origin {
             flag("--join", self.network.relay_address(slot).to_string());
         }
         if let Some(level) = boot.max_level {
@@ -260,7 +260,7 @@ impl ProcessCluster {
     }
 
     /// How a node was started last.
-    pub(crate) fn boot(&self, slot: MemberSlot) -> Result<NodeBoot, NemesisError> {
+    pub(crate) fn boot(&self, slot: MemberSlot) -> Result<NodeStartMode, NemesisError> {
         let never = || NemesisError::Answer { who: format!("node {}", slot.0), got: "never started".into() };
         self.slots.get(&slot).map(|place| place.boot).ok_or_else(never)
     }

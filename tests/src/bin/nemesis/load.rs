@@ -12,7 +12,7 @@ use tokio::time::MissedTickBehavior;
 use vocabulary::{Owner, SessionId};
 
 use crate::NemesisError;
-use crate::api_client::{ApiClient, NodeAddresses};
+use crate::api_client::{ApiClient, ClusterAddresses};
 use crate::fault_rng::FaultRng;
 use crate::history::{ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, SessionOwner};
 
@@ -46,7 +46,7 @@ impl LoadAmount {
 /// State shared by all clients.
 struct SharedLoadState {
     history: Arc<OperationHistory>,
-    doors: NodeAddresses,
+    doors: ClusterAddresses,
     sessions: Vec<SessionId>,
     owners: watch::Receiver<Vec<Owner>>,
     seats: watch::Receiver<Vec<MemberSlot>>,
@@ -54,21 +54,21 @@ struct SharedLoadState {
 }
 
 /// Running clients. Dropping it stops them.
-pub(crate) struct ClientLoad {
+pub(crate) struct LoadClients {
     shared: Arc<SharedLoadState>,
     gate: Arc<RwLock<()>>,
     seats: watch::Sender<Vec<MemberSlot>>,
     clients: Vec<JoinHandle<()>>,
 }
 
-impl ClientLoad {
+impl LoadClients {
     /// Starts clients on existing sessions. They use the nodes in `seats` and claim for `owners`.
     pub(crate) fn start(
         (amount, dice): (LoadAmount, &FaultRng),
         history: Arc<OperationHistory>,
-        addresses: NodeAddresses,
+        addresses: ClusterAddresses,
         (subjects, owners): (Vec<SessionId>, watch::Receiver<Vec<Owner>>),
-    ) -> ClientLoad {
+    ) -> LoadClients {
         let (seats, seen) = watch::channel(addresses.seats());
         let field = SharedLoadState {
             history,
@@ -85,7 +85,7 @@ impl ClientLoad {
             tokio::spawn(client.run(pace, gate.clone()))
         };
         let clients = (0..amount.clients).map(client).collect();
-        ClientLoad { shared, gate, seats, clients }
+        LoadClients { shared, gate, seats, clients }
     }
 
     /// Waits for requests in flight and blocks the clients until the guard is dropped.
@@ -117,7 +117,7 @@ impl ClientLoad {
     }
 }
 
-impl Drop for ClientLoad {
+impl Drop for LoadClients {
     fn drop(&mut self) {
         for client in &self.clients {
             client.abort();

@@ -14,7 +14,7 @@ use crate::fault_rng::FaultRng;
 use crate::faults::Nemesis;
 use crate::formation;
 use crate::history::{MemberSlot, OperationHistory};
-use crate::load::ClientLoad;
+use crate::load::LoadClients;
 use crate::options::Options;
 use crate::report::{BackgroundTraffic, NemesisReport};
 use crate::streams::StreamClients;
@@ -109,7 +109,7 @@ async fn build_testbed(
     let subjects = formation::open_sessions(&cluster, leader, options.amount.session_count()).await?;
     let (_, owners) = watch::channel(cluster.addresses().live_owners(leader).await?);
     let load = (options.amount, &dice);
-    let load = ClientLoad::start(load, history.clone(), cluster.addresses().clone(), (subjects, owners));
+    let load = LoadClients::start(load, history.clone(), cluster.addresses().clone(), (subjects, owners));
     load.set_slots(cluster.running_slots());
     let watchers = WatchClients::start(cluster.addresses(), &cluster.seats()).await?;
     let streams = StreamClients::start(cluster.addresses().clone(), &cluster.seats(), history.clone());

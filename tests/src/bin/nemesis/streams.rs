@@ -10,8 +10,8 @@ use http_body_util::{BodyExt, Full};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::api_client::NodeAddresses;
-use crate::check::{FinishedStream, GuaranteeViolation, ResponseStreamEnd};
+use crate::api_client::ClusterAddresses;
+use crate::check::{GuaranteeViolation, ResponseStreamEnd, StreamEnding};
 use crate::history::{MemberSlot, OperationHistory};
 use crate::http::KeepAliveConnection;
 
@@ -47,18 +47,18 @@ pub(crate) enum StreamResult {
 
 /// Running streaming clients. Dropping it stops them.
 pub(crate) struct StreamClients {
-    ended: Arc<Mutex<Vec<FinishedStream>>>,
+    ended: Arc<Mutex<Vec<StreamEnding>>>,
     clients: Vec<JoinHandle<()>>,
 }
 
 impl StreamClients {
     /// Starts the clients.
     pub(crate) fn start(
-        addresses: NodeAddresses,
+        addresses: ClusterAddresses,
         seats: &[MemberSlot],
         history: Arc<OperationHistory>,
     ) -> StreamClients {
-        let ended: Arc<Mutex<Vec<FinishedStream>>> = Arc::default();
+        let ended: Arc<Mutex<Vec<StreamEnding>>> = Arc::default();
         let client = |number: usize| {
             let (addresses, history, ended) = (addresses.clone(), history.clone(), ended.clone());
             let seats = seats.to_vec();
@@ -70,7 +70,7 @@ impl StreamClients {
                         run_stream(&addresses, StreamRequest { seat: slot, key: &key, tokens: 24 }, || {}).await;
                     if let StreamResult::Ended(end) = streaming {
                         let at = history.now();
-                        ended.lock().unwrap_or_else(PoisonError::into_inner).push(FinishedStream { end, at });
+                        ended.lock().unwrap_or_else(PoisonError::into_inner).push(StreamEnding { end, at });
                     }
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -101,7 +101,7 @@ impl Drop for StreamClients {
 
 /// Streams one response to its end; calls `began` at its first bytes.
 pub(crate) async fn run_stream(
-    addresses: &NodeAddresses,
+    addresses: &ClusterAddresses,
     wish: StreamRequest<'_>,
     began: impl FnOnce(),
 ) -> StreamResult {

@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use crate::NemesisError;
 use crate::api_client::{MemberRoleJson, MembershipChange};
 use crate::check::{FinalOwners, GuaranteeViolation, NodeStateHash, check_equal_states};
-use crate::cluster::{BootstrapMode, NodeBoot, ProcessCluster};
+use crate::cluster::{ClusterEntryMode, NodeStartMode, ProcessCluster};
 use crate::fault_rng::FaultRng;
 use crate::history::{MemberSlot, OperationHistory, RunInstant};
-use crate::load::ClientLoad;
+use crate::load::LoadClients;
 use crate::streams::StreamClients;
 use crate::test_network::TestNetwork;
 use crate::watch::WatchClients;
@@ -54,7 +54,7 @@ pub(crate) struct TrialEnvironment {
     /// History of client operations.
     pub(crate) history: Arc<OperationHistory>,
     /// Clients of the ledger.
-    pub(crate) load: ClientLoad,
+    pub(crate) load: LoadClients,
     /// Watches of the ledger's changes.
     pub(crate) watchers: WatchClients,
     /// Clients of the model.
@@ -218,7 +218,7 @@ impl TrialEnvironment {
         let leader = self.leader().await?;
         let old = self.cluster.member(slot, leader).await?.node_id;
         self.cluster.wipe(slot)?;
-        self.cluster.start(slot, NodeBoot::new(BootstrapMode::JoinsThrough(leader))).await?;
+        self.cluster.start(slot, NodeStartMode::new(ClusterEntryMode::JoinsThrough(leader))).await?;
         let new = self.await_admission(slot, old).await?;
         if new <= old {
             let detail = format!("node id {new} after {old}");

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 
 use crate::NemesisError;
-use crate::api_client::NodeAddresses;
+use crate::api_client::ClusterAddresses;
 use crate::check::{GuaranteeViolation, WatchedChange, WatcherHistory, newest_acknowledged, run_blocking};
 use crate::history::{HistoryRecords, MemberSlot, OperationHistory};
 
@@ -29,7 +29,10 @@ pub(crate) struct WatchClients {
 
 impl WatchClients {
     /// Starts watchers at the current revision, each at a different node.
-    pub(crate) async fn start(addresses: &NodeAddresses, seats: &[MemberSlot]) -> Result<WatchClients, NemesisError> {
+    pub(crate) async fn start(
+        addresses: &ClusterAddresses,
+        seats: &[MemberSlot],
+    ) -> Result<WatchClients, NemesisError> {
         let nobody = || NemesisError::Answer { who: "the cluster".into(), got: "nobody to watch".into() };
         let from = addresses.status(*seats.first().ok_or_else(nobody)?).await?.applied + 1;
         let mut watchers = WatchClients { records: Vec::new(), tasks: Vec::new() };
@@ -107,7 +110,11 @@ fn rotated_slots(seats: &[MemberSlot], by: usize) -> VecDeque<MemberSlot> {
     seats
 }
 
-async fn run_watcher(addresses: NodeAddresses, mut seats: VecDeque<MemberSlot>, watched: Arc<Mutex<WatcherHistory>>) {
+async fn run_watcher(
+    addresses: ClusterAddresses,
+    mut seats: VecDeque<MemberSlot>,
+    watched: Arc<Mutex<WatcherHistory>>,
+) {
     let mut forgotten = 0;
     loop {
         let from = lock(&watched).next_revision();
@@ -154,7 +161,7 @@ enum WatchDisconnect {
 
 /// Reads one connection until it ends.
 async fn read_connection(
-    addresses: &NodeAddresses,
+    addresses: &ClusterAddresses,
     (seat, from): (MemberSlot, u64),
     watched: &Mutex<WatcherHistory>,
 ) -> WatchDisconnect {

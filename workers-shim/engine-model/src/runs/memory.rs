@@ -35,7 +35,7 @@ impl MemorySizes {
 
 /// Which leading part of a prompt is stored in which tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct TierDepths {
+pub struct PromptTierDepths {
     /// Leading tokens in device memory.
     pub device: Tokens,
     /// Leading tokens in device memory or the host tier.
@@ -44,7 +44,7 @@ pub struct TierDepths {
     pub with_disk: Tokens,
 }
 
-impl TierDepths {
+impl PromptTierDepths {
     /// Returns depths with `tokens` leading tokens in device memory and no more in slower tiers.
     pub fn on_device(tokens: Tokens) -> Self {
         Self { device: tokens, with_host: tokens, with_disk: tokens }

@@ -16,8 +16,8 @@ pub use transfer::OutgoingTransfer;
 use super::FullRestore;
 use super::run_pool::RunPool;
 use super::{
-    DiskTraffic, EngineTiming, MemorySizes, RestoreRule, RestoreTime, RunId, RunRequest, RunRequestId, RunTree,
-    Seconds, SharedEngineState, TierDepths,
+    DiskTraffic, EngineTiming, MemorySizes, PromptTierDepths, RestoreRule, RestoreTime, RunId, RunRequest,
+    RunRequestId, RunTree, Seconds, SharedEngineState,
 };
 
 /// A simulated engine.
@@ -108,7 +108,7 @@ pub enum RunRequestEvent {
     /// A prefill started.
     Started(PrefillStart),
     /// A prompt is computed and waits for the engine that generates the answer.
-    Prefilled(super::PrefilledRequest),
+    Prefilled(super::PrefillHandoff),
     /// A prompt is computed at the engine that generates the answer.
     FirstToken(RunRequestId),
     /// An answer is complete.
@@ -183,7 +183,7 @@ impl RunEngine {
     }
 
     /// Returns how much of a prompt is stored here and need not be computed.
-    pub fn cached_depths(&self, runs: &RunTree, path: &[RunId]) -> TierDepths {
+    pub fn cached_depths(&self, runs: &RunTree, path: &[RunId]) -> PromptTierDepths {
         let device = self.pool.matched(runs, path);
         let below = self.pool.matched_in_lower_tiers(runs, path, device);
         let usable = |until| match until > device {
@@ -191,7 +191,7 @@ impl RunEngine {
             false => device,
         };
         let [with_host, with_disk] = below.map(usable);
-        TierDepths { device, with_host, with_disk }
+        PromptTierDepths { device, with_host, with_disk }
     }
 
     /// Returns whether a run is cached in device memory.

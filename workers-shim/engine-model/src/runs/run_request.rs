@@ -46,7 +46,7 @@ pub struct RunRequest {
 
 /// A computed prompt whose KV waits for the engine that generates the answer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct PrefilledRequest {
+pub struct PrefillHandoff {
     /// The request.
     pub prompt: RunRequest,
     /// Memory that it holds here besides its path.

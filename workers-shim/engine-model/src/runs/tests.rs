@@ -14,8 +14,8 @@ use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use vocabulary::Tokens;
 
 use crate::runs::{
-    DecodeLocation, DiskSpeed, EngineTiming, IdealSharedCache, MemorySizes, OutstandingRequests, RunEngine, RunId,
-    RunRequest, RunRequestEvent, RunRequestId, RunTree, Seconds, SharedEngineState, TierDepths,
+    DecodeLocation, DiskSpeed, EngineTiming, IdealSharedCache, MemorySizes, OutstandingRequests, PromptTierDepths,
+    RunEngine, RunId, RunRequest, RunRequestEvent, RunRequestId, RunTree, Seconds, SharedEngineState,
 };
 
 const TIMING: EngineTiming = EngineTiming {

@@ -3,7 +3,7 @@
 use vocabulary::Tokens;
 
 use super::*;
-use crate::HandoffPurpose;
+use crate::HoldPurpose;
 
 /// Runs a producer's leg and returns what its consumer must send.
 fn produce(producer: &mut EngineHarness, prompt: &[u32]) -> RemoteBlocks {
@@ -365,7 +365,7 @@ fn run_bidirectional_leg(
     let id = consumer.submit(ask);
     serve_pulls(consumer, producer);
     let handoff = consumer.finish(id).handoff.expect("it keeps what it has computed");
-    assert!(matches!(handoff.target, HandoffPurpose::NextTurn(_)));
+    assert!(matches!(handoff.target, HoldPurpose::NextTurn(_)));
     let back = RemoteBlocks { request: handoff.request, blocks: handoff.blocks, ..source.clone() };
     (consumer.texts.remove(&id).unwrap(), back, handoff.tokens)
 }

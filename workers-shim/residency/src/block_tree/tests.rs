@@ -3,7 +3,7 @@ use crate::kv_event::KvCacheSpecKind;
 use crate::tests::root;
 use vocabulary::RequestNamespace;
 
-const HBM: CopyLocation = CopyLocation { tier: Tier::Hbm, group: 0, kind: KvCacheSpecKind::Full };
+const HBM: EngineCopyLocation = EngineCopyLocation { tier: Tier::Hbm, group: 0, kind: KvCacheSpecKind::Full };
 
 /// A block tree, and the changes it reported.
 struct BlockTreeFixture {

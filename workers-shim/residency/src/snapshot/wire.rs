@@ -4,7 +4,7 @@ use vocabulary::{BlockHash, PrefixId, Tier};
 
 use super::ResidencySnapshotError;
 use crate::block_tree::PlacedBlock;
-use crate::copies::{BlockCopies, CopyCount, CopyLocation};
+use crate::copies::{BlockCopies, EngineCopyCount, EngineCopyLocation};
 use crate::holder_sets::{plane, tier};
 use crate::kv_event::{EngineHash, KvCacheSpecKind};
 use crate::orphans::Orphan;
@@ -35,7 +35,7 @@ pub(super) fn put_orphan(out: &mut Vec<u8>, hash: EngineHash, orphan: &Orphan) {
 
 fn put_copies(out: &mut Vec<u8>, copies: &BlockCopies) {
     put_length(out, copies.counts().count());
-    for CopyCount { location: place, count } in copies.counts() {
+    for EngineCopyCount { location: place, count } in copies.counts() {
         let attention = match place.kind {
             KvCacheSpecKind::Full => 0,
             KvCacheSpecKind::Window => 1,
@@ -136,9 +136,10 @@ impl<'a> ChunkCursor<'a> {
                 1 => KvCacheSpecKind::Window,
                 _ => return Err(ResidencySnapshotError::Damaged),
             };
-            if !copies
-                .insert_location(CopyCount { location: CopyLocation { tier, group, kind }, count: counted.u32()? })
-            {
+            if !copies.insert_location(EngineCopyCount {
+                location: EngineCopyLocation { tier, group, kind },
+                count: counted.u32()?,
+            }) {
                 return Err(ResidencySnapshotError::Damaged);
             }
         }

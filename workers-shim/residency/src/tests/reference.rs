@@ -12,16 +12,16 @@ const WORKER: WorkerId = WorkerId(5);
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 /// Copies by tier and group; the kind is that of the first store.
-type ReferenceCopies = BTreeMap<(Tier, u32), (KvCacheSpecKind, u32)>;
+type ReferenceCopyCounts = BTreeMap<(Tier, u32), (KvCacheSpecKind, u32)>;
 
 /// A naive source to compare with.
 #[derive(Default)]
 struct ReferenceSource {
-    placed: BTreeMap<u64, (PrefixId, Vec<BlockHash>, ReferenceCopies)>,
-    waiting: BTreeMap<u64, (Option<u64>, Vec<u32>, ReferenceCopies)>,
+    placed: BTreeMap<u64, (PrefixId, Vec<BlockHash>, ReferenceCopyCounts)>,
+    waiting: BTreeMap<u64, (Option<u64>, Vec<u32>, ReferenceCopyCounts)>,
 }
 
-fn add(copies: &mut ReferenceCopies, event: &BlockStored) {
+fn add(copies: &mut ReferenceCopyCounts, event: &BlockStored) {
     copies.entry((event.tier, event.group)).or_insert((event.kind, 0)).1 += 1;
 }
 
@@ -32,7 +32,7 @@ impl ReferenceSource {
             return add(copies, event);
         }
         let (old, tokens, mut copies) =
-            self.waiting.remove(&name).unwrap_or((parent, event.tokens.clone(), ReferenceCopies::new()));
+            self.waiting.remove(&name).unwrap_or((parent, event.tokens.clone(), ReferenceCopyCounts::new()));
         add(&mut copies, event);
         let known = parent.is_none_or(|parent| self.placed.contains_key(&parent));
         let newer = tokens.is_empty() && !event.tokens.is_empty() || known && !event.tokens.is_empty();
@@ -56,7 +56,7 @@ impl ReferenceSource {
             .collect();
         let hashes = ends.iter().map(|end| end.block_hash()).collect();
         self.placed.insert(name, (*ends.last().unwrap(), hashes, copies));
-        let hangs_on = |(_, (parent, tokens, _)): &(&u64, &(Option<u64>, Vec<u32>, ReferenceCopies))| {
+        let hangs_on = |(_, (parent, tokens, _)): &(&u64, &(Option<u64>, Vec<u32>, ReferenceCopyCounts))| {
             *parent == Some(name) && !tokens.is_empty()
         };
         let children: Vec<u64> = self.waiting.iter().filter(hangs_on).map(|(child, _)| *child).collect();
@@ -81,7 +81,7 @@ impl ReferenceSource {
     }
 
     fn hold(&self, tier: Tier) -> BTreeSet<BlockHash> {
-        let serves = |copies: &ReferenceCopies| {
+        let serves = |copies: &ReferenceCopyCounts| {
             copies.iter().any(|((at, _), (kind, _))| *at == tier && *kind == KvCacheSpecKind::Full)
         };
         self.placed.values().filter(|(_, _, copies)| serves(copies)).flat_map(|(_, hashes, _)| hashes.clone()).collect()

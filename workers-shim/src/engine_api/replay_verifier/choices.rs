@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::buffer::FieldNovelty;
-use super::{EventNovelty, ReplayPhase, ReplayVerifier};
-use crate::engine_api::TokenIdForwarding;
+use super::{AnswerPass, EventNovelty, ReplayVerifier};
+use crate::engine_api::ClientTokenIdVisibility;
 use crate::engine_api::token_transcript::ContinuationBlocker;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -41,7 +41,7 @@ impl ReplayVerifier {
         }
         if event.contains_key("prompt_token_ids") {
             let is_known = self.buffer.mark("prompt_token_ids", "")? == FieldNovelty::Known;
-            if is_known || self.visible_ids == TokenIdForwarding::None {
+            if is_known || self.visible_ids == ClientTokenIdVisibility::None {
                 event.insert("prompt_token_ids".into(), Value::Null);
             }
         }
@@ -71,7 +71,7 @@ impl ReplayVerifier {
         let at = choice["index"].as_u64().unwrap_or(0);
         let Value::Object(fields) = choice else { return Ok(EventNovelty::New) };
         let (finish, all) = (format!("{at}/finish"), format!("{at}/"));
-        let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&finish);
+        let was_over = self.phase == AnswerPass::Replay && self.buffer.is_marked(&finish);
         let mut sorted = NoveltyCounts::default();
         self.ids_of(at, fields, &mut sorted)?;
         for name in ["text", "delta"] {
@@ -103,7 +103,7 @@ impl ReplayVerifier {
     ) -> Result<(), ContinuationBlocker> {
         for name in ["prompt_token_ids", "token_ids"] {
             let Some(Value::Array(ids)) = fields.get_mut(name) else { continue };
-            if self.visible_ids == TokenIdForwarding::None {
+            if self.visible_ids == ClientTokenIdVisibility::None {
                 fields.insert(name.into(), Value::Null);
                 continue;
             }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::{EventNovelty, ReplayPhase, ReplayVerifier};
+use super::{AnswerPass, EventNovelty, ReplayVerifier};
 use crate::engine_api::token_transcript::ContinuationBlocker;
 
 /// Fields that contain ids of parts of an answer.
@@ -58,7 +58,7 @@ impl ReplayVerifier {
 
     /// Removes the known parts of a content block's delta.
     fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<EventNovelty, ContinuationBlocker> {
-        let was_over = self.phase == ReplayPhase::Replay && self.buffer.is_marked(&format!("{at}/stop"));
+        let was_over = self.phase == AnswerPass::Replay && self.buffer.is_marked(&format!("{at}/stop"));
         let mut remainder = EventNovelty::Known;
         for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
             let path = format!("{at}/{name}");
@@ -80,7 +80,7 @@ impl ReplayVerifier {
 
     /// Verifies an event of `/v1/responses`.
     pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<EventNovelty, ContinuationBlocker> {
-        if self.phase == ReplayPhase::First {
+        if self.phase == AnswerPass::First {
             self.next_number = number(event, "sequence_number") + 1;
         }
         let kind = kind_of(event);
@@ -120,7 +120,7 @@ impl ReplayVerifier {
 
     /// Returns whether the client has the end of the part, or of its item.
     fn is_part_finished(&self, item: u64, part: u64, delta: &str) -> bool {
-        self.phase == ReplayPhase::Replay
+        self.phase == AnswerPass::Replay
             && [
                 format!("{}.done", delta.trim_end_matches(".delta")),
                 format!("{item}/{part}/response.content_part.done"),

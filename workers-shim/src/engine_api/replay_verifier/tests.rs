@@ -235,7 +235,7 @@ type AnswerStreamBuilder = fn(&str, usize) -> Vec<String>;
 const ALL: [(Api, AnswerStreamBuilder); 4] =
     [(Api::Chat, chat), (Api::Completions, completion), (Api::Messages, message), (Api::Responses, response)];
 
-fn replaying_scanner(api: Api, visibility: TokenIdForwarding, repeats: AnswerDeterminism) -> SseFilter {
+fn replaying_scanner(api: Api, visibility: ClientTokenIdVisibility, repeats: AnswerDeterminism) -> SseFilter {
     SseFilter::new().with_replay_verifier(ReplayVerifier::new(api, visibility, repeats))
 }
 
@@ -245,7 +245,7 @@ fn replayed_answer_is_delivered_once_wherever_the_first_broke_off() {
         let first = make("one", 3);
         let expected = assemble_stream(&first.concat());
         for cut in 0..first.len() {
-            let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::Always);
+            let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
             let begun = forward(&mut scanner, &first[..cut]);
             assert_eq!(begun, first[..cut].concat(), "{api:?}");
             assert_eq!(scanner.resume_ids(), Ok(None));
@@ -278,7 +278,7 @@ fn assert_same_ids(told: &str) {
 fn replayed_events_are_numbered_without_a_gap() {
     let first = response("one", 3);
     for cut in 1..first.len() {
-        let mut scanner = replaying_scanner(Api::Responses, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(Api::Responses, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         let begun = forward(&mut scanner, &first[..cut]);
         scanner.switch_engine();
         let told = begun + &forward(&mut scanner, &response("two", 1 + cut % 4));
@@ -294,7 +294,7 @@ fn diverging_replay_stops_before_anything_of_it_is_delivered() {
         let (first, other) = (make("one", 3), make("two", 2).concat());
         let at = first.len() - 3;
         let other = if api == Api::Completions { other.replace("et", "at") } else { other.replace("Z", "z") };
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         forward(&mut scanner, &first[..at]);
         scanner.switch_engine();
         let rest = forward(&mut scanner, &[other]);
@@ -305,7 +305,7 @@ fn diverging_replay_stops_before_anything_of_it_is_delivered() {
 #[test]
 fn replay_with_another_tool_diverges() {
     for (api, make) in [ALL[0], ALL[2], ALL[3]] {
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         forward(&mut scanner, &make("one", 3));
         scanner.switch_engine();
         assert!(!scanner.has_diverged());
@@ -328,7 +328,7 @@ fn events_naming_a_tool(make: fn(&str, usize) -> Vec<String>) -> (Vec<String>, V
 fn replay_without_the_named_tool_diverges() {
     for (api, make) in [ALL[0], ALL[2], ALL[3]] {
         let (first, second) = events_naming_a_tool(make);
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         forward(&mut scanner, &first);
         scanner.switch_engine();
         let end = match api {
@@ -346,7 +346,7 @@ fn replay_without_the_named_tool_diverges() {
 fn sampled_answer_is_not_replayed_after_naming_a_tool() {
     for (api, make) in [ALL[0], ALL[2], ALL[3]] {
         let named = make("one", 3).into_iter().find(|event| event.contains("look")).unwrap();
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::UntilFirstOutput);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
         forward(&mut scanner, &[named]);
         assert_eq!(scanner.resume_ids(), Err(ContinuationBlocker::Sampled), "{api:?}");
     }
@@ -355,7 +355,7 @@ fn sampled_answer_is_not_replayed_after_naming_a_tool() {
 #[test]
 fn unreadable_replay_events_are_not_forwarded() {
     for (api, make) in ALL {
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         forward(&mut scanner, &make("one", 3)[..3]);
         scanner.switch_engine();
         assert_eq!(forward(&mut scanner, &["data: {broken\n\n".to_owned()]), "", "{api:?}");
@@ -367,7 +367,7 @@ fn unreadable_replay_events_are_not_forwarded() {
 fn replay_that_ends_early_diverges() {
     for (api, make) in ALL {
         let (first, second) = (make("one", 3), make("two", 3));
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         let begun = forward(&mut scanner, &first[..first.len() - 1]);
         scanner.switch_engine();
         let dropped = second.len() - if api == Api::Completions { 3 } else { 4 };
@@ -383,7 +383,7 @@ fn sampled_answer_is_replayed_only_before_its_first_output() {
     for (api, make) in ALL {
         let events = make("one", 3);
         let words = events.iter().position(|event| event.contains("Là") || event.contains("Hm")).unwrap();
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::UntilFirstOutput);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
         forward(&mut scanner, &events[..words]);
         assert_eq!(scanner.resume_ids(), Ok(None), "{api:?}");
         assert_eq!(forward(&mut scanner, &events[words..]), events[words..].concat());
@@ -393,7 +393,7 @@ fn sampled_answer_is_replayed_only_before_its_first_output() {
 
 #[test]
 fn replay_omits_token_ids_that_were_not_requested() {
-    let mut scanner = replaying_scanner(Api::Completions, TokenIdForwarding::None, AnswerDeterminism::Always);
+    let mut scanner = replaying_scanner(Api::Completions, ClientTokenIdVisibility::None, AnswerDeterminism::Always);
     forward(&mut scanner, &completion("one", 3)[..2]);
     scanner.switch_engine();
     let rest = forward(&mut scanner, &completion("two", 2));
@@ -405,7 +405,7 @@ fn answer_beyond_the_buffer_limit_is_not_replayed() {
     let long = |text: &str| {
         data(json!({"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}))
     };
-    let mut scanner = replaying_scanner(Api::Chat, TokenIdForwarding::All, AnswerDeterminism::Always);
+    let mut scanner = replaying_scanner(Api::Chat, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
     let (most, one) = (long(&"a".repeat(MAX_BUFFERED_BYTES - 500)), long(&"a".repeat(500)));
     assert_eq!(forward(&mut scanner, std::slice::from_ref(&most)), most);
     assert_eq!(scanner.resume_ids(), Ok(None));
@@ -419,7 +419,7 @@ proptest! {
         let (api, make) = ALL[api];
         let mut events = make("one", 2);
         events.insert(3, format!("data: {bytes}\n\n"));
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         prop_assert_eq!(forward(&mut scanner, &events), events.concat());
     }
 }

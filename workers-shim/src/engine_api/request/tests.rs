@@ -160,7 +160,7 @@ fn continuation_is_a_token_id_completion_with_the_same_sampling() {
     let options = LegOptions {
         api: Api::Completions,
         usage: UsageEventMode::Always,
-        ids: TokenIdsMode::Always,
+        ids: AnswerTokenIdsMode::Always,
         salt: Some("5a".into()),
     };
     let leg = value(&going(chat, Api::Chat, None).unwrap().plain(&options));

@@ -55,19 +55,19 @@ fn token_ids_cover_prompt_and_answer_of_a_single_choice() {
 fn client_sees_no_params_and_only_the_token_ids_it_requested() {
     let read = |bytes: Bytes| serde_json::from_slice::<Value>(&bytes).unwrap();
     let before = read(answer(SEEN));
-    let shown = read(redact_answer(&answer(SEEN), TokenIdForwarding::All));
+    let shown = read(redact_answer(&answer(SEEN), ClientTokenIdVisibility::All));
     assert_eq!(shown, {
         let mut shown = before.clone();
         shown["kv_transfer_params"] = Value::Null;
         shown
     });
-    let hidden = read(redact_answer(&answer(SEEN), TokenIdForwarding::None));
+    let hidden = read(redact_answer(&answer(SEEN), ClientTokenIdVisibility::None));
     assert_eq!((&hidden["prompt_token_ids"], &hidden["choices"][0]["token_ids"]), (&Value::Null, &Value::Null));
     assert_eq!(hidden["choices"][0]["message"], before["choices"][0]["message"]);
     let twice = Bytes::from_static(br#"{"kv_transfer_params":{"remote_host":"10.0.0.7"},"kv_transfer_params":null}"#);
-    assert_eq!(redact_answer(&twice, TokenIdForwarding::All), br#"{"kv_transfer_params":null}"#[..]);
+    assert_eq!(redact_answer(&twice, ClientTokenIdVisibility::All), br#"{"kv_transfer_params":null}"#[..]);
     let plain = Bytes::from_static(br#"{"id": "c", "choices": [ {"token_ids":null}],"kv_transfer_params":null}"#);
-    assert_eq!(redact_answer(&plain, TokenIdForwarding::All), plain, "byte for byte");
+    assert_eq!(redact_answer(&plain, ClientTokenIdVisibility::All), plain, "byte for byte");
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn text(stream: &str) -> String {
     choices.filter_map(said).collect()
 }
 
-fn resumable_scanner(api: Api, visibility: TokenIdForwarding, telling: TextTiming) -> SseFilter {
+fn resumable_scanner(api: Api, visibility: ClientTokenIdVisibility, telling: TextTiming) -> SseFilter {
     SseFilter::new().with_transcript(TokenTranscript::new(api, visibility, telling))
 }
 
@@ -52,7 +52,7 @@ fn event(text: &str, ids: &[u32]) -> String {
 fn unrequested_token_ids_are_hidden_from_the_client() {
     for (case, api, prompt) in [("completion", Api::Completions, 7), ("chat", Api::Chat, 19)] {
         let stream = recorded(case);
-        let mut scanner = resumable_scanner(api, TokenIdForwarding::None, TextTiming::WithIds);
+        let mut scanner = resumable_scanner(api, ClientTokenIdVisibility::None, TextTiming::WithIds);
         let out = forward(&mut scanner, &[&stream]);
         let mut expected = stream.clone();
         while let Some(at) = expected.find("token_ids\":[") {
@@ -64,7 +64,7 @@ fn unrequested_token_ids_are_hidden_from_the_client() {
         let usage = TokenUsage { prompt: Tokens(prompt), completion: Tokens(12), cached: None };
         assert_eq!(scanner.transcript().unwrap().usage(), Some(usage), "{case}");
         assert_eq!(
-            forward(&mut resumable_scanner(api, TokenIdForwarding::All, TextTiming::WithIds), &[&stream]),
+            forward(&mut resumable_scanner(api, ClientTokenIdVisibility::All, TextTiming::WithIds), &[&stream]),
             stream
         );
     }
@@ -73,7 +73,7 @@ fn unrequested_token_ids_are_hidden_from_the_client() {
 #[test]
 fn completion_resumes_after_its_last_whole_character() {
     let (stream, rest) = (recorded("completion"), recorded("completion goes on after 6"));
-    let mut scanner = resumable_scanner(Api::Completions, TokenIdForwarding::None, TextTiming::WithIds);
+    let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::WithIds);
     // The seventh event has an id whose character is incomplete.
     let mut out = forward(&mut scanner, &events(&stream)[..7]);
     let (prompt, said) = scanner.transcript().unwrap().resume_ids().unwrap().unwrap();
@@ -97,7 +97,7 @@ fn completion_resumes_after_its_last_whole_character() {
 #[test]
 fn chat_resumes_after_the_ids_whose_text_was_delivered() {
     let (stream, rest) = (recorded("chat"), recorded("chat goes on after 7"));
-    let mut scanner = resumable_scanner(Api::Chat, TokenIdForwarding::None, TextTiming::WithIds);
+    let mut scanner = resumable_scanner(Api::Chat, ClientTokenIdVisibility::None, TextTiming::WithIds);
     let mut out = forward(&mut scanner, &events(&stream)[..2]);
     assert_eq!(
         scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1,
@@ -125,7 +125,7 @@ fn resuming_within_a_character_echoes_the_prompt() {
 #[test]
 fn unsettled_text_is_regenerated_and_not_delivered_again() {
     for cut in [["a", "b", "cd"], ["ab", "", "cd"], ["abc", "d", ""]] {
-        let mut scanner = resumable_scanner(Api::Completions, TokenIdForwarding::None, TextTiming::WithIds);
+        let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::WithIds);
         let mut out = forward(&mut scanner, &[&event("x", &[1]), &event("abc", &[2, 3, 4])]);
         assert_eq!(scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1, [1]);
         scanner.switch_engine();
@@ -137,7 +137,7 @@ fn unsettled_text_is_regenerated_and_not_delivered_again() {
 
 #[test]
 fn answer_may_break_again_during_regeneration() {
-    let mut scanner = resumable_scanner(Api::Completions, TokenIdForwarding::None, TextTiming::WithIds);
+    let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::WithIds);
     let mut out = forward(&mut scanner, &[&event("abcd", &[1, 2, 3, 4])]);
     scanner.switch_engine();
     out += &forward(&mut scanner, &[&event("ab", &[1])]);
@@ -150,7 +150,7 @@ fn answer_may_break_again_during_regeneration() {
 
 #[test]
 fn diverging_regeneration_is_not_resumed() {
-    let mut scanner = resumable_scanner(Api::Completions, TokenIdForwarding::None, TextTiming::AfterIds);
+    let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::AfterIds);
     let mut out = forward(&mut scanner, &[&event("a", &[1]), &event("b", &[2])]);
     assert_eq!(
         scanner.transcript().unwrap().resume_ids().unwrap().unwrap().1,
@@ -168,7 +168,7 @@ fn diverging_regeneration_is_not_resumed() {
 
 #[test]
 fn client_that_requested_ids_receives_each_once() {
-    let mut scanner = resumable_scanner(Api::Completions, TokenIdForwarding::All, TextTiming::WithIds);
+    let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::All, TextTiming::WithIds);
     let mut out = forward(&mut scanner, &[&event("a", &[1]), &event("", &[2])]);
     scanner.switch_engine();
     out += &forward(&mut scanner, &[&event("", &[2]), &event("b", &[3])]);
@@ -188,11 +188,11 @@ fn parsed_output_and_missing_ids_are_not_resumable() {
         (r#"{"tool_calls":[{"index":0}]}"#, "[1]", ContinuationBlocker::ParsedOutput),
         (r#"{"content":"a"}"#, "null", ContinuationBlocker::NoIds),
     ] {
-        let mut scanner = resumable_scanner(Api::Chat, TokenIdForwarding::None, TextTiming::WithIds);
+        let mut scanner = resumable_scanner(Api::Chat, ClientTokenIdVisibility::None, TextTiming::WithIds);
         forward(&mut scanner, &[&chat(delta, ids)]);
         assert_eq!(scanner.transcript().unwrap().resume_ids(), Err(lost), "{delta}");
     }
-    let mut scanner = resumable_scanner(Api::Chat, TokenIdForwarding::None, TextTiming::WithIds);
+    let mut scanner = resumable_scanner(Api::Chat, ClientTokenIdVisibility::None, TextTiming::WithIds);
     forward(&mut scanner, &["data: {\"cut"]);
     assert_eq!(scanner.transcript().unwrap().resume_ids(), Ok(None), "nothing was told: all can be asked for anew");
 }
@@ -200,14 +200,14 @@ fn parsed_output_and_missing_ids_are_not_resumable() {
 #[test]
 fn engine_errors_are_withheld_and_client_errors_forwarded() {
     let failed = |code: u16| format!("data: {{\"error\":{{\"message\":\"no\",\"code\":{code}}}}}\n\n");
-    let mut scanner = resumable_scanner(Api::Completions, TokenIdForwarding::None, TextTiming::WithIds);
+    let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::WithIds);
     let out = forward(&mut scanner, &[&event("a", &[1]), &failed(500), "data: [DONE]\n\n"]);
     assert_eq!((text(&out).as_str(), out.contains("error"), out.contains("DONE")), ("a", false, false));
     assert_eq!(scanner.failure().unwrap(), failed(500).as_bytes());
     scanner.switch_engine();
     assert!(scanner.failure().is_none() && !scanner.facts().ended());
     let out = forward(
-        &mut resumable_scanner(Api::Completions, TokenIdForwarding::None, TextTiming::WithIds),
+        &mut resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::WithIds),
         &[&failed(400), "data: [DONE]\n\n"],
     );
     assert_eq!(out, failed(400) + "data: [DONE]\n\n");
@@ -217,7 +217,7 @@ fn engine_errors_are_withheld_and_client_errors_forwarded() {
 fn answer_that_lacks_only_its_end_is_closed_locally() {
     let stream = recorded("completion");
     let events = events(&stream);
-    let mut scanner = resumable_scanner(Api::Completions, TokenIdForwarding::None, TextTiming::WithIds);
+    let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::WithIds);
     forward(&mut scanner, &events[..11]);
     assert_eq!(scanner.closing_events(), None, "the last word is missing");
     forward(&mut scanner, &events[11..12]);

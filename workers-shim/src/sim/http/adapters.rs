@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::sim::SimError;
+use crate::sim::SimStartError;
 
 /// Maximum number of adapters served at a time.
 const MAX_ADAPTERS: usize = 64;
@@ -21,10 +21,10 @@ pub(crate) struct UnservableAdapter;
 
 impl AdapterNames {
     /// Creates the set that the worker starts with.
-    pub(crate) fn of(model: &str, names: Vec<String>) -> Result<Self, SimError> {
+    pub(crate) fn of(model: &str, names: Vec<String>) -> Result<Self, SimStartError> {
         let mut adapters = Self { model: model.to_owned(), names: BTreeSet::new() };
         let must = "at most 64 different names, each of 1 to 128 bytes and none of them the model's";
-        let invalid = |UnservableAdapter| SimError::Option { option: "lora_adapter", must };
+        let invalid = |UnservableAdapter| SimStartError::Option { option: "lora_adapter", must };
         for name in names {
             if adapters.serves(&name) {
                 return Err(invalid(UnservableAdapter));

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use engine_model::{HandoffOffer, HandoffPurpose, RemoteBlocks, TransferRole};
+use engine_model::{HandoffOffer, HoldPurpose, RemoteBlocks, TransferRole};
 use serde_json::{Map, Value, json};
 use vocabulary::Tokens;
 
@@ -67,8 +67,8 @@ fn source_of(params: &Map<String, Value>) -> Option<RemoteBlocks> {
 /// Returns the parameters in the answer of a producer, or of a consumer for the next turn.
 pub(crate) fn params_of(handoff: &HandoffOffer, own: &SideChannelIdentity) -> Value {
     let mut params = json!({
-        "do_remote_prefill": handoff.target == HandoffPurpose::Consumer,
-        "do_remote_decode": handoff.target != HandoffPurpose::Consumer,
+        "do_remote_prefill": handoff.target == HoldPurpose::Consumer,
+        "do_remote_decode": handoff.target != HoldPurpose::Consumer,
         "remote_block_ids": [handoff.blocks],
         "remote_engine_id": own.engine,
         "remote_request_id": handoff.request,
@@ -82,8 +82,8 @@ pub(crate) fn params_of(handoff: &HandoffOffer, own: &SideChannelIdentity) -> Va
         "transfer_mode": "pull",
     });
     match handoff.target {
-        HandoffPurpose::Consumer => params["remote_prefill_cached_tokens"] = json!(handoff.cached),
-        HandoffPurpose::NextTurn(until) => params["remote_blocks_expiry_time"] = json!(until.0 as f64 / 1e6),
+        HoldPurpose::Consumer => params["remote_prefill_cached_tokens"] = json!(handoff.cached),
+        HoldPurpose::NextTurn(until) => params["remote_blocks_expiry_time"] = json!(until.0 as f64 / 1e6),
     }
     params
 }
@@ -104,7 +104,7 @@ mod tests {
             blocks: vec![3, 4],
             tokens: 20,
             cached: 16,
-            target: HandoffPurpose::Consumer,
+            target: HoldPurpose::Consumer,
         };
         let params = params_of(&handoff, &own);
         assert_eq!(producer_cached(params.as_object()), Some(16));
@@ -115,13 +115,8 @@ mod tests {
     #[test]
     fn malformed_params_hang_the_request() {
         let own = SideChannelIdentity { engine: "e".into(), side_channel: ([127, 0, 0, 1], 5600).into() };
-        let handoff = HandoffOffer {
-            request: "r".into(),
-            blocks: vec![3],
-            tokens: 20,
-            cached: 0,
-            target: HandoffPurpose::Consumer,
-        };
+        let handoff =
+            HandoffOffer { request: "r".into(), blocks: vec![3], tokens: 20, cached: 0, target: HoldPurpose::Consumer };
         let mut params = params_of(&handoff, &own);
         params["remote_request_id"] = Value::Null;
         assert_eq!(read(params), TransferRole::Hang);

@@ -1,7 +1,7 @@
 //! Tests of disconnecting clients, dying workers, shutdown, and options.
 
 use super::*;
-use crate::sim::SimError;
+use crate::sim::SimStartError;
 use futures::StreamExt;
 
 fn slow() -> SimOptions {
@@ -115,11 +115,11 @@ async fn idle_worker_takes_no_steps() {
 async fn invalid_options_are_refused() {
     let started = |options| SimWorker::start(options, Arc::new(TinyTokenizer));
     let wrong = EngineProfile { num_gpu_blocks: 0, ..profile() };
-    assert!(matches!(started(SimOptions { profile: wrong, ..options() }).await, Err(SimError::Model(_))));
-    assert!(matches!(started(SimOptions { speed_up: 0.0, ..options() }).await, Err(SimError::Option { .. })));
+    assert!(matches!(started(SimOptions { profile: wrong, ..options() }).await, Err(SimStartError::Model(_))));
+    assert!(matches!(started(SimOptions { speed_up: 0.0, ..options() }).await, Err(SimStartError::Option { .. })));
     let taken = SimWorkerFixture::new().await;
     let listen = taken.worker.address();
-    assert!(matches!(started(SimOptions { listen, ..options() }).await, Err(SimError::Listen { .. })));
+    assert!(matches!(started(SimOptions { listen, ..options() }).await, Err(SimStartError::Listen { .. })));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use engine_model::runs::TierDepths;
+use engine_model::runs::PromptTierDepths;
 use planner::{ChosenReplication, ReplicationLimits, StepFootprint};
 use vocabulary::SessionId;
 
@@ -84,6 +84,6 @@ impl OwnerServe {
     }
 }
 
-fn resident_depths(step: &TraceStep, fleet: &FleetView<'_>) -> Vec<TierDepths> {
+fn resident_depths(step: &TraceStep, fleet: &FleetView<'_>) -> Vec<PromptTierDepths> {
     fleet.workers.iter().map(|engine| engine.cached_depths(fleet.runs, &step.path)).collect()
 }

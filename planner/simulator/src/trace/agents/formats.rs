@@ -7,9 +7,9 @@ use vocabulary::Micros;
 
 use super::BLOCK;
 use super::session_builder::{RecordedAgent, RecordedRequest, SessionBuilder};
-use crate::trace::TraceBudget;
 use crate::trace::TraceBuilder;
-use crate::trace::block_ids::BlockIds;
+use crate::trace::TraceEntryBudget;
+use crate::trace::block_ids::PromptBlockIds;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::line_parsing::{self, LineLocator, json};
 
@@ -128,7 +128,7 @@ fn recorded_request(
 ) -> Result<RecordedRequest, TraceError> {
     let prompt = location.check_prompt("in", request.prompt)?;
     request.hash_ids.iter().try_for_each(|id| location.check_ids("hash_ids", *id, 1))?;
-    let ids: BlockIds = request.hash_ids.iter().copied().collect();
+    let ids: PromptBlockIds = request.hash_ids.iter().copied().collect();
     check_block_count(location, &ids, request.prompt)?;
     Ok(RecordedRequest {
         at: begin + location.check_seconds("t", request.t)?,
@@ -144,7 +144,7 @@ fn block_size(location: TraceLocation<'_>, size: u32) -> Result<(), TraceError> 
     if size == BLOCK { Ok(()) } else { Err(location.out_of_range("block_size", size, "64")) }
 }
 
-fn check_block_count(location: TraceLocation<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceError> {
+fn check_block_count(location: TraceLocation<'_>, ids: &PromptBlockIds, prompt: u64) -> Result<(), TraceError> {
     if u64::from(ids.len()) * u64::from(BLOCK) <= prompt {
         return Ok(());
     }
@@ -155,7 +155,7 @@ fn check_block_count(location: TraceLocation<'_>, ids: &BlockIds, prompt: u64) -
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
-struct DeltaSession<'a> {
+struct DeltaSessionLine<'a> {
     id: String,
     block_size: u32,
     tool_tokens: u64,
@@ -200,12 +200,12 @@ struct SubAgentStart {
 /// Reads one session per line, with each request as the delta to an earlier one.
 pub(in crate::trace) fn read_delta_lines(builder: &mut TraceBuilder, file: &str, text: &str) -> Result<(), TraceError> {
     for (place, line) in line_parsing::lines(file, text) {
-        let session: DeltaSession<'_> = json(place, line, LINE)?;
+        let session: DeltaSessionLine<'_> = json(place, line, LINE)?;
         block_size(place, session.block_size)?;
         place.check_request_count(session.reqs.len())?;
         let mut woven = SessionBuilder::default();
         woven.add_agent(RecordedAgent::main(session.tool_tokens));
-        let mut prompts: Vec<BlockIds> = Vec::with_capacity(session.reqs.len());
+        let mut prompts: Vec<PromptBlockIds> = Vec::with_capacity(session.reqs.len());
         for raw in session.reqs {
             let delta: RequestDelta = json(place, raw.get(), DELTA)?;
             let agent = resolve_agent(place, &mut woven, &delta)?;
@@ -238,13 +238,13 @@ fn resolve_agent(
 
 fn apply_delta(
     location: TraceLocation<'_>,
-    prompts: &[BlockIds],
+    prompts: &[PromptBlockIds],
     delta: &RequestDelta,
-    budget: &mut TraceBudget,
+    budget: &mut TraceEntryBudget,
 ) -> Result<RecordedRequest, TraceError> {
     let prompt = location.check_prompt("in", delta.prompt)?;
     let earlier = "-1, or the index of an earlier request";
-    let none = BlockIds::default();
+    let none = PromptBlockIds::default();
     let parent = match usize::try_from(delta.par) {
         Ok(parent) => prompts.get(parent).ok_or_else(|| location.out_of_range("par", delta.par, earlier))?,
         Err(_) if delta.par == -1 => &none,

@@ -9,7 +9,7 @@ use vocabulary::{Micros, Tokens};
 
 use super::BLOCK;
 use crate::trace::TraceBuilder;
-use crate::trace::block_ids::BlockIds;
+use crate::trace::block_ids::PromptBlockIds;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::run_builder::{RadixBuilder, ToolPrefix};
 use crate::trace::{TraceSession, TraceStep};
@@ -23,7 +23,7 @@ pub(super) struct RecordedRequest {
     pub(super) duration: Micros,
     pub(super) prompt: Tokens,
     pub(super) answer: Tokens,
-    pub(super) ids: BlockIds,
+    pub(super) ids: PromptBlockIds,
 }
 
 pub(super) struct RecordedAgent {

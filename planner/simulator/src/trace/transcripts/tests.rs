@@ -1,7 +1,7 @@
 use vocabulary::Tokens;
 
 use super::*;
-use crate::trace::{Trace, TraceReader};
+use crate::trace::{Trace, TraceLoader};
 
 const SIDECHAIN: &str = r#""isSidechain":true,"#;
 
@@ -27,7 +27,7 @@ fn line(kind: &str, (uuid, parent): (&str, &str), second: u32, message: &str) ->
 }
 
 fn trace(text: &str) -> Result<Trace, TraceError> {
-    let mut reader = TraceReader::default();
+    let mut reader = TraceLoader::default();
     reader.read("a.jsonl", text)?;
     Ok(reader.finish()?.expect("one file"))
 }
@@ -76,7 +76,7 @@ fn branches_and_sub_agents_share_their_common_prefix() {
 
 #[test]
 fn equal_system_prompts_are_shared_between_sessions() {
-    let mut reader = TraceReader::default();
+    let mut reader = TraceLoader::default();
     reader.read("a.jsonl", &dialogue()).unwrap();
     reader.read("b.jsonl", &dialogue().replace("and now?", "and then?")).unwrap();
     let trace = reader.finish().unwrap().unwrap();

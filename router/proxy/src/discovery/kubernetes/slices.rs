@@ -74,14 +74,14 @@ pub(super) enum WatchEvent {
     Modified(EndpointSlice),
     Deleted(EndpointSlice),
     /// Nothing else has changed up to this version.
-    Bookmark(Bookmark),
+    Bookmark(BookmarkObject),
     /// The watch has ended.
     Error(KubernetesStatus),
 }
 
 /// An object that carries only a version.
 #[derive(Debug, Deserialize)]
-pub(super) struct Bookmark {
+pub(super) struct BookmarkObject {
     pub(super) metadata: ListMeta,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct KubernetesStatus {
 
 /// Why no workers can be derived from the slices.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum SlicesError {
+pub(super) enum UnusableSlicesError {
     /// More slices than the limit.
     #[error("it has more than {MAX_SLICES} EndpointSlices")]
     TooMany,
@@ -110,16 +110,16 @@ pub(super) enum SlicesError {
 pub(super) struct ServiceSlices(BTreeMap<String, EndpointSlice>);
 
 impl ServiceSlices {
-    pub(super) fn of(list: Vec<EndpointSlice>) -> Result<Self, SlicesError> {
+    pub(super) fn of(list: Vec<EndpointSlice>) -> Result<Self, UnusableSlicesError> {
         let mut slices = Self::default();
         list.into_iter().try_for_each(|slice| slices.put(slice))?;
         Ok(slices)
     }
 
     /// Adds a slice, or replaces it.
-    pub(super) fn put(&mut self, slice: EndpointSlice) -> Result<(), SlicesError> {
+    pub(super) fn put(&mut self, slice: EndpointSlice) -> Result<(), UnusableSlicesError> {
         self.0.insert(slice.metadata.name.clone(), slice);
-        if self.0.len() > MAX_SLICES { Err(SlicesError::TooMany) } else { Ok(()) }
+        if self.0.len() > MAX_SLICES { Err(UnusableSlicesError::TooMany) } else { Ok(()) }
     }
 
     pub(super) fn remove(&mut self, slice: &EndpointSlice) {
@@ -132,7 +132,10 @@ impl ServiceSlices {
     }
 
     /// Returns the endpoints that are ready and not terminating, each once, in order.
-    pub(super) fn ready_endpoints(&self, selector: Option<&PortSelector>) -> Result<BTreeSet<WorkerUrl>, SlicesError> {
+    pub(super) fn ready_endpoints(
+        &self,
+        selector: Option<&PortSelector>,
+    ) -> Result<BTreeSet<WorkerUrl>, UnusableSlicesError> {
         let mut found = BTreeSet::new();
         for slice in self.0.values() {
             let mut ready = slice.ready_addresses().peekable();
@@ -160,7 +163,7 @@ impl EndpointSlice {
             .filter_map(|endpoint| endpoint.addresses.first().map(String::as_str))
     }
 
-    fn selected_port(&self, selector: Option<&PortSelector>) -> Result<u16, SlicesError> {
+    fn selected_port(&self, selector: Option<&PortSelector>) -> Result<u16, UnusableSlicesError> {
         let ports: Vec<_> =
             self.ports.iter().flatten().filter_map(|port| Some((port.name.as_deref(), port.port?))).collect();
         match (selector, ports.as_slice()) {
@@ -174,7 +177,7 @@ impl EndpointSlice {
             (None, _) => {}
         }
         let describe = |(name, port): &(Option<&str>, u16)| format!("{} ({port})", name.unwrap_or("without a name"));
-        Err(SlicesError::Port(ports.iter().map(describe).collect()))
+        Err(UnusableSlicesError::Port(ports.iter().map(describe).collect()))
     }
 }
 
@@ -199,7 +202,7 @@ mod tests {
         .unwrap()
     }
 
-    fn ready(slices: &ServiceSlices, port: Option<PortSelector>) -> Result<Vec<String>, SlicesError> {
+    fn ready(slices: &ServiceSlices, port: Option<PortSelector>) -> Result<Vec<String>, UnusableSlicesError> {
         Ok(slices
             .ready_endpoints(port.as_ref())?
             .into_iter()
@@ -246,7 +249,7 @@ mod tests {
     #[test]
     fn slices_beyond_the_limit_are_rejected() {
         let many = (0..=MAX_SLICES).map(|number| slice(&number.to_string(), json!([]), json!([])));
-        assert_eq!(ServiceSlices::of(many.collect()).unwrap_err(), SlicesError::TooMany);
+        assert_eq!(ServiceSlices::of(many.collect()).unwrap_err(), UnusableSlicesError::TooMany);
     }
 
     #[test]

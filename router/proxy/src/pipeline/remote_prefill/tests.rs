@@ -12,7 +12,7 @@ use crate::client_request::GenerationEndpoint;
 use crate::lab::sim_command::tests::{sim, url};
 use crate::leg_outcome::FailedAttempt;
 use crate::memory_budget::{MemoryBudget, MemoryLimits};
-use crate::outliers::EjectionTrials;
+use crate::outliers::TrialGuard;
 use crate::pipeline::end_guard::EndGuard;
 use crate::pipeline::plan;
 use crate::pipeline::plan::PlanGuards;
@@ -234,7 +234,7 @@ async fn a_failed_trial_with_two_suspects_counts_against_neither_when_the_client
     let (_, _, plan) = planned(app_state, (&p, &d), GenerationEndpoint::Completions).await;
     let first = Planning::first(step(app_state, GenerationEndpoint::Completions).await);
     let both = |step: &ClassifiedStep, failed: &[WorkerId]| {
-        let trials = EjectionTrials::begin(outliers, plan.workers());
+        let trials = TrialGuard::begin(outliers, plan.workers());
         let planned = plan::plan(&app_state.pipeline.plan, step, failed);
         planned.map(|(planned, guards)| (PlannedStep { plan, ..planned }, PlanGuards { trials, ..guards }))
     };

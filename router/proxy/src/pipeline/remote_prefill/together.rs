@@ -12,7 +12,7 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) async fn run(
     (legs, pair): (&Legs, &LegPair),
     transfer: &KvTransfer,
-    mut client: oneshot::Sender<RemotePrefillResult>,
+    mut client: oneshot::Sender<RemotePrefillAnswer>,
 ) {
     let (failed, failure) = oneshot::channel();
     let source = tokio::spawn({

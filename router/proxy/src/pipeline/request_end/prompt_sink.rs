@@ -8,9 +8,9 @@ use vocabulary::Bytes;
 
 use super::RequestEnd;
 use crate::prefix_replication::PrefixReplicator;
-use crate::prompts::{PromptStore, RetainedPrompt};
+use crate::prompts::{RetainedPrompt, RetainedPromptStore};
 use crate::receipt::{RequestOutcome, StepObservation};
-use crate::telemetry::metrics::KvMovementMetrics;
+use crate::telemetry::metrics::InterStepKvMetrics;
 use crate::transfer_checker::{CompletedTransfer, TransferChecker};
 
 /// Stores the prompts of complete steps, and checks their transfers.
@@ -18,8 +18,8 @@ use crate::transfer_checker::{CompletedTransfer, TransferChecker};
 pub(in crate::pipeline) struct PromptSink {
     pub(in crate::pipeline) checker: TransferChecker,
     pub(in crate::pipeline) replicator: Arc<PrefixReplicator>,
-    pub(in crate::pipeline) prompts: Arc<PromptStore>,
-    pub(in crate::pipeline) metrics: KvMovementMetrics,
+    pub(in crate::pipeline) prompts: Arc<RetainedPromptStore>,
+    pub(in crate::pipeline) metrics: InterStepKvMetrics,
 }
 
 impl PromptSink {

@@ -4,7 +4,7 @@ use workers_shim::engine_api::AnswerSummary;
 
 use super::*;
 
-fn entry(tokens: u64, until: Instant) -> ReversePullEntry {
+fn entry(tokens: u64, until: Instant) -> StoredReversePull {
     let parameters = json!({
         "do_remote_prefill": false, "do_remote_decode": true, "remote_block_ids": [[1, 2]], "remote_engine_id": "e",
         "remote_request_id": "cmpl-1", "remote_host": "10.0.0.7", "remote_port": 5600, "remote_num_tokens": tokens,
@@ -12,7 +12,7 @@ fn entry(tokens: u64, until: Instant) -> ReversePullEntry {
     let answer = Bytes::from(json!({ "kv_transfer_params": parameters }).to_string());
     let readback = AnswerSummary::read(&answer).unwrap().reverse_pull.unwrap();
     let keeper = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
-    ReversePullEntry { params: readback, holder: keeper, content_id: PrefixId(7), expires_at: until }
+    StoredReversePull { params: readback, holder: keeper, content_id: PrefixId(7), expires_at: until }
 }
 
 #[test]

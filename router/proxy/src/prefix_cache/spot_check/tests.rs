@@ -189,18 +189,18 @@ async fn a_spot_check_difference_disables_prompt_reuse_for_the_model() {
     let router = start_router(&[&worker], &SETTINGS[..1]).await;
     let model = router.gateway.catalog().model(&"tiny".into());
     let mut step = extended_step(&router.gateway, &model);
-    let taken = |step: &IdentifiedRequest| SpotCheck::new(step, LookupTier::Leading, Tokens::ZERO).run().0;
+    let taken = |step: &IdentifiedRequest| PendingSpotCheck::new(step, LookupTier::Leading, Tokens::ZERO).run().0;
     assert_eq!(taken(&step), None);
     let ids = LazyTokenIds::of(&step).unwrap().read(&step.prompt.chain).unwrap().into_owned();
     assert_eq!(ids.len() as u64, step.prompt.chain.tokens.0);
     let other = PrefixChain::over_tokens(PrefixId(7), model.identifier.seed(), model.identifier.block(), &ids);
     assert!(LazyTokenIds::of(&step).unwrap().read(&other).is_none(), "leads elsewhere");
     step.prompt.content = PromptContent::Tail(vec![1]);
-    assert_eq!(taken(&step), Some(PromptMismatch::Tokens));
+    assert_eq!(taken(&step), Some(IncrementalPromptMismatch::Tokens));
 
     assert_ne!(ask(&router, 2, json!({})).await, Some("miss"));
     let identity = &router.gateway.caches.prefix_cache;
-    identity.spot_checks.enqueue(SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO));
+    identity.spot_checks.enqueue(PendingSpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO));
     wait_until("the difference is found", || model.is_disabled_by_spot_check()).await;
     assert_eq!(spot_check_count(&router, "token_mismatch"), 1);
     assert_eq!(ask(&router, 3, json!({})).await, Some("miss"));
@@ -223,8 +223,8 @@ async fn a_spot_check_that_cannot_render_drops_the_prompt_but_trusts_the_model()
     // As if the template had refused it.
     step.request.incoming.body = body(1, &json!({"continue_final_message": true})).into();
     let identity = &router.gateway.caches.prefix_cache;
-    let look = SpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO);
-    assert_eq!(look.run().0, Some(PromptMismatch::Refused(FallbackReason::Malformed)));
+    let look = PendingSpotCheck::new(&step, LookupTier::Leading, Tokens::ZERO);
+    assert_eq!(look.run().0, Some(IncrementalPromptMismatch::Refused(FallbackReason::Malformed)));
     identity.spot_checks.enqueue(look);
     wait_until("it has been looked at", || spot_check_count(&router, "malformed") == 1).await;
     assert!(!model.is_disabled_by_spot_check());

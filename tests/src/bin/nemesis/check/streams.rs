@@ -18,7 +18,7 @@ pub(crate) enum ResponseStreamEnd {
 
 /// A finished stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FinishedStream {
+pub(crate) struct StreamEnding {
     /// How it ended.
     pub(crate) end: ResponseStreamEnd,
     /// When it ended.
@@ -26,9 +26,9 @@ pub(crate) struct FinishedStream {
 }
 
 /// Checks that no stream ended silently. A connection cut by a killed router is not silent.
-pub(crate) fn check_streams(streamed: &[FinishedStream]) -> Vec<GuaranteeViolation> {
+pub(crate) fn check_streams(streamed: &[StreamEnding]) -> Vec<GuaranteeViolation> {
     let silent = streamed.iter().find(|stream| stream.end == ResponseStreamEnd::Silent);
-    let detail = |stream: &FinishedStream| format!("one ended without a word at {} us", stream.at.0);
+    let detail = |stream: &StreamEnding| format!("one ended without a word at {} us", stream.at.0);
     let broken = |stream| GuaranteeViolation { guarantee: "every stream ends with a reason", detail: detail(stream) };
     silent.map(broken).into_iter().collect()
 }

@@ -250,7 +250,7 @@ fn unequal_states_at_one_index_are_a_violation() {
 
 #[test]
 fn a_stream_that_ends_silently_is_a_violation() {
-    let ended = |end| FinishedStream { end, at: RunInstant(1) };
+    let ended = |end| StreamEnding { end, at: RunInstant(1) };
     assert_eq!(
         violated_guarantees(check_streams(&[
             ended(ResponseStreamEnd::Whole),

@@ -14,7 +14,7 @@ use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::api_client::{ApiClient, MembershipChange};
 use crate::check::{self, FinalOwners, GuaranteeViolation, NodeStateHash};
-use crate::cluster::{BootstrapMode, NodeBoot};
+use crate::cluster::{ClusterEntryMode, NodeStartMode};
 use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionOwner};
 use crate::node::ProgramProcess;
 use crate::test_network::{MAX_SLOTS, cut_tail};
@@ -159,10 +159,14 @@ async fn restore(environment: &mut TrialEnvironment, file: &Path) -> Result<Vec<
     let done =
         run_ctl(environment, &["snapshot", "restore", &file, "--data-dir", &folder.display().to_string()]).await?;
     done.success("ctl snapshot restore")?;
-    let mut running = vec![environment.cluster.start_separate(founder, NodeBoot::new(BootstrapMode::Founder)).await?];
+    let mut running =
+        vec![environment.cluster.start_separate(founder, NodeStartMode::new(ClusterEntryMode::Founder)).await?];
     for seat in &RESTORED_SLOTS[1..] {
         running.push(
-            environment.cluster.start_separate(*seat, NodeBoot::new(BootstrapMode::JoinsThrough(founder))).await?,
+            environment
+                .cluster
+                .start_separate(*seat, NodeStartMode::new(ClusterEntryMode::JoinsThrough(founder)))
+                .await?,
         );
     }
     promote(environment).await?;

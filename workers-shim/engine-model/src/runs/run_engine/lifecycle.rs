@@ -4,7 +4,7 @@
 use vocabulary::Tokens;
 
 use super::{ActivePrefill, PrefillStart, RunEngine, RunRequestEvent};
-use crate::runs::{DecodeLocation, PrefilledRequest, RestoreTime, RunId, RunRequest, RunTree, SharedEngineState};
+use crate::runs::{DecodeLocation, PrefillHandoff, RestoreTime, RunId, RunRequest, RunTree, SharedEngineState};
 
 /// Remaining progress and work below these limits count as finished, because of rounding errors.
 const TOKEN_EPSILON: f64 = 1e-6;
@@ -133,7 +133,7 @@ impl RunEngine {
                 out.push(RunRequestEvent::FirstToken(prompt.ticket));
                 self.join_batch(prompt, reserved);
             }
-            DecodeLocation::Remote => out.push(RunRequestEvent::Prefilled(PrefilledRequest { prompt, reserved })),
+            DecodeLocation::Remote => out.push(RunRequestEvent::Prefilled(PrefillHandoff { prompt, reserved })),
         }
     }
 

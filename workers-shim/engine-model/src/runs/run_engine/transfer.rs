@@ -3,7 +3,7 @@
 use vocabulary::Tokens;
 
 use super::RunEngine;
-use crate::runs::{PrefilledRequest, RunId, RunRequest, RunTree};
+use crate::runs::{PrefillHandoff, RunId, RunRequest, RunTree};
 
 /// An outgoing transfer.
 #[derive(Clone, PartialEq, Debug)]
@@ -54,14 +54,14 @@ impl RunEngine {
 
     /// Releases a prompt that was computed here and is answered elsewhere: its memory is free again, its runs stay
     /// cached.
-    pub fn release_prefilled(&mut self, runs: &RunTree, prefilled: &PrefilledRequest) {
+    pub fn release_prefilled(&mut self, runs: &RunTree, prefilled: &PrefillHandoff) {
         self.pool.unpin(runs, &prefilled.prompt.path);
         self.pool.unreserve(prefilled.reserved);
         self.load.requests -= 1;
     }
 
     /// Answers a prompt here that should have been answered elsewhere.
-    pub fn decode_locally(&mut self, mut prefilled: PrefilledRequest) {
+    pub fn decode_locally(&mut self, mut prefilled: PrefillHandoff) {
         prefilled.prompt.decode_location = crate::runs::DecodeLocation::Local;
         self.load.context += prefilled.prompt.tokens;
         self.join_batch(prefilled.prompt, prefilled.reserved);

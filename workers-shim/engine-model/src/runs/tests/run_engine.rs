@@ -63,7 +63,7 @@ fn path_is_evicted_from_its_end_and_restored_from_the_host_tier() {
     bench.submit(run_request(2, &b, 400, 1));
     bench.run_until(20.0);
     let held = bench.engine.cached_depths(&bench.runs, &a);
-    assert_eq!(held, TierDepths { device: Tokens(300), with_host: Tokens(900), with_disk: Tokens(900) });
+    assert_eq!(held, PromptTierDepths { device: Tokens(300), with_host: Tokens(900), with_disk: Tokens(900) });
     bench.submit(run_request(3, &a, 950, 1));
     bench.run_until(30.0);
     assert_eq!(bench.started(3), [300, 0, 600, 50]);

@@ -15,7 +15,7 @@ fn extra_text_in_a_finished_block_diverges() {
     for told in [at(&all, &end), at(&all, &["look"]), all.len() - 1] {
         let mut second = message("two", 3);
         second.insert(at(&second, &end), data(more.clone()));
-        let mut scanner = replaying_scanner(Api::Messages, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(Api::Messages, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         forward(&mut scanner, &all[..=told]);
         scanner.switch_engine();
         let rest = forward(&mut scanner, &second);
@@ -39,7 +39,7 @@ fn extra_text_in_a_finished_part_diverges() {
         let mut second = make("two", 3);
         let delta = json!({"type": "response.output_text.delta", "item_id": "msg_two", "output_index": 0, "content_index": 0, "delta": " AND MORE", "logprobs": []});
         second.insert(at(&second, &[end]), data(delta));
-        let mut scanner = replaying_scanner(Api::Responses, TokenIdForwarding::All, AnswerDeterminism::Always);
+        let mut scanner = replaying_scanner(Api::Responses, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
         forward(&mut scanner, &all[..=at(&all, &["look"])]);
         scanner.switch_engine();
         let rest = forward(&mut scanner, &second);
@@ -51,7 +51,7 @@ fn extra_text_in_a_finished_part_diverges() {
 fn sampled_answer_that_starts_on_the_second_engine_is_not_replayed() {
     for (api, make) in ALL {
         let all = make("one", 3);
-        let mut scanner = replaying_scanner(api, TokenIdForwarding::All, AnswerDeterminism::UntilFirstOutput);
+        let mut scanner = replaying_scanner(api, ClientTokenIdVisibility::All, AnswerDeterminism::UntilFirstOutput);
         forward(&mut scanner, &all[..1]);
         if scanner.resume_ids().is_err() {
             // Its first event already has output.
@@ -71,7 +71,7 @@ fn replay_buffer_is_bounded_and_the_rest_is_forwarded() {
             .to_string()
     };
     let long = "Q".repeat(MAX_BUFFERED_BYTES / 2);
-    let mut verifier = ReplayVerifier::new(Api::Chat, TokenIdForwarding::All, AnswerDeterminism::Always);
+    let mut verifier = ReplayVerifier::new(Api::Chat, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
     verifier.rewrite_event(said("QQ").as_bytes());
     verifier.switch_engine();
     let mut passed = 0;

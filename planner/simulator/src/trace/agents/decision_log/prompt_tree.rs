@@ -4,8 +4,8 @@
 use vocabulary::{Micros, Tokens};
 
 use super::{BLOCK, LoggedStep};
-use crate::trace::TraceBudget;
-use crate::trace::block_ids::BlockIds;
+use crate::trace::TraceEntryBudget;
+use crate::trace::block_ids::PromptBlockIds;
 use crate::trace::error::{TraceError, TraceLocation};
 use crate::trace::run_builder::RadixBuilder;
 use crate::trace::{TraceSession, TraceStep};
@@ -25,7 +25,7 @@ pub(super) struct PromptTree {
     /// Steps longer than all earlier ones, with their blocks.
     longest: Vec<(u32, SessionStepIndex)>,
     /// Blocks that steps reused but no earlier step had: they were cached before the log begins.
-    before_log: BlockIds,
+    before_log: PromptBlockIds,
     prompts: Tokens,
     known: Tokens,
     /// Known tokens that no earlier step had.
@@ -38,7 +38,7 @@ struct SessionPrompts {
     /// Numbers of the prompts in the tree.
     lists: Vec<usize>,
     /// Block ids of prompt and answer.
-    histories_by_step: Vec<BlockIds>,
+    histories_by_step: Vec<PromptBlockIds>,
     /// Prompt that resends the answer, and its end in blocks.
     resent_answers: Vec<Option<(usize, u32)>>,
     /// Blocks that appeared in this session first.
@@ -108,7 +108,7 @@ impl PromptTree {
     }
 
     /// Returns ids for `need` blocks cached before the log begins, and how many of them are used for the first time.
-    fn ids_before_log(&mut self, need: u32) -> (BlockIds, u32) {
+    fn ids_before_log(&mut self, need: u32) -> (PromptBlockIds, u32) {
         let known = self.before_log.len();
         let first = (self.sessions.len() as u64) << ID_BITS;
         let fresh = need.saturating_sub(known);
@@ -116,7 +116,7 @@ impl PromptTree {
         (self.before_log.first(need), fresh)
     }
 
-    fn extend_with_new_ids(&mut self, ids: &mut BlockIds, session: usize, end: u32) {
+    fn extend_with_new_ids(&mut self, ids: &mut PromptBlockIds, session: usize, end: u32) {
         let (count, told) = (end.saturating_sub(ids.len()), &mut self.sessions[session]);
         ids.push_run(((session as u64) << ID_BITS) + told.own_blocks, count);
         told.own_blocks += u64::from(count);
@@ -151,7 +151,7 @@ impl PromptTree {
     pub(super) fn into_sessions(
         mut self,
         sessions: Vec<(String, Vec<LoggedStep>)>,
-        (runs, budget): (&mut RunTree, &mut TraceBudget),
+        (runs, budget): (&mut RunTree, &mut TraceEntryBudget),
     ) -> Result<Vec<TraceSession>, TraceError> {
         for (list, end) in self.sessions.iter().flat_map(|told| told.resent_answers.iter().flatten()) {
             self.radix.cut(*list, *end);

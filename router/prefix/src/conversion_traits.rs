@@ -15,7 +15,7 @@ pub(crate) enum AllowedSystemPosition {
 /// Template properties that vLLM probes at startup, before it converts. The default is for models without a template:
 /// their prompts are compared as bytes and must only grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
-pub(crate) struct TemplateTraits {
+pub(crate) struct ConversionTraits {
     #[default(AllowedSystemPosition::Anywhere)]
     pub(crate) system_placement: AllowedSystemPosition,
     /// The `reasoning_effort` that replaces `thinking.type: no_thinking_effort`.
@@ -23,7 +23,7 @@ pub(crate) struct TemplateTraits {
     pub(crate) no_thinking_effort: &'static str,
 }
 
-impl TemplateTraits {
+impl ConversionTraits {
     /// Probes the template, which `render` renders. Effort `none` disables thinking only if the template renders it differently from all
     /// other efforts.
     pub(crate) fn probe(

@@ -15,7 +15,7 @@ use crate::worker_candidate::{WorkerCandidate, length_refusal};
 use crate::{CandidateRefusal, MoveReason, ParallelShape, PlanningError, PlanningInputs};
 
 /// Everything that candidates are built from.
-pub(crate) struct CandidateInputs<'a> {
+pub(crate) struct CandidateTable<'a> {
     pub(crate) inputs: PlanningInputs<'a>,
     /// This session's view of the KV occupancy model.
     pub(crate) session_lookup: SessionLookup<'a>,
@@ -35,7 +35,7 @@ enum DrainingEligibility {
     Draining,
 }
 
-impl<'a> CandidateInputs<'a> {
+impl<'a> CandidateTable<'a> {
     pub(crate) fn build(inputs: &PlanningInputs<'a>) -> Result<Self, PlanningError> {
         let session_lookup = inputs.occupancy.model.session_lookup(inputs.session.id, inputs.occupancy.now);
         let candidate = |(view, prefix)| WorkerCandidate::new((inputs, session_lookup), view, prefix);
@@ -188,20 +188,20 @@ type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> FabricShortlists<'a> {
     /// Helpers for all targets that have no disabled link to them.
-    pub(crate) fn without_disabled_links(layout: &CandidateInputs<'a>, cost_model: &CostModel<'_>) -> Self {
+    pub(crate) fn without_disabled_links(layout: &CandidateTable<'a>, cost_model: &CostModel<'_>) -> Self {
         Self::among(layout, cost_model, |_| true)
     }
 
     /// Helpers for one target with disabled links to it, without the workers that would send over those links.
     pub(crate) fn around_disabled_links(
-        layout: &CandidateInputs<'a>,
+        layout: &CandidateTable<'a>,
         cost_model: &CostModel<'_>,
         target: WorkerId,
     ) -> Self {
         Self::among(layout, cost_model, |from| !layout.inputs.is_link_disabled(from, target))
     }
 
-    fn among(layout: &CandidateInputs<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
+    fn among(layout: &CandidateTable<'a>, cost_model: &CostModel<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
         let mut all = Self(Vec::with_capacity(2));
         for (at, candidate) in layout.candidates.iter().enumerate() {
             let Some(fabric) = fabric(candidate) else { continue };
