@@ -7,6 +7,7 @@
 mod answer;
 pub mod items;
 mod json;
+mod json_string;
 mod kv;
 mod replay_verifier;
 mod replication;
@@ -18,6 +19,7 @@ mod token_transcript;
 
 pub use answer::{AnswerParseError, AnswerSummary, HandoffParams, TokenUsage, usage_at_end};
 pub use json::JsonError;
+pub use json_string::JsonString;
 pub use kv::{ConnectorUnavailable, KvConnector, KvTransfer, LegOrder, ReturnsKv, TransferEndpoint, TransferHandshake};
 pub use replay_verifier::{AnswerDeterminism, ReplayVerifier};
 pub use replication::{PATH as REPLICATE_PATH, ReplicationRequest, source_leg, target_leg};

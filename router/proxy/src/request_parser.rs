@@ -1,13 +1,12 @@
 //! Request parser: reads in place the few body fields that decide how a request is served. The bytes stay as the client sent
 //! them.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use planner::RequestTransferBlocker;
 use serde::Deserialize;
 use vocabulary::{ModelId, Tokens};
-use workers_shim::engine_api::{ClientRequestBody, ScannedJson};
+use workers_shim::engine_api::{ClientRequestBody, JsonString, ScannedJson};
 
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
@@ -61,10 +60,6 @@ pub fn parse(
         incoming,
     })
 }
-
-/// A JSON string, borrowed unless it has escapes.
-#[derive(Deserialize)]
-struct JsonString<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Returns the field's value; `None` where it is missing or null.
 fn read<'a, T: Deserialize<'a>>(fields: &'a ScannedJson, name: &str, accepted: &str) -> Result<Option<T>, ApiError> {

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
@@ -112,15 +113,8 @@ pub fn redact_answer(answer: &Bytes, ids: ClientTokenIdVisibility) -> Bytes {
 /// Removes transfer parameters from a stream event: vLLM puts them into the last event of `/v1/responses`. None if it
 /// has none.
 pub(super) fn redact_event(event: &Bytes) -> Option<Bytes> {
-    const NAME: &str = "\"kv_transfer_params\"";
-    // This runs for every event, and substring search in text uses SIMD.
-    let has_params = match std::str::from_utf8(event) {
-        Ok(text) => text.contains(NAME),
-        Err(_) => event.windows(NAME.len()).any(|window| window == NAME.as_bytes()),
-    };
-    if !has_params {
-        return None;
-    }
+    const NAME: &[u8] = b"\"kv_transfer_params\"";
+    memmem::find(event, NAME)?;
     let (mut out, mut is_redacted) = (Vec::with_capacity(event.len()), false);
     for line in event.split_inclusive(|byte| *byte == b'\n') {
         match redact_line(line) {

@@ -14,7 +14,7 @@ use super::token_transcript::{
 use super::{ClientTokenIdVisibility, ClientUsageVisibility};
 use budget::BudgetShare;
 pub use budget::EventBufferBudget;
-use chunk::{EngineError, EventDelta, NestedAnswer, StreamChoice, StreamChunk};
+use chunk::{EngineError, NestedAnswer, StreamChunk};
 
 /// Longest event that is parsed, in bytes; longer ones are forwarded unread.
 const MAX_EVENT_BYTES: usize = 1 << 20;
@@ -322,7 +322,7 @@ impl SseFilter {
             chunk.response.or(chunk.message).and_then(|raw| serde_json::from_str::<NestedAnswer>(raw.get()).ok());
         let inner = inner.unwrap_or_default();
         if self.facts.id.is_none() {
-            self.facts.id = chunk.id.or(inner.id);
+            self.facts.id = chunk.id.map(|id| id.0.into_owned()).or(inner.id);
         }
         if let Some(error) = chunk.error.or(inner.error).or_else(|| (kind == "error").then(EngineError::default)) {
             let is_the_engines = error
@@ -348,13 +348,11 @@ impl SseFilter {
             .map(|usage| self.transcript.as_ref().map_or(usage, |transcript| transcript.whole_answer_usage(usage)));
         let choices = chunk.choices.unwrap_or_default();
         self.facts.outputs += u64::from(kind.ends_with("delta") && kind != "message_delta");
-        self.facts.outputs += u64::from(choices.iter().any(StreamChoice::has_output));
-        let text = choices.iter().map(StreamChoice::text).sum::<usize>() + chunk.delta.map_or(0, EventDelta::text);
+        self.facts.outputs += u64::from(choices.has_output);
+        let text = choices.text + chunk.delta.unwrap_or_default().0;
         self.facts.text = self.facts.text.saturating_add(text as u64);
-        if let Some(finish) = choices.iter().rev().find_map(|choice| choice.finish_reason.clone()) {
-            self.facts.finish = Some(finish);
-        }
-        let only_usage = usage.is_some() && choices.is_empty();
+        let only_usage = usage.is_some() && choices.count == 0;
+        self.facts.finish = choices.finish.or(self.facts.finish.take());
         self.facts.usage = usage.or(self.facts.usage);
         let passage = self.rewrite_payload(payload, event);
         if only_usage && self.usage == ClientUsageVisibility::Hidden { EventRewrite::Hidden } else { passage }

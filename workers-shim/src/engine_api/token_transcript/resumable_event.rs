@@ -1,11 +1,10 @@
 //! The parsed fields of an event whose answer may be continued elsewhere, with their positions for rewriting.
 
-use std::borrow::Cow;
-
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::engine_api::answer::UsageFields;
+use crate::engine_api::json_string::JsonString;
 
 /// An event of a chat or a completion.
 #[derive(Deserialize)]
@@ -23,7 +22,7 @@ pub(in crate::engine_api) struct AnswerEventFields<'a> {
 #[derive(Deserialize)]
 pub(super) struct AnswerChoiceFields<'a> {
     #[serde(borrow)]
-    text: Option<Cow<'a, str>>,
+    text: Option<JsonString<'a>>,
     delta: Option<AnswerDeltaFields<'a>>,
     pub(super) finish_reason: Option<&'a RawValue>,
     pub(super) stop_reason: Option<&'a RawValue>,
@@ -34,7 +33,7 @@ pub(super) struct AnswerChoiceFields<'a> {
 #[derive(Deserialize)]
 struct AnswerDeltaFields<'a> {
     #[serde(borrow)]
-    content: Option<Cow<'a, str>>,
+    content: Option<JsonString<'a>>,
     reasoning: Option<&'a RawValue>,
     reasoning_content: Option<&'a RawValue>,
     tool_calls: Option<&'a RawValue>,
