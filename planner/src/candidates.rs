@@ -9,9 +9,9 @@ use crate::cost::{CostModel, MissingKvSource, TargetCostInputs, sequential_terms
 use crate::lcm::lcm;
 use crate::worker_candidate::WorkerCandidate;
 use crate::{
-    Action, CandidateRefusal, CostTerms, Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect,
-    PlanCandidate, PlanParts, ReplicateSendTiming, RestorablePrefix, RestoreSplit, SelectionRule, StepKind,
-    TransferPermission, WorkerRank,
+    Action, CandidateRefusal, CostTerms, Handoff, HandoffKind, Leg, LegRole, LegSequence, MoveReason, OwnershipEffect,
+    PlanCandidate, ReplicateSendTiming, RestorablePrefix, RestoreSplit, SelectionRule, StepKind, TransferPermission,
+    WorkerRank,
 };
 
 /// Returns at most three candidates per worker: serve there, prefill elsewhere, replicate the sealed prefix there
@@ -65,7 +65,7 @@ impl PricedReplicate {
 
 /// Candidate without its label and refusal.
 struct PricedCandidate {
-    sequence: PlanParts,
+    sequence: LegSequence,
     ownership: OwnershipEffect,
     terms: CostTerms,
 }
@@ -165,7 +165,7 @@ impl CandidateBuilder<'_> {
             _ => first,
         };
         let leg = self.leg(target, LegRole::Serve, split.start);
-        let sequence = PlanParts::replicate(self.replicate_handoff(from, &split, &leg), leg);
+        let sequence = LegSequence::replicate(self.replicate_handoff(from, &split, &leg), leg);
         PricedCandidate { sequence, ownership, terms }.labelled(action, refusal)
     }
 
@@ -232,7 +232,7 @@ impl CandidateBuilder<'_> {
         let handoff = self.replicate_handoff(from, &RestoreSplit { loaded: until, bytes, start: until }, &leg);
         let ownership = self.ownership(target, Some(HandoffKind::Replicate));
         let draft =
-            PricedCandidate { sequence: PlanParts::replicate(handoff, leg), ownership, terms: CostTerms::default() };
+            PricedCandidate { sequence: LegSequence::replicate(handoff, leg), ownership, terms: CostTerms::default() };
         Some(draft.labelled(Action::ArtifactFetch, Some(why)))
     }
 
@@ -255,7 +255,7 @@ impl CandidateBuilder<'_> {
         let kind = HandoffKind::RemotePrefill;
         let handoff = Handoff { kind, source: prefill.at(), target: decode.at(), blocks: None, bytes };
         let allowed = self.layout.inputs.allows(Action::RemotePrefill);
-        PricedCandidate { sequence: PlanParts::remote_prefill(prefill, handoff, decode), ownership, terms }
+        PricedCandidate { sequence: LegSequence::remote_prefill(prefill, handoff, decode), ownership, terms }
             .labelled(Action::RemotePrefill, (!allowed).then_some(CandidateRefusal::ActionDisabled))
     }
 
@@ -269,7 +269,7 @@ impl CandidateBuilder<'_> {
             duplicated_until: self.tokens_elsewhere(target, &ownership),
         };
         PricedCandidate {
-            sequence: PlanParts::serve(self.leg(target, LegRole::Serve, start)),
+            sequence: LegSequence::serve(self.leg(target, LegRole::Serve, start)),
             ownership,
             terms: self.cost_model.target_terms(self.at(target), serving),
         }
@@ -279,7 +279,7 @@ impl CandidateBuilder<'_> {
     fn unpriced(&self, target: usize) -> PricedCandidate {
         let leg = self.leg(target, LegRole::Serve, self.at(target).prefix.cached);
         let ownership = self.ownership(target, None);
-        PricedCandidate { sequence: PlanParts::serve(leg), ownership, terms: CostTerms::default() }
+        PricedCandidate { sequence: LegSequence::serve(leg), ownership, terms: CostTerms::default() }
     }
 
     /// Returns what `from` can send to `target`: a prefix longer than the target's that ends at a block boundary of

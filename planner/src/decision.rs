@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, ModelId, Tokens};
 
-use crate::{Action, CostTerms, Leg, OwnershipEffect, Plan, PlanParts, StepKind};
+use crate::{Action, CostTerms, Leg, LegSequence, OwnershipEffect, Plan, StepKind};
 
 /// One way to serve the step.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
@@ -11,7 +11,7 @@ pub struct PlanCandidate {
     /// Label of what the candidate does.
     pub action: Action,
     /// What would be sent to the workers, in order.
-    pub sequence: PlanParts,
+    pub sequence: LegSequence,
     /// Change of ownership after the step.
     pub ownership: OwnershipEffect,
     /// Cost by term; zero if the candidate was refused before it was priced.
@@ -79,7 +79,7 @@ impl Decision {
     /// Returns one leg per worker, with what the worker has cached before any transfer.
     pub(crate) fn local_legs(&self) -> impl Iterator<Item = &Leg> {
         let local = self.candidates.iter().map(|candidate| &candidate.sequence).filter(|one| !one.has_handoff());
-        local.map(PlanParts::answer_leg)
+        local.map(LegSequence::answer_leg)
     }
 }
 

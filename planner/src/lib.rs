@@ -48,7 +48,7 @@ pub use kv_occupancy::{EvictionVictim, OccupancyModel, RankMemorySnapshot, Recen
 pub use lcm::lcm;
 pub use micros::{PrefillTimeModel, micros, valid_or_zero};
 pub use plan::{
-    Handoff, HandoffKind, Leg, LegRole, MoveReason, OwnershipEffect, Plan, PlanPart, PlanParts, PlanPartsError,
+    Handoff, HandoffKind, Leg, LegOrHandoff, LegRole, LegSequence, LegSequenceError, MoveReason, OwnershipEffect, Plan,
     PlanRationale, RunnerUp, WorkerRank,
 };
 pub use plan_check::PlanViolation;

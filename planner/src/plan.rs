@@ -90,7 +90,7 @@ pub struct Handoff {
 /// One element of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum PlanPart {
+pub enum LegOrHandoff {
     /// An engine request.
     Leg(Leg),
     /// A KV transfer.
@@ -102,9 +102,9 @@ pub enum PlanPart {
 /// Three shapes are legal (see [`Plan::check`]): a leg that serves; a replicate and a leg that serves; a prefill leg, a
 /// remote prefill and a decode leg. Held without an allocation, because the planner builds one for each candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-#[serde(try_from = "Vec<PlanPart>", into = "Vec<PlanPart>")]
-pub struct PlanParts {
-    pub(crate) before_answer: [Option<PlanPart>; MAX_PARTS - 1],
+#[serde(try_from = "Vec<LegOrHandoff>", into = "Vec<LegOrHandoff>")]
+pub struct LegSequence {
+    pub(crate) before_answer: [Option<LegOrHandoff>; MAX_PARTS - 1],
     pub(crate) answer: Leg,
 }
 
@@ -113,7 +113,7 @@ const MAX_PARTS: usize = 3;
 
 /// A list of legs and handoffs that is no plan.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
-pub enum PlanPartsError {
+pub enum LegSequenceError {
     /// The last part is not a leg, or there is no part.
     #[error("a plan ends with the leg that answers")]
     NoAnswerLeg,
@@ -122,7 +122,7 @@ pub enum PlanPartsError {
     TooManyParts(usize),
 }
 
-impl PlanParts {
+impl LegSequence {
     /// One leg, no transfer.
     pub fn serve(leg: Leg) -> Self {
         Self { before_answer: [None; MAX_PARTS - 1], answer: leg }
@@ -130,22 +130,22 @@ impl PlanParts {
 
     /// A replicate to the worker of the leg, then the leg.
     pub fn replicate(handoff: Handoff, leg: Leg) -> Self {
-        Self { before_answer: [Some(PlanPart::Handoff(handoff)), None], answer: leg }
+        Self { before_answer: [Some(LegOrHandoff::Handoff(handoff)), None], answer: leg }
     }
 
     /// A prefill leg, the transfer of its KV, and the decode leg.
     pub fn remote_prefill(prefill: Leg, handoff: Handoff, decode: Leg) -> Self {
-        Self { before_answer: [Some(PlanPart::Leg(prefill)), Some(PlanPart::Handoff(handoff))], answer: decode }
+        Self { before_answer: [Some(LegOrHandoff::Leg(prefill)), Some(LegOrHandoff::Handoff(handoff))], answer: decode }
     }
 
     /// Returns the parts before the leg that answers.
-    pub fn before_answer(&self) -> impl Iterator<Item = &PlanPart> {
+    pub fn before_answer(&self) -> impl Iterator<Item = &LegOrHandoff> {
         self.before_answer.iter().flatten()
     }
 
     /// Returns all parts, the leg that answers last.
-    pub fn parts(&self) -> impl Iterator<Item = PlanPart> {
-        self.before_answer().copied().chain([PlanPart::Leg(self.answer)])
+    pub fn parts(&self) -> impl Iterator<Item = LegOrHandoff> {
+        self.before_answer().copied().chain([LegOrHandoff::Leg(self.answer)])
     }
 
     /// Returns the leg that generates the answer.
@@ -165,13 +165,15 @@ impl PlanParts {
 
     /// Returns the legs.
     pub fn legs(&self) -> impl Iterator<Item = &Leg> {
-        let legs = self.before_answer().filter_map(|part| if let PlanPart::Leg(leg) = part { Some(leg) } else { None });
+        let legs =
+            self.before_answer().filter_map(|part| if let LegOrHandoff::Leg(leg) = part { Some(leg) } else { None });
         legs.chain([&self.answer])
     }
 
     /// Returns the handoffs.
     pub fn handoffs(&self) -> impl Iterator<Item = &Handoff> {
-        self.before_answer().filter_map(|part| if let PlanPart::Handoff(handoff) = part { Some(handoff) } else { None })
+        self.before_answer()
+            .filter_map(|part| if let LegOrHandoff::Handoff(handoff) = part { Some(handoff) } else { None })
     }
 
     /// Returns the first handoff of this kind.
@@ -196,22 +198,22 @@ impl PlanParts {
     }
 }
 
-impl TryFrom<Vec<PlanPart>> for PlanParts {
-    type Error = PlanPartsError;
+impl TryFrom<Vec<LegOrHandoff>> for LegSequence {
+    type Error = LegSequenceError;
 
-    fn try_from(mut parts: Vec<PlanPart>) -> Result<Self, PlanPartsError> {
-        let Some(PlanPart::Leg(answer)) = parts.pop() else { return Err(PlanPartsError::NoAnswerLeg) };
+    fn try_from(mut parts: Vec<LegOrHandoff>) -> Result<Self, LegSequenceError> {
+        let Some(LegOrHandoff::Leg(answer)) = parts.pop() else { return Err(LegSequenceError::NoAnswerLeg) };
         let mut before_answer = [None; MAX_PARTS - 1];
         if parts.len() > before_answer.len() {
-            return Err(PlanPartsError::TooManyParts(parts.len() + 1));
+            return Err(LegSequenceError::TooManyParts(parts.len() + 1));
         }
         before_answer.iter_mut().zip(parts).for_each(|(place, part)| *place = Some(part));
         Ok(Self { before_answer, answer })
     }
 }
 
-impl From<PlanParts> for Vec<PlanPart> {
-    fn from(sequence: PlanParts) -> Self {
+impl From<LegSequence> for Vec<LegOrHandoff> {
+    fn from(sequence: LegSequence) -> Self {
         sequence.parts().collect()
     }
 }
@@ -263,7 +265,7 @@ pub struct Plan {
     /// Label of the plan; see [`Action`] for when each applies.
     pub action: Action,
     /// What is sent to the workers, in order.
-    pub sequence: PlanParts,
+    pub sequence: LegSequence,
     /// What the commit does to ownership.
     pub ownership: OwnershipEffect,
     /// Why this plan was chosen.

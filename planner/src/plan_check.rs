@@ -4,7 +4,7 @@ use vocabulary::{Blocks, KvIndexState, Owner, Tokens, WorkerHealth, WorkerId, Wo
 
 use crate::worker_candidate::{length_refusal, serves_alone};
 use crate::{
-    Action, AttentionSpec, Handoff, HandoffKind, Leg, LegRole, OwnershipEffect, Plan, PlanPart, PlanningInputs,
+    Action, AttentionSpec, Handoff, HandoffKind, Leg, LegOrHandoff, LegRole, OwnershipEffect, Plan, PlanningInputs,
     RequestTransferBlocker, TransferPermission, WorkerRank,
 };
 
@@ -128,13 +128,15 @@ impl Plan {
         match (first, second, self.answer_leg().role) {
             (None, None, LegRole::Serve) => Ok(SequenceShape::Serve),
             (
-                Some(PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, blocks: Some(blocks), .. })),
+                Some(LegOrHandoff::Handoff(
+                    handoff @ Handoff { kind: HandoffKind::Replicate, blocks: Some(blocks), .. },
+                )),
                 None,
                 LegRole::Serve,
             ) => Ok(SequenceShape::Replicate { handoff, blocks: *blocks }),
             (
-                Some(PlanPart::Leg(prefill @ Leg { role: LegRole::Prefill, .. })),
-                Some(PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::RemotePrefill, blocks: None, .. })),
+                Some(LegOrHandoff::Leg(prefill @ Leg { role: LegRole::Prefill, .. })),
+                Some(LegOrHandoff::Handoff(handoff @ Handoff { kind: HandoffKind::RemotePrefill, blocks: None, .. })),
                 LegRole::Decode,
             ) => Ok(SequenceShape::RemotePrefill { prefill, handoff }),
             _ => Err(PlanViolation::UnsupportedSequence),

@@ -53,8 +53,12 @@ fn point(session: u64, blocks: u64) -> PrefixPoint {
 }
 
 fn origin() -> ChainDescriptor {
-    let shape =
-        KvBlockSpec { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(64), block_bytes: Bytes(4 << 20) };
+    let shape = KvBlockSpec {
+        format: KvFormatDigest(1),
+        kinds: KvKinds::default(),
+        block: Tokens(64),
+        block_bytes: Bytes(4 << 20),
+    };
     ChainDescriptor { tenant: TenantId("tenant".into()), model: ModelId::from("model"), root: root(), shape }
 }
 

@@ -62,13 +62,13 @@ impl KvKinds {
 /// Digest of attention spec and precision. KV of different formats is never shared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
 #[serde(transparent)]
-pub struct KvFormat(pub u64);
+pub struct KvFormatDigest(pub u64);
 
 /// Format and size of sealed blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct KvBlockSpec {
     /// Attention spec and precision.
-    pub format: KvFormat,
+    pub format: KvFormatDigest,
     /// Kinds of KV state that are kept.
     pub kinds: KvKinds,
     /// Tokens per block.
@@ -84,7 +84,7 @@ pub struct Scope(u64);
 
 impl Scope {
     /// Returns the scope of a tenant's KV of this format: xxh3-64 over the format and the tenant's name.
-    pub fn of(tenant: &TenantId, format: KvFormat) -> Self {
+    pub fn of(tenant: &TenantId, format: KvFormatDigest) -> Self {
         let (name, mut short) = (tenant.0.as_bytes(), [0; 128]);
         short[..8].copy_from_slice(&format.0.to_le_bytes());
         // Every lookup needs the scope, so a name of usual length is assembled on the stack.

@@ -31,7 +31,8 @@ mod tables;
 
 pub use apply::MAX_CLOCK_STEP;
 pub use artifact::{
-    Artifact, ChainDescriptor, KvBlockSpec, KvFormat, KvKind, KvKinds, ParentPoint, PrefixBoundary, Replica, Scope,
+    Artifact, ChainDescriptor, KvBlockSpec, KvFormatDigest, KvKind, KvKinds, ParentPoint, PrefixBoundary, Replica,
+    Scope,
 };
 pub use artifact_table::BoundaryArtifactView;
 pub use changes::{ChangeOp, RecordKey, RecordUpdate};

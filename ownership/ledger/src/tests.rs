@@ -153,11 +153,11 @@ pub(crate) fn tenant() -> TenantId {
 }
 
 pub(crate) fn shape() -> KvBlockSpec {
-    KvBlockSpec { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(100) }
+    KvBlockSpec { format: KvFormatDigest(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(100) }
 }
 
 pub(crate) fn scope() -> Scope {
-    Scope::of(&tenant(), KvFormat(0))
+    Scope::of(&tenant(), KvFormatDigest(0))
 }
 
 /// Builds a chain of one-token blocks from letters and their block counts: `[('a', 10), ('b', 5)]`.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ledger::{
     AdmitNode, ArtifactPinFlag, ClaimOwner, Command, DrainFlag, DrainWorker, DropReplica, ExpireLease, ForkSession,
-    KvBlockSpec, KvFormat, KvKinds, LocateQuery, MigrateSession, OpenSession, OwnershipSubject, OwnershipTransition,
-    PinArtifact, PrefixPoint, PrefixRef, RegisterWorker, ReleaseOwner, ReplicateReadonly, RetireIncarnation, Scope,
-    SetIntent, SetQuota, StepCommit, WorkerKind, WorkerLease, WorkerSpec,
+    KvBlockSpec, KvFormatDigest, KvKinds, LocateQuery, MigrateSession, OpenSession, OwnershipSubject,
+    OwnershipTransition, PinArtifact, PrefixPoint, PrefixRef, RegisterWorker, ReleaseOwner, ReplicateReadonly,
+    RetireIncarnation, Scope, SetIntent, SetQuota, StepCommit, WorkerKind, WorkerLease, WorkerSpec,
 };
 use vocabulary::{
     ArtifactId, Blocks, Bytes, DpRank, Epoch, HashSeed, Incarnation, Micros, ModelId, NodeId, Owner, PrefixChain,
@@ -37,7 +37,7 @@ pub(crate) fn open(session: u128) -> Command {
 }
 
 fn scope() -> Scope {
-    Scope::of(&TenantId::default(), KvFormat(0))
+    Scope::of(&TenantId::default(), KvFormatDigest(0))
 }
 
 fn chain(parts: &[(u64, u64)]) -> PrefixChain {
@@ -128,7 +128,12 @@ fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
         replaced_head: located.replaced_head(),
         owner,
         ownership: transition,
-        shape: KvBlockSpec { format: KvFormat(0), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(64) },
+        shape: KvBlockSpec {
+            format: KvFormatDigest(0),
+            kinds: KvKinds::default(),
+            block: Tokens(1),
+            block_bytes: Bytes(64),
+        },
         router: NodeId(1),
     };
     Command::commit_step(commit).unwrap_or_else(|| open(u128::from(id)))

@@ -210,7 +210,7 @@ fn replicate_that_ends_between_entries_is_illegal() {
         worker a hybrid holds=99 health=draining\n worker b hybrid";
     let scene = PlanningScene::read(draining);
     let mut plan = scene.plan().plan;
-    let [Some(PlanPart::Handoff(handoff)), None] = &mut plan.sequence.before_answer else { panic!("{plan:?}") };
+    let [Some(LegOrHandoff::Handoff(handoff)), None] = &mut plan.sequence.before_answer else { panic!("{plan:?}") };
     assert_eq!(handoff.blocks.replace(Blocks(97)), Some(Blocks(96)));
     assert_eq!(plan.check(&scene.inputs()), Err(PlanViolation::Unaligned(Blocks(97))));
 }

@@ -62,13 +62,13 @@ fn receive_only_worker_is_not_a_source() {
 fn handoff(plan: &mut Plan) -> &mut Handoff {
     let parts = plan.sequence.before_answer.iter_mut().flatten();
     let mut handoffs =
-        parts.filter_map(|part| if let PlanPart::Handoff(handoff) = part { Some(handoff) } else { None });
+        parts.filter_map(|part| if let LegOrHandoff::Handoff(handoff) = part { Some(handoff) } else { None });
     handoffs.next().expect("a handoff")
 }
 
 /// Returns the plan's prefill leg.
 fn prefill(plan: &mut Plan) -> &mut Leg {
-    let Some(PlanPart::Leg(leg)) = &mut plan.sequence.before_answer[0] else { panic!("no prefill leg") };
+    let Some(LegOrHandoff::Leg(leg)) = &mut plan.sequence.before_answer[0] else { panic!("no prefill leg") };
     leg
 }
 
@@ -111,12 +111,12 @@ fn prefill_leg_requires_an_eligible_worker() {
 
 #[test]
 fn only_three_sequences_are_legal() {
-    let of = |scene: &str, spoil: fn(&mut PlanParts)| violation_after(scene, |_, plan| spoil(&mut plan.sequence));
+    let of = |scene: &str, spoil: fn(&mut LegSequence)| violation_after(scene, |_, plan| spoil(&mut plan.sequence));
     let unsupported = PlanViolation::UnsupportedSequence;
     assert_eq!(of("worker a hybrid", |it| it.answer.role = LegRole::Decode), unsupported);
-    assert_eq!(of("worker a hybrid", |it| it.before_answer[0] = Some(PlanPart::Leg(it.answer))), unsupported);
+    assert_eq!(of("worker a hybrid", |it| it.before_answer[0] = Some(LegOrHandoff::Leg(it.answer))), unsupported);
     assert_eq!(of(FETCH, |it| it.answer.role = LegRole::Prefill), unsupported);
-    assert_eq!(of(FETCH, |it| it.before_answer[1] = Some(PlanPart::Leg(it.answer))), unsupported);
+    assert_eq!(of(FETCH, |it| it.before_answer[1] = Some(LegOrHandoff::Leg(it.answer))), unsupported);
     assert_eq!(of(FETCH, |it| it.before_answer[1] = it.before_answer[0]), PlanViolation::TooManyHandoffs);
     assert_eq!(of(REMOTE, |it| it.before_answer[0] = it.before_answer[1]), PlanViolation::TooManyHandoffs);
     assert_eq!(of(REMOTE, |it| it.answer.role = LegRole::Serve), unsupported);
@@ -157,12 +157,12 @@ fn sequence_is_read_from_json_as_it_was_written() {
     for scene in [FETCH, REMOTE, "worker a hybrid"] {
         let sequence = PlanningScene::read(scene).plan().plan.sequence;
         let json = serde_json::to_string(&sequence).unwrap();
-        assert_eq!(serde_json::from_str::<PlanParts>(&json).unwrap(), sequence, "{json}");
+        assert_eq!(serde_json::from_str::<LegSequence>(&json).unwrap(), sequence, "{json}");
     }
     let leg = json!({"role": "serve", "worker": id("a"), "rank": 0, "cached_tokens": 16, "computed_tokens": 84});
     let at = |name| json!({"worker": id(name), "rank": 0});
     let handoff = json!({"kind": "replicate", "source": at("b"), "target": at("a"), "blocks": 1, "bytes": 2});
-    let read = |parts: Vec<Value>| serde_json::from_value::<PlanParts>(parts.into());
+    let read = |parts: Vec<Value>| serde_json::from_value::<LegSequence>(parts.into());
     let (leg, handoff) = (json!({"leg": leg}), json!({"handoff": handoff}));
     let parts = vec![handoff.clone(), leg.clone()];
     assert_eq!(serde_json::to_value(read(parts.clone()).unwrap()).unwrap(), Value::from(parts));

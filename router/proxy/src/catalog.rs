@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ownership::ledger::{KvBlockSpec, KvFormat, KvKinds, Scope};
+use ownership::ledger::{KvBlockSpec, KvFormatDigest, KvKinds, Scope};
 use planner::AttentionSpec;
 use prefix::{
     ModelTokenizer, ModelTokenizerSource, PrefixError, PromptResolver, PromptResolverOptions, PromptWorkLimits,
@@ -235,8 +235,8 @@ impl Catalog {
     }
 }
 
-fn format_of(model: &ModelId, kv_bytes_per_token: Bytes) -> KvFormat {
-    KvFormat(xxh3_64(format!("{model} {kv_bytes_per_token}").as_bytes()))
+fn format_of(model: &ModelId, kv_bytes_per_token: Bytes) -> KvFormatDigest {
+    KvFormatDigest(xxh3_64(format!("{model} {kv_bytes_per_token}").as_bytes()))
 }
 
 /// Loads the small model of the simulated workers.

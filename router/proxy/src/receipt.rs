@@ -536,7 +536,7 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use planner::{Plan, PlanParts, PlanRationale, WorkerRank};
+    use planner::{LegSequence, Plan, PlanRationale, WorkerRank};
 
     use super::testing::receipt;
     use super::*;
@@ -557,7 +557,7 @@ mod tests {
         let receipts = ReceiptBuffer::new(4);
         let long = |n| {
             let worker_rank = WorkerRank { worker: WorkerId(1), rank: Default::default() };
-            let sequence = PlanParts::serve(Leg::new(LegRole::Serve, worker_rank));
+            let sequence = LegSequence::serve(Leg::new(LegRole::Serve, worker_rank));
             let candidate = planner::PlanCandidate {
                 action: Action::ColocatedPrefill,
                 sequence,

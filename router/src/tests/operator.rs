@@ -4,7 +4,7 @@ use std::sync::Arc;
 use bytes::Bytes as Body;
 use http::Request;
 use ownership::ledger::{
-    Command, KvBlockSpec, KvFormat, KvKinds, Outcome, OwnershipTransition, RegisterWorker, SetQuota, StepCommit,
+    Command, KvBlockSpec, KvFormatDigest, KvKinds, Outcome, OwnershipTransition, RegisterWorker, SetQuota, StepCommit,
     WorkerKind, WorkerSpec,
 };
 use vocabulary::{
@@ -196,8 +196,12 @@ async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, Prefi
     let session = SessionId::of_key(&tenant, &model, "s1");
     let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(0), Tokens(16), &(0..64).collect::<Vec<_>>());
     let owner = Owner { worker, incarnation: Incarnation(7), rank: DpRank(0) };
-    let shape =
-        KvBlockSpec { format: KvFormat(9), kinds: KvKinds::default(), block: Tokens(16), block_bytes: Bytes(100) };
+    let shape = KvBlockSpec {
+        format: KvFormatDigest(9),
+        kinds: KvKinds::default(),
+        block: Tokens(16),
+        block_bytes: Bytes(100),
+    };
     let command = Command::commit_step(StepCommit {
         session,
         tenant: &tenant,

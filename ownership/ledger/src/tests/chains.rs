@@ -120,7 +120,7 @@ fn tenants_with_equal_text_share_no_artifacts() {
     let mut bench = LedgerFixture::new();
     let (text, other) = (chain(&[('a', 100)]), TenantId(Arc::from("other")));
     bench.step(step(1, &text, 0, 1));
-    let theirs = Scope::of(&other, KvFormat(0));
+    let theirs = Scope::of(&other, KvFormatDigest(0));
     let query = LocateQuery { scope: theirs, session: None, chain: &text, shared_prefix: Blocks(0) };
     assert_eq!(bench.ledger.locate(query), LocateResult { session_match: SessionMatch::New, sealed: None });
     bench.step(StepCommit { tenant: &other, session: session(2), ..step(2, &text, 0, 2) });
@@ -137,7 +137,7 @@ fn kv_of_another_format_is_another_artifact() {
     let mut bench = LedgerFixture::new();
     let text = chain(&[('a', 100)]);
     bench.step(step(1, &text, 0, 1));
-    let fp8 = KvBlockSpec { format: KvFormat(8), ..shape() };
+    let fp8 = KvBlockSpec { format: KvFormatDigest(8), ..shape() };
     bench.step(StepCommit { shape: fp8, ..step(2, &text, 0, 2) });
     assert_eq!(bench.ledger.artifact_count(), 2);
 }

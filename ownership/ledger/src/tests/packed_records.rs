@@ -88,7 +88,7 @@ prop_compose! {
         (opened, touched) in (any::<u64>(), any::<u64>()),
     ) -> Session {
         let head = |(point, artifact, format, touched)| {
-            let scope = Scope::of(&tenant(), KvFormat(format));
+            let scope = Scope::of(&tenant(), KvFormatDigest(format));
             SessionHead { point, artifact: ArtifactId(artifact), scope, touched: LedgerTime(touched) }
         };
         Session {
@@ -187,7 +187,7 @@ fn a_boundary_lookup_compares_the_full_prefix_id() {
         );
     }
     assert!(index.find(PrefixId(5 << 64 | 4), scope(), &table).is_none());
-    let elsewhere = Scope::of(&TenantId("other".into()), KvFormat(0));
+    let elsewhere = Scope::of(&TenantId("other".into()), KvFormatDigest(0));
     assert!(index.find(PrefixId(5 << 64 | 1), elsewhere, &table).is_none(), "nothing is looked up across tenants");
 }
 

@@ -129,7 +129,7 @@ impl OutlierReporter {
 mod tests {
     use http::{Response, StatusCode};
     use planner::{
-        Action, CostTerms, Leg, LegRole, OwnershipEffect, PlanParts, PlanRationale, SelectionRule, WorkerRank,
+        Action, CostTerms, Leg, LegRole, LegSequence, OwnershipEffect, PlanRationale, SelectionRule, WorkerRank,
     };
     use vocabulary::{Bytes, DpRank, Micros};
     use workers_shim::engine_api::AnswerSummary;
@@ -140,7 +140,7 @@ mod tests {
         Leg::new(role, WorkerRank { worker: WorkerId(id), rank: DpRank(0) })
     }
 
-    fn plan(sequence: PlanParts) -> Plan {
+    fn plan(sequence: LegSequence) -> Plan {
         let rationale = PlanRationale {
             policy: SelectionRule::LowestCost,
             cost_terms: CostTerms::default(),
@@ -155,7 +155,7 @@ mod tests {
         let (prefill, decode) = (leg(LegRole::Prefill, 1), leg(LegRole::Decode, 2));
         let (kind, source, target) = (HandoffKind::RemotePrefill, prefill.at(), decode.at());
         let handoff = Handoff { kind, source, target, blocks: None, bytes: Bytes(1) };
-        plan(PlanParts::remote_prefill(prefill, handoff, decode))
+        plan(LegSequence::remote_prefill(prefill, handoff, decode))
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             "it computed all of it"
         );
         assert_eq!(SuspectPair::of(&both, (&[], &LegError::NoSource), now), None, "the decode leg was not asked");
-        let alone = plan(PlanParts::serve(leg(LegRole::Serve, 2)));
+        let alone = plan(LegSequence::serve(leg(LegRole::Serve, 2)));
         assert_eq!(SuspectPair::of(&alone, (&[], &failed), now), None);
     }
 }

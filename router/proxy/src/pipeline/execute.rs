@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Handoff, HandoffKind, Plan, PlanPart};
+use planner::{Handoff, HandoffKind, LegOrHandoff, Plan};
 use prometheus::IntCounterVec;
 
 use super::remote_prefill::{LegPair, remote_prefill};
@@ -49,9 +49,9 @@ pub async fn execute(
     for part in plan.sequence.before_answer() {
         match part {
             // Sent together with the leg that pulls its KV: some engines let the two wait for each other.
-            PlanPart::Leg(leg) => prefill = Some(*leg),
-            PlanPart::Handoff(Handoff { kind: HandoffKind::RemotePrefill, .. }) => {}
-            PlanPart::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, .. }) => {
+            LegOrHandoff::Leg(leg) => prefill = Some(*leg),
+            LegOrHandoff::Handoff(Handoff { kind: HandoffKind::RemotePrefill, .. }) => {}
+            LegOrHandoff::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, .. }) => {
                 reverse_pull::count_unused(stage, back.take());
                 events.extend(replicate(&stage.mover, (step, handoff), &legs).await);
                 in_flight.mark_sent();

@@ -36,7 +36,7 @@ pub(crate) struct ClusterSetup {
 
 /// How a node with an empty data directory gets into a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ClusterEntryMode {
+pub(crate) enum NodeBootstrapMode {
     /// Founds a cluster of one and does not listen for other nodes.
     Standalone,
     /// Founds the cluster.
@@ -49,14 +49,14 @@ pub(crate) enum ClusterEntryMode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NodeStartMode {
     /// How it gets into the cluster.
-    pub(crate) origin: ClusterEntryMode,
+    pub(crate) origin: NodeBootstrapMode,
     /// Highest feature level it may know, to act as an older binary.
     pub(crate) max_level: Option<u32>,
 }
 
 impl NodeStartMode {
     /// Starts the binary as it is, without a level limit.
-    pub(crate) fn new(origin: ClusterEntryMode) -> NodeStartMode {
+    pub(crate) fn new(origin: NodeBootstrapMode) -> NodeStartMode {
         NodeStartMode { origin, max_level: None }
     }
 }
@@ -226,13 +226,13 @@ impl ProcessCluster {
         flag("--data-dir", self.folder(slot).display().to_string());
         flag("--set", format!("ledger.lease_duration={}ms", self.setup.lease.as_millis()));
         flag("--set", "models.tiny.tokenizer_dir=builtin".into());
-        if boot.origin != ClusterEntryMode::Standalone {
+        if boot.origin != NodeBootstrapMode::Standalone {
             flag("--cluster-listen", at_home(shadow.port()));
             flag("--set", format!("cluster.advertise={shadow}"));
             // Plain traffic is safe: its addresses are in namespaces that nobody else is in.
             flag("--set", "cluster.allow_plaintext=true".into());
         }
-        if let ClusterEntryMode::JoinsThrough(slot) = boot.origin {
+        if let NodeBootstrapMode::JoinsThrough(slot) = boot.origin {
             flag("--join", self.network.relay_address(slot).to_string());
         }
         if let Some(level) = boot.max_level {

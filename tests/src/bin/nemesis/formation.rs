@@ -8,7 +8,7 @@ use vocabulary::SessionId;
 use crate::NemesisError;
 use crate::api_client::MembershipChange;
 use crate::check::ResponseStreamEnd;
-use crate::cluster::{ClusterEntryMode, NodeStartMode, ProcessCluster};
+use crate::cluster::{NodeBootstrapMode, NodeStartMode, ProcessCluster};
 use crate::history::MemberSlot;
 use crate::streams::{StreamRequest, StreamResult, run_stream};
 use crate::testbed::OPERATOR_TIMEOUT;
@@ -18,11 +18,11 @@ const FOUNDER: MemberSlot = MemberSlot(1);
 /// Forms a cluster of this many voters and a learner; one voter means a single node.
 pub(crate) async fn form(cluster: &mut ProcessCluster, voters: u8) -> Result<(), NemesisError> {
     let learners = u8::from(voters > 1);
-    let origin = if voters > 1 { ClusterEntryMode::Founder } else { ClusterEntryMode::Standalone };
+    let origin = if voters > 1 { NodeBootstrapMode::Founder } else { NodeBootstrapMode::Standalone };
     cluster.start(FOUNDER, NodeStartMode::new(origin)).await?;
     cluster.leader(OPERATOR_TIMEOUT).await?;
     for seat in (2..=voters + learners).map(MemberSlot) {
-        cluster.start(seat, NodeStartMode::new(ClusterEntryMode::JoinsThrough(FOUNDER))).await?;
+        cluster.start(seat, NodeStartMode::new(NodeBootstrapMode::JoinsThrough(FOUNDER))).await?;
     }
     let mut nodes = Vec::new();
     for seat in (2..=voters).map(MemberSlot) {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::NemesisError;
 use crate::api_client::{MemberRoleJson, MembershipChange};
 use crate::check::{FinalOwners, GuaranteeViolation, NodeStateHash, check_equal_states};
-use crate::cluster::{ClusterEntryMode, NodeStartMode, ProcessCluster};
+use crate::cluster::{NodeBootstrapMode, NodeStartMode, ProcessCluster};
 use crate::fault_rng::FaultRng;
 use crate::history::{MemberSlot, OperationHistory, RunInstant};
 use crate::load::LoadClients;
@@ -218,7 +218,7 @@ impl TrialEnvironment {
         let leader = self.leader().await?;
         let old = self.cluster.member(slot, leader).await?.node_id;
         self.cluster.wipe(slot)?;
-        self.cluster.start(slot, NodeStartMode::new(ClusterEntryMode::JoinsThrough(leader))).await?;
+        self.cluster.start(slot, NodeStartMode::new(NodeBootstrapMode::JoinsThrough(leader))).await?;
         let new = self.await_admission(slot, old).await?;
         if new <= old {
             let detail = format!("node id {new} after {old}");

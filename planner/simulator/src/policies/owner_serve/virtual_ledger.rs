@@ -6,9 +6,9 @@
 
 use engine_model::runs::RunId;
 use ledger::{
-    ChainDescriptor, Command, KvBlockSpec, KvFormat, KvKinds, LEVEL, Ledger, LedgerEntry, LocateQuery, MAX_CLOCK_STEP,
-    Outcome, OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope, SetIntent,
-    StepCommit, StepCommitOutcome, Submission, WorkerKind, WorkerSpec,
+    ChainDescriptor, Command, KvBlockSpec, KvFormatDigest, KvKinds, LEVEL, Ledger, LedgerEntry, LocateQuery,
+    MAX_CLOCK_STEP, Outcome, OwnershipTransition, PrefixPoint, PrefixRef, RegisterWorker, ReplicateReadonly, Scope,
+    SetIntent, StepCommit, StepCommitOutcome, Submission, WorkerKind, WorkerSpec,
 };
 use planner::{Handoff, HandoffKind, HeadRelation, OwnershipEffect, Plan, SessionView};
 use vocabulary::{
@@ -75,8 +75,12 @@ impl VirtualLedger {
     /// Creates a ledger that contains only the fleet.
     pub(super) fn new(fleet: &FleetView<'_>) -> Self {
         let block_bytes = Bytes(fleet.spec.kv_bytes * fleet.block.0);
-        let shape =
-            KvBlockSpec { format: KvFormat::default(), kinds: KvKinds::default(), block: fleet.block, block_bytes };
+        let shape = KvBlockSpec {
+            format: KvFormatDigest::default(),
+            kinds: KvKinds::default(),
+            block: fleet.block,
+            block_bytes,
+        };
         let chains = RunTreePrefixIds::new(fleet.runs, fleet.block);
         let origin = ChainDescriptor {
             tenant: TenantId::default(),

@@ -1,4 +1,4 @@
-use ownership::ledger::{KvBlockSpec, KvFormat, KvKinds};
+use ownership::ledger::{KvBlockSpec, KvFormatDigest, KvKinds};
 use proptest::prelude::*;
 use vocabulary::{Bytes, DpRank, HashSeed, Incarnation, ModelId, TenantId, Tokens, WorkerId};
 
@@ -11,7 +11,8 @@ fn chain(path: u32, blocks: u32) -> PrefixChain {
 }
 
 fn step(session: u128, path: u32, blocks: u32) -> UncommittedStep {
-    let shape = KvBlockSpec { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
+    let shape =
+        KvBlockSpec { format: KvFormatDigest(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
     let origin = ChainDescriptor { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
     let owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
     let chain = chain(path, blocks);

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Handoff, HandoffKind, LegRole, Plan, PlanParts};
+use planner::{Handoff, HandoffKind, LegRole, LegSequence, Plan};
 use serde_json::{Value, json};
 use vocabulary::{TenantId, WorkerId};
 use workers_shim::sim::SimWorker;
@@ -44,7 +44,7 @@ async fn planned(
     let decode = Leg { role: LegRole::Decode, worker: at(d), ..*plan.answer_leg() };
     let (source, target, bytes) = (prefill.at(), decode.at(), vocabulary::Bytes(1));
     let handoff = Handoff { kind: HandoffKind::RemotePrefill, source, target, blocks: None, bytes };
-    let plan = Plan { sequence: PlanParts::remote_prefill(prefill, handoff, decode), ..plan };
+    let plan = Plan { sequence: LegSequence::remote_prefill(prefill, handoff, decode), ..plan };
     (Legs::of(&app_state.workers, &step), LegPair { prefill, decode }, plan)
 }
 

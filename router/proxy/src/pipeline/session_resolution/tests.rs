@@ -1,5 +1,6 @@
 use ownership::ledger::{
-    ChainDescriptor, KvBlockSpec, KvFormat, KvKinds, LedgerEntry, RegisterWorker, Submission, WorkerKind, WorkerSpec,
+    ChainDescriptor, KvBlockSpec, KvFormatDigest, KvKinds, LedgerEntry, RegisterWorker, Submission, WorkerKind,
+    WorkerSpec,
 };
 use ownership::ledger::{Command, Outcome, StepCommitOutcome};
 use vocabulary::{
@@ -73,7 +74,8 @@ fn chain(blocks: u32, path: u32) -> PrefixChain {
 }
 
 fn step(session: u128, blocks: u32, path: u32) -> UncommittedStep {
-    let shape = KvBlockSpec { format: KvFormat(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
+    let shape =
+        KvBlockSpec { format: KvFormatDigest(1), kinds: KvKinds::default(), block: Tokens(1), block_bytes: Bytes(1) };
     let origin = ChainDescriptor { tenant: TenantId::default(), model: ModelId::from("m"), root: PrefixId(9), shape };
     let (parent, replaces, ownership_transition, base) = (None, None, OwnershipTransition::Claim, PrefixId(9));
     let (session, owner, chain) = (SessionId(session), owner(1), chain(blocks, path));

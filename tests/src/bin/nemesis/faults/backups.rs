@@ -14,7 +14,7 @@ use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::api_client::{ApiClient, MembershipChange};
 use crate::check::{self, FinalOwners, GuaranteeViolation, NodeStateHash};
-use crate::cluster::{ClusterEntryMode, NodeStartMode};
+use crate::cluster::{NodeBootstrapMode, NodeStartMode};
 use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionOwner};
 use crate::node::ProgramProcess;
 use crate::test_network::{MAX_SLOTS, cut_tail};
@@ -160,12 +160,12 @@ async fn restore(environment: &mut TrialEnvironment, file: &Path) -> Result<Vec<
         run_ctl(environment, &["snapshot", "restore", &file, "--data-dir", &folder.display().to_string()]).await?;
     done.success("ctl snapshot restore")?;
     let mut running =
-        vec![environment.cluster.start_separate(founder, NodeStartMode::new(ClusterEntryMode::Founder)).await?];
+        vec![environment.cluster.start_separate(founder, NodeStartMode::new(NodeBootstrapMode::Founder)).await?];
     for seat in &RESTORED_SLOTS[1..] {
         running.push(
             environment
                 .cluster
-                .start_separate(*seat, NodeStartMode::new(ClusterEntryMode::JoinsThrough(founder)))
+                .start_separate(*seat, NodeStartMode::new(NodeBootstrapMode::JoinsThrough(founder)))
                 .await?,
         );
     }

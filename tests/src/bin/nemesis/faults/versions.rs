@@ -10,7 +10,7 @@ use vocabulary::SessionId;
 use super::record::NemesisRecord;
 use crate::NemesisError;
 use crate::check::{GuaranteeViolation, ResponseStreamEnd};
-use crate::cluster::{ClusterEntryMode, NodeStartMode};
+use crate::cluster::{NodeBootstrapMode, NodeStartMode};
 use crate::history::{MemberSlot, OwnershipReply, OwnershipRequest, SessionOwner};
 use crate::node::ProgramProcess;
 use crate::streams::{StreamRequest, StreamResult, run_stream};
@@ -25,8 +25,8 @@ const GUARANTEE: &str = "binaries of two levels work on the same data until the 
 
 /// Old, new, old, new, raised; then the old binary must refuse to start.
 pub(super) async fn mixed_releases(environment: &mut TrialEnvironment) -> Result<NemesisRecord, NemesisError> {
-    let old = NodeStartMode { origin: ClusterEntryMode::Standalone, max_level: Some(OLD) };
-    let new = NodeStartMode::new(ClusterEntryMode::Standalone);
+    let old = NodeStartMode { origin: NodeBootstrapMode::Standalone, max_level: Some(OLD) };
+    let new = NodeStartMode::new(NodeBootstrapMode::Standalone);
     let mut fault = NemesisRecord::begin(environment);
     environment.cluster.wipe(LONE_SLOT)?;
     let mut running = environment.cluster.start_separate(LONE_SLOT, old).await?;
