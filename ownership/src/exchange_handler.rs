@@ -20,7 +20,7 @@ use crate::proposal::ProposalBatch;
 use crate::raft::{TokioTypeConfig, Vote};
 use crate::raft_network::CHUNK_TIMEOUT;
 use crate::snapshot_stream::{self, SnapshotStreamHeader};
-use crate::terms::{self, MessagePositions};
+use crate::terms::{self, ImplausibleMessage, MessagePositions};
 use crate::{access, joining, members, read};
 
 type CallResult = Result<Bytes, PeerError>;
@@ -113,13 +113,14 @@ impl NodeCore {
     fn check_plausible<M: MessagePositions>(&self, from: NodeId, vote: Vote, message: M) -> Result<M, PeerError> {
         let own = self.raft.metrics().borrow_watched().current_term;
         let own = terms::beside(own, own == 0 && self.log.is_new());
-        match terms::check_sender(from, &vote).and_then(|()| terms::check(own, &message)) {
-            Ok(()) => Ok(message),
-            Err(error) => {
-                self.registry.failures.implausible_messages.record(&format!("node {from}"), &error.to_string());
-                Err(PeerError::Failed(error.to_string()))
-            }
-        }
+        let checked = terms::check_sender(from, &vote).and_then(|()| terms::check(own, &message));
+        checked.map(|()| message).map_err(|implausible| self.implausible_error(from, implausible))
+    }
+
+    /// Counts an implausible message of a node.
+    fn implausible_error(&self, from: NodeId, implausible: ImplausibleMessage) -> PeerError {
+        self.registry.failures.implausible_messages.record(&format!("node {from}"), &implausible.to_string());
+        PeerError::Failed(implausible.to_string())
     }
 
     /// Returns whether the leader itself announced this node as its successor. Only then may the node ask for votes
@@ -133,6 +134,7 @@ impl NodeCore {
     fn read_append(&self, from: NodeId, request: &[u8]) -> Result<AppendEntriesRequest<TokioTypeConfig>, PeerError> {
         let request: AppendEntriesRequest<TokioTypeConfig> = peers::decode(request)?;
         let request = self.check_plausible(from, request.vote, request)?;
+        terms::check_sequence(&request).map_err(|implausible| self.implausible_error(from, implausible))?;
         let levels = self.registry.welcome.levels;
         for entry in &request.entries {
             let EntryPayload::Normal(proposal) = &entry.payload else { continue };

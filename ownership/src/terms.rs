@@ -29,6 +29,10 @@ pub(crate) enum ImplausibleMessage {
     Index(u64),
     #[error("it speaks for node {0}, and not for who sent it")]
     Other(u64),
+    #[error("entry {index} of the log does not follow entry by entry; {expected} is next; it is not believed")]
+    Gap { index: u64, expected: u64 },
+    #[error("entry {index} of the log is of term {term}, and its neighbours or its leader are not; it is not believed")]
+    EntryTerm { index: u64, term: u64 },
 }
 
 /// Terms and log positions in a Raft message.
@@ -135,12 +139,31 @@ pub(crate) fn check(own: u64, message: &impl MessagePositions) -> Result<(), Imp
     Ok(())
 }
 
+/// Refuses entries that leave a gap behind the entry before them, or whose terms fall or exceed the leader's. The log would
+/// refuse them as it refuses a broken disk, and the node would stop. Pure.
+pub(crate) fn check_sequence(request: &AppendEntriesRequest<TokioTypeConfig>) -> Result<(), ImplausibleMessage> {
+    let (mut lowest_term, mut expected) =
+        request.prev_log_id.as_ref().map_or((0, 0), |id| (id.committed_leader_id().term, id.index.saturating_add(1)));
+    for (term, index) in request.entries.iter().map(|entry| (entry.log_id.committed_leader_id().term, entry.log_id.index)) {
+        if index != expected {
+            return Err(ImplausibleMessage::Gap { index, expected });
+        }
+        if term < lowest_term || term > request.vote.leader_id.term {
+            return Err(ImplausibleMessage::EntryTerm { index, term });
+        }
+        (lowest_term, expected) = (term, index.saturating_add(1));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use openraft::entry::RaftEntry as _;
     use openraft::type_config::alias::LeaderIdOf;
     use openraft::vote::RaftLeaderIdExt;
 
     use super::*;
+    use crate::raft::LogEntry;
 
     fn vote(term: u64) -> VoteRequest<TokioTypeConfig> {
         VoteRequest::new(Vote::new(term, 2), None)
@@ -161,6 +184,29 @@ mod tests {
         assert!(check(beside(0, false), &vote(MAX_TERM_JUMP + 1)).is_err());
         assert_eq!(check(beside(0, true), &vote(MAX_TERM)), Ok(()));
         assert!(check(beside(0, true), &vote(MAX_TERM + 1)).is_err());
+    }
+
+    #[test]
+    fn entries_follow_each_other_in_index_and_term_up_to_the_leaders() {
+        let at = |term, index| LogId::new(LeaderIdOf::<TokioTypeConfig>::new_committed(term, 2), index);
+        let append = |prev: Option<(u64, u64)>, entries: &[(u64, u64)]| AppendEntriesRequest::<TokioTypeConfig> {
+            vote: Vote::new(5, 2),
+            prev_log_id: prev.map(|(term, index)| at(term, index)),
+            entries: entries.iter().map(|(term, index)| LogEntry::new_blank(at(*term, *index))).collect(),
+            leader_commit: None,
+        };
+        let sound: [(Option<(u64, u64)>, &[(u64, u64)]); 4] =
+            [(None, &[]), (None, &[(0, 0), (1, 1)]), (Some((3, 7)), &[(3, 8), (5, 9), (5, 10)]), (Some((5, 7)), &[])];
+        for (prev, entries) in sound {
+            assert_eq!(check_sequence(&append(prev, entries)), Ok(()), "{prev:?} {entries:?}");
+        }
+        let gap = |index, expected| Err(ImplausibleMessage::Gap { index, expected });
+        assert_eq!(check_sequence(&append(None, &[(1, 3)])), gap(3, 0));
+        assert_eq!(check_sequence(&append(Some((1, 7)), &[(1, 8), (1, 10)])), gap(10, 9));
+        assert_eq!(check_sequence(&append(Some((1, 7)), &[(1, 7)])), gap(7, 8));
+        let term = |index, term| Err(ImplausibleMessage::EntryTerm { index, term });
+        assert_eq!(check_sequence(&append(Some((3, 7)), &[(6, 8)])), term(8, 6));
+        assert_eq!(check_sequence(&append(Some((3, 7)), &[(2, 8)])), term(8, 2));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use openraft::raft::{TransferLeaderRequest, TransferLeaderResponse, VoteResponse};
+use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest, TransferLeaderResponse, VoteResponse};
 use ownership::{ClusterMember, HandshakeRefusal, LedgerNodeError, OwnershipDirectory, PeerError};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::nodes::{TestCluster, address, eventually, open_session, options, without_elections};
 use crate::rejected_callers::TestAuthority;
-use crate::wire::{ENROL, MEMBERS, RawConnection, TRANSFER_LEADER, VOTE, WireTypeConfig, vote};
+use crate::wire::{APPEND, ENROL, MEMBERS, RawConnection, TRANSFER_LEADER, VOTE, WireTypeConfig, append, vote};
 
 /// Sends the poison messages to one node as every kind of caller that could be accepted.
 async fn send_poison_messages(node: &OwnershipDirectory, known: u64) {
@@ -45,7 +45,13 @@ async fn send_poison_messages(node: &OwnershipDirectory, known: u64) {
     let other = vote(own + 9, 998, 1);
     let error = member.ask::<VoteResponse<WireTypeConfig>>(VOTE, &other).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("speaks for node 998"), "{error}");
-    assert!(node.stats().implausible >= 5 && node.stats().non_member_calls >= 1);
+    // Entries with a gap, or of a later term than the leader's: the log would refuse them as a broken disk.
+    for (term, index) in [(own, 1 << 40), (own + 9, 0)] {
+        let gap = append(own, known, (term, index));
+        let error = member.ask::<AppendEntriesResponse<WireTypeConfig>>(APPEND, &gap).await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("not believed"), "{error}");
+    }
+    assert!(node.stats().implausible >= 7 && node.stats().non_member_calls >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,9 +2,10 @@
 
 use std::io;
 
-use consensus::{LogId, SupportedLevels, Vote};
+use consensus::{LogEntry, LogId, SupportedLevels, Vote};
+use openraft::entry::RaftEntry as _;
 use openraft::impls::TokioRuntime;
-use openraft::raft::VoteRequest;
+use openraft::raft::{AppendEntriesRequest, VoteRequest};
 use openraft::type_config::alias::LeaderIdOf;
 use openraft::vote::RaftLeaderIdExt;
 use ownership::{ClusterId, PeerError};
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+pub(crate) const APPEND: u8 = 1;
 pub(crate) const VOTE: u8 = 3;
 pub(crate) const TRANSFER_LEADER: u8 = 6;
 pub(crate) const ENROL: u8 = 20;
@@ -115,4 +117,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RawConnection<S> {
 pub(crate) fn vote(term: u64, node: u64, index: u64) -> VoteRequest<WireTypeConfig> {
     let last = LogId::new(LeaderIdOf::<WireTypeConfig>::new_committed(term.saturating_sub(1), node), index);
     VoteRequest { leadership_transfer: true, ..VoteRequest::new(Vote::new(term, node), Some(last)) }
+}
+
+/// Builds a message in which a node that says it leads term `leader_term` appends one entry to an empty log.
+pub(crate) fn append(leader_term: u64, node: u64, (term, index): (u64, u64)) -> AppendEntriesRequest<WireTypeConfig> {
+    let at = LogId::new(LeaderIdOf::<WireTypeConfig>::new_committed(term, node), index);
+    AppendEntriesRequest {
+        vote: Vote::new_committed(leader_term, node),
+        prev_log_id: None,
+        entries: vec![LogEntry::new_blank(at)],
+        leader_commit: None,
+    }
 }
