@@ -66,6 +66,12 @@ impl BlockTree {
         self.engine_hashes.len()
     }
 
+    /// Returns how many hashes the table of chain blocks inside engine blocks has room for, once a block with `inner` of
+    /// them is added: one wide block widens every row.
+    pub(crate) fn inner_room_with(&self, inner: usize) -> usize {
+        self.inner.room(self.nodes.len() + 1, inner)
+    }
+
     pub(crate) fn find(&self, hash: EngineHash) -> Option<BlockHandle> {
         self.engine_hashes.get(hash).map(BlockHandle)
     }

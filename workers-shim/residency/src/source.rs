@@ -34,16 +34,43 @@ pub struct BlockMappingRules {
     pub namespace: ModelNamespace,
     /// What a removal event means.
     pub removal: RemovalSemantics,
-    /// Maximum number of engine blocks; further ones are counted and left out.
+    /// Maximum number of engine blocks, and of hashes in the table of chain blocks inside them; further ones are counted
+    /// and left out.
     pub max_blocks: usize,
     /// Maximum number of orphans, which are blocks that cannot be placed yet.
     pub max_orphans: usize,
+    /// Maximum memory of orphans, in bytes.
+    pub max_orphan_memory: usize,
 }
+
+/// Longest engine block that is indexed, in tokens. Engines use 16 to about 1,000.
+const MAX_BLOCK_TOKENS: u32 = 1 << 16;
+/// Limits of all ranks of one worker together, which share them equally.
+const MAX_WORKER_BLOCKS: usize = 32 << 20;
+const MAX_WORKER_ORPHAN_MEMORY: usize = 128 << 20;
 
 impl BlockMappingRules {
     /// Creates rules for vLLM with room for 4 million blocks.
     pub fn new(block: Tokens, seed: HashSeed, namespace: ModelNamespace) -> Self {
-        Self { block, seed, namespace, removal: RemovalSemantics::default(), max_blocks: 4 << 20, max_orphans: 1 << 16 }
+        Self {
+            block,
+            seed,
+            namespace,
+            removal: RemovalSemantics::default(),
+            max_blocks: 4 << 20,
+            max_orphans: 1 << 16,
+            max_orphan_memory: 16 << 20,
+        }
+    }
+
+    /// Returns the rules for each of `ranks` ranks of one worker: an engine that names many gets no more room by it.
+    pub fn among_ranks(self, ranks: usize) -> Self {
+        let ranks = ranks.max(1);
+        Self {
+            max_blocks: self.max_blocks.min(MAX_WORKER_BLOCKS / ranks),
+            max_orphan_memory: self.max_orphan_memory.min(MAX_WORKER_ORPHAN_MEMORY / ranks),
+            ..self
+        }
     }
 }
 
@@ -56,7 +83,7 @@ pub struct SourceAnomalies {
     pub orphans: u64,
     /// Blocks left out because of a limit.
     pub over_limit: u64,
-    /// Blocks whose size is not a multiple of the chain block.
+    /// Blocks whose size is no multiple of the chain block, or beyond what engines use.
     pub indivisible: u64,
 }
 
@@ -111,6 +138,11 @@ impl SourceBlocks {
         self.orphans.len()
     }
 
+    /// Returns the memory that orphans take, in bytes.
+    pub fn orphan_memory(&self) -> usize {
+        self.orphans.memory()
+    }
+
     /// Returns whether the parents of all held blocks are held, too.
     pub fn closure_state(&self) -> PrefixClosure {
         self.blocks.closure_state()
@@ -136,7 +168,10 @@ impl SourceBlocks {
     pub fn store(&mut self, event: &BlockStored, out: &mut Vec<ResidencyChange>) {
         let location = EngineCopyLocation { tier: event.tier, group: event.group, kind: event.kind };
         let size = event.block_size as usize;
-        if size == 0 || !u64::from(event.block_size).is_multiple_of(self.rules.block.0) {
+        if size == 0
+            || event.block_size > MAX_BLOCK_TOKENS
+            || !u64::from(event.block_size).is_multiple_of(self.rules.block.0)
+        {
             self.counts.indivisible += event.hashes.len() as u64;
             return;
         }
@@ -194,7 +229,9 @@ impl SourceBlocks {
                 let copies = self.orphans.remove(block.engine_hash).unwrap_or_default().copies;
                 self.orphans.insert(block.engine_hash, block.orphan(copies));
             }
-        } else if self.orphans.len() >= self.rules.max_orphans {
+        } else if self.orphans.len() >= self.rules.max_orphans
+            || self.orphans.memory() >= self.rules.max_orphan_memory
+        {
             self.counts.over_limit += 1;
         } else {
             self.counts.orphans += 1;
@@ -226,7 +263,8 @@ impl SourceBlocks {
 
     /// Places a block, unless the limit is reached.
     fn place_block(&mut self, block: &ReportedBlock<'_>, before: ChainParent) -> Option<(BlockHandle, ChainParent)> {
-        if self.blocks.len() >= self.rules.max_blocks {
+        let inner_count = block.tokens.len() / self.rules.block.0 as usize;
+        if self.blocks.len() >= self.rules.max_blocks || self.is_too_wide(inner_count.saturating_sub(1)) {
             self.counts.over_limit += 1;
             return None;
         }
@@ -247,6 +285,11 @@ impl SourceBlocks {
             inner_hashes: &inner,
         });
         Some((at, ChainParent { end_prefix: end, parent: Some(at) }))
+    }
+
+    /// Returns whether a block with this many inner chain blocks takes more room than blocks may have.
+    fn is_too_wide(&self, inner: usize) -> bool {
+        self.blocks.inner_room_with(inner) > self.rules.max_blocks
     }
 
     /// Removes one copy of each block of `event`, or sets the remaining number that it contains.
@@ -301,7 +344,7 @@ impl SourceBlocks {
 
 impl ReportedBlock<'_> {
     fn orphan(&self, copies: BlockCopies) -> Orphan {
-        Orphan { parent: self.parent, extra: self.extra.into(), tokens: self.tokens.into(), copies }
+        Orphan::new(self.parent, self.extra.into(), self.tokens.into(), copies)
     }
 }
 
@@ -350,19 +393,24 @@ impl SourceBlocks {
         self.orphans.iter()
     }
 
-    /// Imports a placed block, in any order; returns false if there is one of this name already.
+    /// Imports a placed block, in any order; returns false if there is one of this name already, or no room.
     pub(crate) fn adopt_placed(
         &mut self,
         (name, block): (EngineHash, PlacedBlock),
         ends: &mut BlocksByEnd,
         out: &mut Vec<ResidencyChange>,
     ) -> bool {
+        if self.is_too_wide(block.inner_hashes.len()) {
+            return false;
+        }
         self.blocks.adopt(name, block, ends, out)
     }
 
-    /// Imports an orphan; returns false if there is one of this name already.
+    /// Imports an orphan; returns false if there is one of this name already, or no room. As much as the sender's last
+    /// orphan may exceed its limit.
     pub(crate) fn adopt_orphan(&mut self, hash: EngineHash, orphan: Orphan) -> bool {
-        if self.blocks.find(hash).is_some() || self.orphans.get_mut(hash).is_some() {
+        let room = self.rules.max_orphan_memory.saturating_add(MAX_BLOCK_TOKENS as usize * size_of::<u32>());
+        if self.blocks.find(hash).is_some() || self.orphans.get_mut(hash).is_some() || self.orphans.memory() > room {
             return false;
         }
         self.orphans.insert(hash, orphan);

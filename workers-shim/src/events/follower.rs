@@ -143,8 +143,9 @@ impl FollowedWorker {
         // All ranks of an engine have one block size, so a misfit found by one rank ends all of them.
         let (misfit, _) = watch::channel(None);
         let mut ranks = JoinSet::new();
+        let rank_rules = rules.clone().among_ranks(sources.len());
         for source in sources {
-            let rank = RankFollower::new(self.clone(), source, rules.clone());
+            let rank = RankFollower::new(self.clone(), source, rank_rules.clone());
             let misfit = misfit.clone();
             ranks.spawn(async move {
                 let mut misfits = misfit.subscribe();

@@ -36,6 +36,14 @@ impl SubBlockHashes {
         self.hashes[start + 1..start + 1 + inner.len()].copy_from_slice(inner);
     }
 
+    /// Returns the number of hashes that the table has room for with `rows` rows, one of which has `inner` hashes.
+    pub(super) fn room(&self, rows: usize, inner: usize) -> usize {
+        match self.stride.max(inner) {
+            0 => 0,
+            stride => rows.saturating_mul(stride + 1),
+        }
+    }
+
     /// Applies new node indexes after compaction; `nowhere` marks freed nodes.
     pub(super) fn renumber(&mut self, numbers: &[u32], nowhere: u32) {
         let old = std::mem::replace(self, Self { stride: self.stride, hashes: Vec::new() });

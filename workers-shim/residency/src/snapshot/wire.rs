@@ -120,7 +120,7 @@ impl<'a> ChunkCursor<'a> {
         let parent = self.option()?.map(EngineHash);
         let extra = self.entries(1)?.map(|byte| byte[0]).collect();
         let tokens = self.entries(4)?.map(|token| little_endian(token) as u32).collect();
-        Ok((name, Orphan { parent, extra, tokens, copies: self.copies()? }))
+        Ok((name, Orphan::new(parent, extra, tokens, self.copies()?)))
     }
 
     /// Reads copies: at least one, each location once, with counts above 0.

@@ -194,6 +194,64 @@ fn limits_are_enforced_and_counted() {
 }
 
 #[test]
+fn an_orphan_leaves_its_siblings_waiting_for_their_parent() {
+    let mut source = SourceBlocks::new(rules(4));
+    let mut out = Vec::new();
+    for (hash, first) in [(71, 4), (72, 8), (73, 12), (74, 16)] {
+        source.store(&stored(&[hash], Some(70), &tokens(first..first + 4)), &mut out);
+    }
+    source.remove(&removed(&[72, 71]), &mut out);
+    assert_eq!((out.len(), source.orphans()), (0, 2));
+    source.store(&stored(&[70], None, &tokens(0..4)), &mut out);
+    assert_eq!((source.len(), source.orphans(), source.orphan_memory()), (3, 0, 0));
+}
+
+/// An event that stores one block of all these tokens.
+fn one_block(hash: &[u64], parent: Option<u64>, tokens: &[u32]) -> BlockStored {
+    BlockStored { block_size: tokens.len() as u32, ..stored(hash, parent, tokens) }
+}
+
+#[test]
+fn orphans_take_no_more_memory_than_they_may_however_long_their_blocks_are() {
+    let mut source = SourceBlocks::new(BlockMappingRules { max_orphan_memory: 1_000, ..rules(4) });
+    let mut out = Vec::new();
+    for parent in [79, 89, 99] {
+        source.store(&one_block(&[parent + 1], Some(parent), &tokens(0..400)), &mut out);
+    }
+    assert_eq!((source.orphans(), source.counts().over_limit), (1, 2));
+    source.remove(&removed(&[80]), &mut out);
+    source.store(&one_block(&[90], Some(89), &tokens(0..400)), &mut out);
+    assert_eq!((source.orphans(), source.counts().over_limit), (1, 2), "there is room again");
+}
+
+#[test]
+fn wide_engine_blocks_take_no_more_room_than_blocks_may() {
+    let mut source = SourceBlocks::new(BlockMappingRules { max_blocks: 100, ..rules(4) });
+    let mut out = Vec::new();
+    source.store(&one_block(&[70], None, &tokens(0..800)), &mut out);
+    assert_eq!((source.len(), source.counts().over_limit, out.len()), (0, 1, 0));
+    source.store(&one_block(&[71], None, &tokens(0..160)), &mut out);
+    assert_eq!((source.len(), out.len()), (1, 40));
+    source.store(&one_block(&[72], None, &tokens(4..164)), &mut out);
+    source.store(&one_block(&[73], None, &tokens(8..168)), &mut out);
+    assert_eq!((source.len(), source.counts().over_limit), (2, 2), "40 hashes in each of two rows");
+    source.store(&one_block(&[74], None, &tokens(0..65_540)), &mut out);
+    assert_eq!((source.len(), source.counts().indivisible), (2, 1));
+}
+
+#[test]
+fn ranks_of_a_worker_share_what_it_may_hold() {
+    let of = |ranks| {
+        let rules = rules(16).among_ranks(ranks);
+        (rules.max_blocks, rules.max_orphan_memory)
+    };
+    assert_eq!(of(0), of(1));
+    assert_eq!(of(1), (4 << 20, 16 << 20));
+    assert_eq!(of(8), of(1), "a node of eight has all that one has, each");
+    assert_eq!(of(1024), (32 << 10, 128 << 10));
+}
+
+#[test]
 fn clear_reports_removed_blocks() {
     let mut source = SourceBlocks::new(rules(4));
     let mut out = Vec::new();
