@@ -25,6 +25,7 @@ mod liveness_reports;
 mod log_loss;
 mod log_marks;
 mod log_store;
+mod maintenance_task;
 mod members;
 mod node_core;
 mod node_folder;
@@ -46,7 +47,6 @@ mod snapshot_stream;
 mod startup;
 mod supervision;
 mod terms;
-mod ticker;
 mod wal;
 
 pub use backup::{OpenSnapshotFile, RestoredCluster, SnapshotReport, StateHash, load, restore, verify};

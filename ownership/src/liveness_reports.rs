@@ -1,4 +1,4 @@
-//! Liveness reports of workers, between two ticks.
+//! Liveness reports of workers: those that are not sent yet, and the latest of each worker for the length of a lease.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use ledger::{ExpireLease, Ledger};
 use parking_lot::Mutex;
 use vocabulary::{Incarnation, WorkerId};
 
-/// Liveness reports since the last tick.
+/// Liveness reports of this node.
 #[derive(Debug, Default)]
 pub(crate) struct LivenessReports(Mutex<WorkerLiveness>);
 

@@ -74,7 +74,7 @@ impl MaintenanceTask {
             tokio::spawn(async move {
                 if ticket.await == Ok(Outcome::Done) {
                     core.counters().record_lease_end();
-                    tracing::warn!(%worker, "lease ended: no router reached this process");
+                    tracing::warn!(%worker, "a worker's lease expired: no router reached the worker in time");
                 }
             });
         }

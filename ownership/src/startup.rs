@@ -20,6 +20,7 @@ use crate::failure::{start_failure, unsupported_level};
 use crate::joining::{self, PersistedJoin, UnidentifiedNode};
 use crate::log_loss::refuse_log_loss;
 use crate::log_store::LogStore;
+use crate::maintenance_task::MaintenanceTask;
 use crate::members::is_retired;
 use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts};
 use crate::node_folder::{LockedFolder, NodeFolder, NodeIdentity, founder};
@@ -32,7 +33,6 @@ use crate::raft_follower;
 use crate::raft_network::RaftClientFactory;
 use crate::snapshot_file::SnapshotFile;
 use crate::terms::MAX_TERM;
-use crate::ticker::MaintenanceTask;
 
 /// How long the quorum may take to start.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);

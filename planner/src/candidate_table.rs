@@ -187,8 +187,8 @@ pub(crate) struct FabricShortlists<'a>(Vec<(FabricKey<'a>, FabricShortlist)>);
 type FabricKey<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> FabricShortlists<'a> {
-    /// Helpers for all targets that have no disabled link to them.
-    pub(crate) fn without_disabled_links(layout: &CandidateTable<'a>, cost_model: &CostModel<'_>) -> Self {
+    /// Helpers as if no link were disabled: right for every target that no disabled link leads to.
+    pub(crate) fn ignoring_disabled_links(layout: &CandidateTable<'a>, cost_model: &CostModel<'_>) -> Self {
         Self::among(layout, cost_model, |_| true)
     }
 

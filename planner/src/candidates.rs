@@ -20,7 +20,7 @@ pub(crate) fn candidates(layout: &CandidateTable<'_>) -> Vec<PlanCandidate> {
     let cost_model = CostModel::new(&layout.inputs, layout.session_lookup);
     let offers_transfers = layout.inputs.policy.policy == SelectionRule::LowestCost
         && layout.inputs.request.transfers == TransferPermission::Allowed;
-    let fabrics = offers_transfers.then(|| FabricShortlists::without_disabled_links(layout, &cost_model));
+    let fabrics = offers_transfers.then(|| FabricShortlists::ignoring_disabled_links(layout, &cost_model));
     let builder = CandidateBuilder { layout, cost_model, fabrics, cached_source_costs: Default::default() };
     let mut all = Vec::with_capacity(3 * layout.candidates.len());
     for target in 0..layout.candidates.len() {

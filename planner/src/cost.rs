@@ -91,12 +91,12 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// `T_network`: fixed cost of the link + bytes / its rate x (1 + the policy's risk share) + fixed cost of the risk.
-    /// Depends on the target's link only, not on the source.
+    /// `T_network`: fixed cost of the link + fixed margin + bytes / its rate x (1 + proportional margin). The margins are
+    /// the policy's (`TransferTimeMargin`). Depends on the target's link only, not on the source.
     pub(crate) fn transfer_time(&self, link: &KvLink, bytes: Bytes) -> Micros {
-        let risk = &self.inputs.policy.transfer;
-        let share = 1.0 + valid_or_zero(risk.proportional_overhead);
-        link.fixed + risk.fixed_overhead + micros(bytes.0 as f64 * 1e6 * share / link.bytes_per_second)
+        let margin = &self.inputs.policy.transfer;
+        let share = 1.0 + valid_or_zero(margin.proportional_overhead);
+        link.fixed + margin.fixed_overhead + micros(bytes.0 as f64 * 1e6 * share / link.bytes_per_second)
     }
 
     /// Returns the target's own terms: queue, compute, restore, memory, interference and eviction.

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::testing::{StubWorker, wait_until};
     use proxy::discovery::WorkerConfig;
-    use proxy::discovery::fleet_spec;
+    use proxy::discovery::worker_definition;
 
     #[tokio::test]
     async fn drain_recorded_by_a_peer_applies_without_another_probe() {
@@ -242,7 +242,7 @@ mod tests {
         // Probed when it starts, but not again during this test.
         let pace = ProbeSettings { every: Duration::from_secs(3600), ..ProbeSettings::default() };
         let fleet = Fleet::start(FleetOptions {
-            workers: vec![fleet_spec(&config)],
+            workers: vec![worker_definition(&config)],
             pace,
             index: SharedIndex::new(),
             rules: Arc::new(|_| None),

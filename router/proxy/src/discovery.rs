@@ -77,7 +77,7 @@ pub struct WorkerDiscovery {
     failures: Mutex<BTreeMap<WorkerListKey, String>>,
     changed: Notify,
     fleet: Arc<Fleet>,
-    listed_workers: Arc<WorkerPool>,
+    pool: Arc<WorkerPool>,
     directory: Arc<OwnershipDirectory>,
     metrics: DiscoveryMetrics,
 }
@@ -85,13 +85,13 @@ pub struct WorkerDiscovery {
 impl WorkerDiscovery {
     /// Creates the discovery without any list.
     pub fn new(
-        (fleet, listed_workers): (Arc<Fleet>, Arc<WorkerPool>),
+        (fleet, pool): (Arc<Fleet>, Arc<WorkerPool>),
         directory: Arc<OwnershipDirectory>,
         (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {
         let registered = Mutex::new(RegistrationTable::new(config.max_registrations));
         let (lists, failures) = Default::default();
-        Self { lists, registered, failures, changed: Notify::new(), fleet, listed_workers, directory, metrics }
+        Self { lists, registered, failures, changed: Notify::new(), fleet, pool, directory, metrics }
     }
 
     /// Replaces a list. It takes effect shortly afterwards.
@@ -179,12 +179,12 @@ impl WorkerDiscovery {
             let count = listed.iter().filter(|(by, _)| *by == source).count();
             self.metrics.workers.with_label_values(&[source.as_ref()]).set(count as i64);
         }
-        let specs = listed.iter().map(|(_, worker)| fleet_spec(worker)).collect();
+        let specs = listed.iter().map(|(_, worker)| worker_definition(worker)).collect();
         // The pool is a superset of the fleet at all times, so that every planned worker has a known address.
-        self.listed_workers.add(listed);
+        self.pool.add(listed);
         let turnover = self.fleet.set_workers(specs)?;
         let is_here = |id| self.fleet.is_listed(id) || self.fleet.leaving().contains(&id);
-        self.listed_workers.retain(is_here);
+        self.pool.retain(is_here);
         self.record_turnover(turnover);
         Ok(())
     }
@@ -222,7 +222,7 @@ fn merge_lists(wanted: &BTreeMap<WorkerListKey, Vec<WorkerConfig>>) -> (Vec<(Wor
 }
 
 /// Converts a configured worker into the fleet's definition.
-pub(crate) fn fleet_spec(worker: &WorkerConfig) -> WorkerDefinition {
+pub(crate) fn worker_definition(worker: &WorkerConfig) -> WorkerDefinition {
     WorkerDefinition {
         models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
         api_key: worker.api_key.as_ref().map(|key| key.expose().into()),

@@ -1,6 +1,6 @@
 //! The generation pipeline: takes one request from parsing to commit.
 //!
-//! Control flow only: each stage lives in its own file.
+//! Control flow, the wiring of the stages, and the order in which a request's end is recorded; each stage has a file of its own.
 
 mod batch;
 mod blame;
@@ -276,7 +276,7 @@ impl RequestEndSinks {
             commit: CommitSink {
                 ledger: ledger.clone(),
                 fleet: fleet.clone(),
-                hand_in_seconds: plans.step.with_label_values(&["commit"]),
+                hand_in_seconds: plans.stage_seconds.with_label_values(&["commit"]),
             },
             occupancy: OccupancySink,
             quota: QuotaSink,
@@ -304,7 +304,7 @@ impl RequestEndSinks {
 impl RequestEndRecorder for RequestEndSinks {
     /// Runs on the caller's thread: a session's next step has to find the commit handed in.
     fn record(&self, end: RequestEnd) {
-        let _entered = stage_span(end.step.located.identified.request.incoming.id, "commit").entered();
+        let _entered = stage_span(end.step.located.identified.request.incoming.id, "request_end").entered();
         let mut end = self.usage.without_implausible(end);
         self.commit.record(&end);
         self.occupancy.record(&mut end);
@@ -345,7 +345,7 @@ impl<'a> StageTimer<'a> {
 
     fn record_stage(&mut self, stage: &str) {
         let now = Instant::now();
-        self.plans.step.with_label_values(&[stage]).observe((now - self.start).as_secs_f64());
+        self.plans.stage_seconds.with_label_values(&[stage]).observe((now - self.start).as_secs_f64());
         self.start = now;
     }
 

@@ -28,7 +28,7 @@ struct PoolSnapshot {
     shapes: Arc<[(WorkerId, ParallelShape)]>,
 }
 
-/// A listed worker.
+/// A worker, listed or leaving.
 #[derive(Debug)]
 pub struct PoolMember {
     /// Its id.

@@ -28,7 +28,7 @@ pub struct Dispatched {
     pub(super) history: AttemptLog,
     pub(super) blame: UnattributedFailures,
     /// The answer that the plan is to go on with, where one broke off.
-    pub(super) resumes: Option<InterruptedAnswer>,
+    pub(super) interrupted: Option<InterruptedAnswer>,
     /// When the plan was made.
     pub(super) sent_at: Instant,
 }
@@ -36,7 +36,7 @@ pub struct Dispatched {
 impl Dispatched {
     /// The answer has begun. Returns it, and what its end will need.
     pub(super) fn started(self, reporter: &OutlierReporter, started: StartedAnswer) -> (LegResponse, Streaming) {
-        let Self { step, planned, guards, mut history, mut blame, resumes, .. } = self;
+        let Self { step, planned, guards, mut history, mut blame, interrupted, .. } = self;
         let StartedAnswer { response, in_flight, sent_at, first_byte, events } = started;
         let failed_worker = culprit(&planned.plan, &events, Ok(&response));
         let healthy_worker = response.status().is_success().then_some(planned.plan.target());
@@ -46,7 +46,7 @@ impl Dispatched {
         match healthy_worker {
             // The request was refused: that is the client's error, whatever failed before.
             None => reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerOutcome::Unanswered),
-            Some(_) if resumes.is_none() => {
+            Some(_) if interrupted.is_none() => {
                 reporter.settle_failures(&step, std::mem::take(&mut failures), AnswerOutcome::Answered);
             }
             // Of a resumed answer only the end shows whether the worker is healthy.
@@ -54,20 +54,20 @@ impl Dispatched {
         }
         guards.trials.iter().for_each(TrialGuard::record_answer_started);
         history.record(&step, &planned, (sent_at, events));
-        if let (Some(partial), Some(attempt)) = (&resumes, history.attempts.last_mut()) {
+        if let (Some(partial), Some(attempt)) = (&interrupted, history.attempts.last_mut()) {
             let duration = Micros::of(first_byte - partial.broke_at);
             attempt.resume = Some(StreamResumption { kept_tokens: partial.kept_tokens, duration });
         }
-        let (first_byte, status) = match resumes {
+        let (first_byte, status) = match interrupted {
             None => (first_byte, response.status().as_u16()),
             Some(partial) => (partial.first_byte, partial.status),
         };
-        (response, Streaming { step, planned, guards, history, failures, in_flight, first_byte, status, resumes })
+        (response, Streaming { step, planned, guards, history, failures, in_flight, first_byte, status, interrupted })
     }
 
     /// The attempt failed before its first byte. Ends the step when no other attempt is worthwhile.
     pub(super) fn failed(self, reporter: &OutlierReporter, failed: FailedAttempt) -> Result<Planning, GivenUpStep> {
-        let Self { step, planned, mut guards, mut history, mut blame, resumes, .. } = self;
+        let Self { step, planned, mut guards, mut history, mut blame, interrupted, .. } = self;
         let FailedAttempt { sent_at, events, exclude, error: cause } = failed;
         tracing::warn!(worker = %exclude, error = %cause, "a plan failed before its first byte");
         let suspects = SuspectPair::of(&planned.plan, (&events, &cause), sent_at);
@@ -92,22 +92,22 @@ impl Dispatched {
             reservation.mark_failed();
         }
         let error = cause.client_error();
-        let attempts = history.attempts.len() - resumes.map_or(0, |partial| partial.attempts_before);
+        let attempts = history.attempts.len() - interrupted.map_or(0, |partial| partial.attempts_before);
         if attempts >= MAX_ATTEMPTS || !cause.retryable() {
             let status = error.status().as_u16();
-            let unanswered = UnansweredStep { step, planned, guards, history, blame, partial: resumes };
+            let unanswered = UnansweredStep { step, planned, guards, history, blame, partial: interrupted };
             return Err(GivenUpStep { error, end: Some(Box::new(unanswered.ended(RequestOutcome::Failed, status))) });
         }
         let failure = LastFailure { planned, event: cause.attempt_event(), error };
-        Ok(Planning::again(step, (resumes, failure), history, blame))
+        Ok(Planning::again(step, (interrupted, failure), history, blame))
     }
 }
 
 impl RequestState for Dispatched {
     /// The attempt ran, and its result is not known.
     fn into_end(self, _: RequestOutcome) -> Option<RequestEnd> {
-        let Self { step, planned, guards, mut history, blame, resumes, sent_at } = self;
+        let Self { step, planned, guards, mut history, blame, interrupted, sent_at } = self;
         history.record(&step, &planned, (sent_at, Vec::new()));
-        Some(UnansweredStep { step, planned, guards, history, blame, partial: resumes }.abandoned())
+        Some(UnansweredStep { step, planned, guards, history, blame, partial: interrupted }.abandoned())
     }
 }

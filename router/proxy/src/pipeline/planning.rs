@@ -177,12 +177,12 @@ impl Planning {
         }
         self.history.admission_wait = self.finished_wait(stage, &planned).or(self.history.admission_wait);
         let Self { step, origin, history, blame } = self;
-        let resumes = match origin {
+        let interrupted = match origin {
             PlanningOrigin::Resume(partial, _) => Some(partial),
             PlanningOrigin::First | PlanningOrigin::Held(..) | PlanningOrigin::Retry(_) => None,
         };
         let sent_at = Instant::now();
-        let dispatched = Dispatched { step, planned: Box::new(planned), guards, history, blame, resumes, sent_at };
+        let dispatched = Dispatched { step, planned: Box::new(planned), guards, history, blame, interrupted, sent_at };
         Ok(PlanVerdict::Start(Box::new(dispatched)))
     }
 

@@ -1,5 +1,5 @@
-//! The workers as a step sees them: the blocks of its prompt are never known better than the worker's own index state,
-//! and never better than the identity of the prompt.
+//! The workers as one step sees them: where the hashes of its prompt's blocks may differ from the engine's, the worker's
+//! index state counts as approximate for this step.
 
 use std::sync::Arc;
 

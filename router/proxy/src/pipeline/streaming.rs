@@ -31,8 +31,8 @@ pub struct Streaming {
     pub(super) first_byte: Instant,
     /// Status of the answer.
     pub(super) status: u16,
-    /// The answer that it goes on with, where one broke off.
-    pub(super) resumes: Option<InterruptedAnswer>,
+    /// What the client has of an interrupted answer that this one continues.
+    pub(super) interrupted: Option<InterruptedAnswer>,
 }
 
 /// How an answer ended.
@@ -55,8 +55,8 @@ pub enum AnswerCompletion {
     Complete,
     /// A stream that broke off, or that reported an error.
     Interrupted,
-    /// A stream that had not ended.
-    Running,
+    /// A stream that had not ended when the client left.
+    Unfinished,
 }
 
 impl AnswerCompletion {
@@ -65,7 +65,7 @@ impl AnswerCompletion {
         match (&facts.error, facts.done) {
             (Some(_), _) => Self::Interrupted,
             (None, true) => Self::Complete,
-            (None, false) => Self::Running,
+            (None, false) => Self::Unfinished,
         }
     }
 
@@ -76,7 +76,7 @@ impl AnswerCompletion {
             Self::Whole(_) => RequestOutcome::Rejected,
             Self::Complete => RequestOutcome::Complete,
             Self::Interrupted => RequestOutcome::Interrupted,
-            Self::Running => RequestOutcome::ClientDisconnected,
+            Self::Unfinished => RequestOutcome::ClientDisconnected,
         }
     }
 }
@@ -122,7 +122,7 @@ impl Streaming {
     pub fn refused(self) -> RequestEnd {
         let (first_byte, status) = (Some(self.first_byte), self.status);
         let nothing = DeliveredAnswer { first_byte, status, delivered: Tokens::ZERO, usage: None };
-        let answer = self.resumes.map_or(nothing, InterruptedAnswer::record);
+        let answer = self.interrupted.map_or(nothing, InterruptedAnswer::record);
         self.into_request_end(RequestOutcome::Interrupted, answer)
     }
 
@@ -132,7 +132,7 @@ impl Streaming {
         let first_byte = match state {
             // All tokens came together, so the time of the first one is unknown.
             AnswerCompletion::Whole(_) => None,
-            AnswerCompletion::Complete | AnswerCompletion::Interrupted | AnswerCompletion::Running => {
+            AnswerCompletion::Complete | AnswerCompletion::Interrupted | AnswerCompletion::Unfinished => {
                 Some(self.first_byte)
             }
         };

@@ -117,7 +117,7 @@ families! {
     /// Metrics of the pipeline's decisions and their results; clones share their values.
     #[derive(Clone, Debug)]
     pub struct PipelineMetrics {
-        step: HistogramVec = "pipeline_stage_duration_seconds"
+        stage_seconds: HistogramVec = "pipeline_stage_duration_seconds"
             {stage = ["parse", "identify", "locate", "classify", "plan", "execute", "stream", "commit"]} [FINE_SECONDS],
             "Time spent in each stage of the pipeline.";
         actions: IntCounterVec = "plan_actions_total" {action = Action::ALL.map(Action::as_str)},

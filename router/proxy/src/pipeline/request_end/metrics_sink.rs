@@ -21,7 +21,7 @@ impl MetricsSink {
     pub(in crate::pipeline) fn record(&self, end: &RequestEnd, observation: &StepObservation) {
         if let Some(at) = end.answer.first_byte {
             let duration = end.ended_at.saturating_duration_since(at);
-            self.plans.step.with_label_values(&["stream"]).observe(duration.as_secs_f64());
+            self.plans.stage_seconds.with_label_values(&["stream"]).observe(duration.as_secs_f64());
         }
         // The client left while the step was queued, so nothing was executed.
         if end.attempts.is_empty() {

@@ -4,7 +4,7 @@
 use super::RequestEnd;
 use crate::receipt::RequestOutcome;
 
-/// Marks how the load and the reservation end. Both end when their guards are dropped.
+/// Settles the KV reservation, and completes the sample of the in-flight count, whose guard ends with the receipt.
 #[derive(Debug)]
 pub(in crate::pipeline) struct OccupancySink;
 
