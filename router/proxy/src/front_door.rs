@@ -136,7 +136,7 @@ async fn dispatch(
     let admitted = admitted.and_then(|()| admit(door, route, &head));
     let tenant = match admitted {
         Ok(AuthOutcome::Tenant(tenant)) => tenant,
-        Ok(AuthOutcome::Options) => return Ok(options_response(route)),
+        Ok(AuthOutcome::Answered(response)) => return Ok(response),
         Err(error) => return Err(drain_rejected(&head.headers, body, limits, error)),
     };
     let quotas = door.quotas.of(&tenant).filter(|_| route.handler.is_metered());
@@ -163,11 +163,11 @@ async fn dispatch(
             }
         };
     let reserved = match counted {
-        None => None,
-        Some((quotas, counted)) => match quotas.take_tokens(&body, counted).await {
+        Some((quotas, counted)) if route.handler.uses_tokens() => match quotas.take_tokens(&body, counted).await {
             Ok(reserved) => Some(reserved),
             Err(error) => return Ok(with_quota_headers(quotas, Err(error), client)),
         },
+        _ => None,
     };
     door.forwarder.metrics.requests.body_bytes.observe(body.len() as f64);
     let mut headers = head.headers;
@@ -220,7 +220,8 @@ fn with_quota_headers(
 
 enum AuthOutcome {
     Tenant(TenantId),
-    Options,
+    /// Answered for anybody, whatever body follows: it is not read.
+    Answered(Response),
 }
 
 fn admit(door: &FrontDoor, route: &Route, head: &http::request::Parts) -> Result<AuthOutcome, ApiError> {
@@ -233,18 +234,27 @@ fn admit(door: &FrontDoor, route: &Route, head: &http::request::Parts) -> Result
                 None => ApiError::UnknownPath { path: truncated(path) },
             });
         }
-        _ if head.method == Method::OPTIONS => return Ok(AuthOutcome::Options),
+        _ if head.method == Method::OPTIONS => return Ok(AuthOutcome::Answered(options_response(route))),
         _ if !route.allows(&head.method) => {
             let method = truncated(head.method.as_str());
             return Err(ApiError::WrongMethod { method, allow: route.allow });
         }
-        RouteHandler::Alive | RouteHandler::Ready => return Ok(AuthOutcome::Tenant(TenantId::default())),
+        RouteHandler::Alive => return Ok(AuthOutcome::Answered("ok\n".into_response())),
+        RouteHandler::Ready => return readiness(door).map(AuthOutcome::Answered),
         _ => {}
     }
     let tenant = door.forwarder.isolation.keys().tenant(&head.headers)?;
     head.extensions.get().map(UnauthenticatedPermit::mark_authenticated);
     door.forwarder.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
     Ok(AuthOutcome::Tenant(tenant))
+}
+
+fn readiness(door: &FrontDoor) -> Result<Response, ApiError> {
+    match door.forwarder.isolation.serving(&door.forwarder.workers) {
+        Ok(()) => Ok("ok\n".into_response()),
+        Err(NotServingReason::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
+        Err(NotServingReason::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),
+    }
 }
 
 fn is_under(path: &str, prefix: &str) -> bool {
@@ -278,13 +288,10 @@ async fn handle(door: &Arc<FrontDoor>, route: &Route, request: ClientRequest) ->
             let id = path.strip_prefix("/v1/models/").unwrap_or_default();
             door.model_list.get_model(&door.forwarder, &percent_decoded(id)).await
         }
-        RouteHandler::Alive => Ok("ok\n".into_response()),
-        RouteHandler::Ready => match door.forwarder.isolation.serving(&door.forwarder.workers) {
-            Ok(()) => Ok("ok\n".into_response()),
-            Err(NotServingReason::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
-            Err(NotServingReason::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),
-        },
-        RouteHandler::Unknown => Err(ApiError::UnknownPath { path: truncated(&request.path) }),
+        // Answered by `admit`.
+        RouteHandler::Alive | RouteHandler::Ready | RouteHandler::Unknown => {
+            Err(ApiError::UnknownPath { path: truncated(&request.path) })
+        }
     }
 }
 

@@ -25,8 +25,13 @@ pub(super) enum RouteHandler {
 }
 
 impl RouteHandler {
-    /// Whether it counts against a tenant's quotas: everything that causes new requests to engines.
+    /// Whether it counts against a tenant's quotas of requests: everything that causes new requests to engines.
     pub(super) fn is_metered(self) -> bool {
+        self.uses_tokens() || self == Self::StoredResponse
+    }
+
+    /// Whether it counts against a tenant's quota of tokens. Reading a stored response costs none again.
+    pub(super) fn uses_tokens(self) -> bool {
         matches!(self, Self::Generation(_) | Self::ByModel | Self::NewResponse | Self::Models | Self::OneModel)
     }
 }

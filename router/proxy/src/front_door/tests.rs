@@ -50,6 +50,17 @@ async fn bad_input_gets_an_openai_error() {
 }
 
 #[tokio::test]
+async fn probes_are_answered_without_reading_a_body() {
+    let worker = worker().await;
+    let router = start_router(&[&worker], &[]).await;
+    for path in ["/livez", "/readyz", "/health"] {
+        let head = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50000000\r\n\r\n{{");
+        let answer = read_to_end(&mut raw(router.proxy_address(), head.as_bytes()).await).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok\n"), "{path}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn an_oversized_body_is_refused_while_the_client_still_sends() {
     let worker = worker().await;
     let router = start_router(&[&worker], &["proxy.body_limit=\"1000B\""]).await;
