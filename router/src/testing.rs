@@ -204,7 +204,8 @@ async fn answer(worker: Arc<StubWorker>, model: &str, request: Request) -> Respo
             ([("content-type", "text/event-stream")], event).into_response()
         }
         "count" => {
-            let usage = serde_json::json!({"prompt_tokens": parsed["counted"], "completion_tokens": 1});
+            let usage = serde_json::json!({"prompt_tokens": parsed["counted"],
+                "completion_tokens": parsed["generated"].as_u64().unwrap_or(1)});
             axum::Json(serde_json::json!({"usage": usage})).into_response()
         }
         "late" => {

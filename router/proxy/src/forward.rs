@@ -24,7 +24,7 @@ use crate::stored_responses::listener::{BodyFormat, ResponseRecorder};
 use crate::telemetry::metrics::Metrics;
 use crate::tenant_isolation::TenantIsolation;
 use crate::upstream::{UpstreamError, WorkerBody, WorkerRequest, reject_redirects};
-use crate::usage_bounds::{UNBOUNDED_ANSWER, max_plausible};
+use crate::usage_bounds::{UNBOUNDED_ANSWER, max_plausible, max_plausible_answer};
 use crate::worker_client::WorkerClient;
 use crate::worker_pool::{DispatchGuard, WorkerPool};
 pub use end::{ForwardEnd, ForwardEndSinks, ForwardedContinuation};
@@ -59,7 +59,7 @@ pub struct UnplannedForwarder {
     pub listed_workers: Arc<WorkerPool>,
     /// What keeps tenants apart.
     pub isolation: TenantIsolation,
-    /// Workers whose requests fail.
+    /// Detector of workers whose requests fail.
     pub outliers: SharedOutlierDetector,
     /// Runs long computations off the async threads.
     pub offload_pool: Arc<OffloadPool>,
@@ -160,7 +160,7 @@ impl UnplannedForwarder {
                 // Trials of ejected workers are for requests whose end shows whether the worker is healthy.
                 let workers = fleet.snapshot();
                 let ejected = self.outliers.lock().all_ejected(&workers);
-                // Whether a barred worker would serve it.
+                // Whether a worker that is barred for ignoring salts would serve it.
                 let is_barred = workers.iter().any(|worker| {
                     barred.contains(&worker.id)
                         && worker.health != WorkerHealth::Unreachable
@@ -214,7 +214,10 @@ impl UnplannedForwarder {
 #[derive(Clone, Copy)]
 struct MaxPlausibleUsage {
     prompt: Tokens,
-    answer: Tokens,
+    /// The request's limit for its answer, where it sets one.
+    asked: Option<Tokens>,
+    /// What an answer without a limit may have, besides what was delivered.
+    unlimited: Tokens,
 }
 
 impl MaxPlausibleUsage {
@@ -223,11 +226,15 @@ impl MaxPlausibleUsage {
     fn most(request: &ClientRequest, learn: ResponseCapture, asked: Option<Tokens>) -> Self {
         let history = if learn == ResponseCapture::Nothing { Tokens::ZERO } else { UNBOUNDED_ANSWER };
         let prompt = max_plausible(Tokens(request.body.len() as u64 / BYTES_PER_TOKEN)).max(history);
-        Self { prompt, answer: asked.map_or(history, max_plausible).max(max_plausible(Tokens::ZERO)) }
+        Self { prompt, asked, unlimited: history }
     }
 
     fn covers(self, usage: &TokenUsage, delivered: Tokens) -> bool {
-        usage.prompt <= self.prompt && usage.completion <= self.answer.max(max_plausible(delivered))
+        let max_answer = match self.asked {
+            None => max_plausible(delivered).max(self.unlimited),
+            asked => max_plausible_answer(asked, delivered),
+        };
+        usage.prompt <= self.prompt && usage.completion <= max_answer
     }
 }
 
@@ -241,7 +248,7 @@ struct ForwardObserver {
     status: StatusCode,
     listener: Option<ResponseRecorder>,
     receipt_recorder: Option<ForwardedAnswerReader>,
-    /// Where the recorder reads a long answer.
+    /// Where a long answer is read.
     offload_pool: Arc<OffloadPool>,
     /// Tokens reserved from the tenant's quota.
     reservation: Option<TokenReservation>,

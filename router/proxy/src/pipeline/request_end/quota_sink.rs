@@ -4,6 +4,7 @@ use vocabulary::Tokens;
 use workers_shim::engine_api::TokenUsage;
 
 use super::RequestEnd;
+use crate::identified_request::ResponseDelivery;
 use crate::quotas::RequestCompletion;
 use crate::receipt::RequestOutcome;
 
@@ -20,8 +21,18 @@ impl QuotaSink {
         } else {
             RequestCompletion::Interrupted
         };
-        reservation.settle(charged_tokens(end), completion);
+        let mut charged = charged_tokens(end);
+        if is_unseen(end) {
+            charged = charged.max(reservation.reserved_tokens());
+        }
+        reservation.settle(charged, completion);
     }
+}
+
+/// Returns whether a worker was at an answer of which nothing can be seen until its end, when the client left.
+fn is_unseen(end: &RequestEnd) -> bool {
+    let is_whole = end.step.located.identified.request.delivery == ResponseDelivery::Whole;
+    end.outcome == RequestOutcome::ClientDisconnected && is_whole && end.answer.usage.is_none()
 }
 
 /// Tokens charged to the tenant's quota: what the engine counted, and for an answer whose end was not reported at least

@@ -20,13 +20,13 @@ pub(in crate::pipeline) struct ReceiptSink {
 }
 
 impl ReceiptSink {
-    /// Takes the whole value, so that the planning case needs no copy.
+    /// Takes the whole value, so that the planning inputs need no copy.
     pub(in crate::pipeline) fn record(&self, end: RequestEnd, observation: StepObservation) {
         let (receipt, case) = self.receipt(end, observation);
         self.decisions.record(receipt, case);
     }
 
-    /// Builds the receipt, and the planning case where the planner was asked.
+    /// Builds the receipt, and the recorded planning inputs where the planner was asked.
     fn receipt(&self, end: RequestEnd, observation: StepObservation) -> (Receipt, Option<RecordedPlanningInputs>) {
         let RequestEnd { step, planned, attempts, admission_wait, .. } = end;
         let (located, PlannedStep { decision, shortened_ask: shortened, excluded, rank_memory: memory, .. }) =

@@ -50,22 +50,40 @@ async fn a_disconnected_client_is_charged_for_delivered_tokens_only() {
 }
 
 #[tokio::test]
+async fn leaving_a_whole_answer_costs_what_was_reserved_for_it() {
+    let worker = StubWorker::start("one", "tiny").await;
+    for (stream, charge) in [(false, 500..600), (true, 1..100)] {
+        let router = start_router(&[&worker], &[METERED]).await;
+        let body = json!({"model": "tiny", "prompt": "short", "behave": "hang", "max_tokens": 500, "stream": stream});
+        let (address, body) = (router.proxy_address(), body.to_string());
+        let asked = tokio::spawn(async move { post(address, "/v1/completions", body).await });
+        wait_until("a worker is at it", || worker.active.count() == 1).await;
+        asked.abort();
+        wait_until("it is over", || router.gateway.metrics.requests.in_flight.get() == 0).await;
+        assert!(charge.contains(&charged(&router)), "stream {stream}: {}", charged(&router));
+        wait_until("the worker knows", || worker.active.count() == 0).await;
+    }
+}
+
+#[tokio::test]
 async fn an_implausible_engine_token_count_is_ignored() {
     let worker = StubWorker::start("one", "tiny").await;
     let router = start_router(&[&worker], &[METERED]).await;
-    let ask = async |counted: u64| {
+    let ask = async |counted: u64, generated: u64| {
         let prompt = "a history ".repeat(40);
-        let body = json!({"model": "tiny", "prompt": prompt, "behave": "count", "counted": counted});
+        let body = json!({"model": "tiny", "prompt": prompt, "behave": "count", "counted": counted,
+            "generated": generated, "max_tokens": 10});
         post(router.proxy_address(), "/v1/completions", body.to_string()).await
     };
-    assert_eq!(ask(u64::MAX).await.status, 200);
-    let after = ask(100).await;
+    assert_eq!(ask(u64::MAX, 10).await.status, 200);
+    assert_eq!(ask(100, 50_000).await.status, 200, "of an answer of ten tokens");
+    let after = ask(100, 10).await;
     assert_eq!(after.status, 200, "the tenant is not locked out");
     let left: u64 = after.headers["x-ratelimit-remaining-tokens"].to_str().unwrap().parse().unwrap();
     assert!(left > 900_000, "{left}");
-    wait_until("both are charged", || charged(&router) > 0).await;
+    wait_until("all are charged", || charged(&router) > 0).await;
     assert!(charged(&router) < 10_000, "{}", charged(&router));
-    assert_eq!(router.gateway.metrics.requests.implausible_usage.get(), 1);
+    assert_eq!(router.gateway.metrics.requests.implausible_usage.get(), 2);
 }
 
 #[tokio::test]

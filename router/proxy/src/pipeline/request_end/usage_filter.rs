@@ -1,11 +1,11 @@
 //! Drops usage that an engine cannot have counted, before any sink sees it.
 
+use planner::RequestTransferBlocker;
 use prometheus::IntCounter;
-use vocabulary::Tokens;
 use workers_shim::engine_api::TokenUsage;
 
 use super::RequestEnd;
-use crate::usage_bounds::{UNBOUNDED_ANSWER, max_plausible};
+use crate::usage_bounds::{max_plausible, max_plausible_answer};
 
 /// Counts and logs implausible usage.
 #[derive(Debug)]
@@ -21,8 +21,9 @@ impl ImplausibleUsageFilter {
     }
 
     fn is_plausible(&self, end: &RequestEnd, usage: &TokenUsage) -> bool {
-        let max_answer = end.step.located.identified.request.max_answer.unwrap_or_default();
-        let max_completion = max_plausible(Tokens::max(max_answer, end.answer.delivered)).max(UNBOUNDED_ANSWER);
+        let request = &end.step.located.identified.request;
+        let has_one_choice = request.transfer_bar != Some(RequestTransferBlocker::SeveralChoices);
+        let max_completion = max_plausible_answer(request.max_answer.filter(|_| has_one_choice), end.answer.delivered);
         let is_possible =
             usage.prompt <= max_plausible(end.step.request.prompt_tokens) && usage.completion <= max_completion;
         if !is_possible {
