@@ -1,6 +1,7 @@
 //! Relays a worker's answer to the client: head and body unchanged, and an explicit end when it breaks.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -27,7 +28,7 @@ pub trait ResponseObserver: Send + 'static {
     fn on_broken(&mut self) -> Bytes;
 }
 
-/// What a relayed answer has shown by its end.
+/// Outcome of a relayed answer: what it has shown by its end.
 #[derive(Clone, Copy, Debug)]
 pub struct PassthroughOutcome {
     /// The usage that the worker reported.
@@ -70,7 +71,7 @@ pub fn is_event_stream(headers: &http::HeaderMap) -> bool {
 struct PassthroughResponseBody<O: ResponseObserver> {
     body: WorkerBody,
     observer: O,
-    /// Scanner for a stream of events: after half an event a client could not parse the error event.
+    /// Filter of a stream of events: after half an event a client could not parse the error event.
     scanner: Option<SseFilter>,
     /// End of an answer that is not a stream; it contains the usage.
     tail: BytesMut,
@@ -129,6 +130,37 @@ impl<O: ResponseObserver + Unpin> HttpBody for PassthroughResponseBody<O> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
+        self.guarded(|body| body.poll_unguarded(cx))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && (self.ended || self.scanner.is_none() && self.body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.scanner.is_some() { SizeHint::default() } else { self.body.size_hint() }
+    }
+}
+
+impl<O: ResponseObserver> PassthroughResponseBody<O> {
+    /// Polls, and turns a panic of ours into a broken answer.
+    fn guarded(
+        &mut self,
+        poll: impl FnOnce(&mut Self) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>>,
+    ) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
+        catch_unwind(AssertUnwindSafe(|| poll(self))).unwrap_or_else(|_| {
+            tracing::error!("a panic inside a relayed answer; please report it");
+            self.ended = true;
+            self.ready.clear();
+            let last_event = self.observer.on_broken();
+            Poll::Ready(Some(match self.scanner {
+                Some(_) => Ok(Frame::data(last_event)),
+                None => Err(WorkerBodyError::Broken("a fault of this proxy".into())),
+            }))
+        })
+    }
+
+    fn poll_unguarded(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
         loop {
             if let Some(data) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
@@ -159,12 +191,51 @@ impl<O: ResponseObserver + Unpin> HttpBody for PassthroughResponseBody<O> {
             }
         }
     }
+}
 
-    fn is_end_stream(&self) -> bool {
-        self.ready.is_empty() && (self.ended || self.scanner.is_none() && self.body.is_end_stream())
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use http::{HeaderMap, Method};
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::testing::StubWorker;
+    use crate::upstream::{Upstream, UpstreamConfig, WorkerRequest};
+
+    /// Records how the answer ended.
+    #[derive(Default)]
+    struct EndRecorder {
+        broken: usize,
     }
 
-    fn size_hint(&self) -> SizeHint {
-        if self.scanner.is_some() { SizeHint::default() } else { self.body.size_hint() }
+    impl ResponseObserver for EndRecorder {
+        fn on_chunk(&mut self, _: &Bytes) {}
+
+        fn on_end(&mut self, facts: PassthroughOutcome) {
+            assert!(facts.is_over);
+        }
+
+        fn on_broken(&mut self) -> Bytes {
+            self.broken += 1;
+            Bytes::from_static(b"data: broken\n\n")
+        }
+    }
+
+    #[tokio::test]
+    async fn a_relayed_answer_with_a_panic_ends_as_broken() {
+        let worker = StubWorker::start("one", "tiny").await;
+        let upstream = Upstream::new(UpstreamConfig::default());
+        for (scanner, shown) in [(Some(SseFilter::new()), Some("data: broken\n\n")), (None, None)] {
+            let (method, path) = (Method::GET, "/v1/models".into());
+            let request = WorkerRequest { method, path, headers: HeaderMap::new(), body: Bytes::new() };
+            let body = upstream.send(&worker.url(), request).await.unwrap().into_body();
+            let (observer, tail, ready) = (EndRecorder::default(), BytesMut::new(), VecDeque::from([Bytes::new()]));
+            let mut relayed = PassthroughResponseBody { body, observer, scanner, tail, ready, ended: false };
+            let Poll::Ready(Some(told)) = relayed.guarded(|_| panic!("a bug")) else { panic!("the client is told") };
+            let text = told.ok().map(|frame| String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap());
+            assert_eq!((text.as_deref(), relayed.observer.broken), (shown, 1));
+            assert!(matches!(relayed.frame().now_or_never(), Some(None)), "it is over");
+        }
     }
 }
