@@ -225,7 +225,7 @@ pub async fn identify(
     if let Some(derived) = &mut derived {
         derived.grow(request.body.derived_bytes())?;
     }
-    let (request, found, derived) = extend_known(stage, IdentificationInput::new(request, model), derived).await?;
+    let (request, found, derived) = extend_known(stage, (request, model), derived).await?;
     let (request, found) = match found {
         Some(found) => {
             drop(derived);
@@ -252,12 +252,13 @@ pub async fn identify(
 /// which may outlive its client.
 async fn extend_known(
     stage: &IdentifyStage,
-    request: IdentificationInput,
+    (request, model): (ParsedRequest, Arc<Model>),
     derived: Option<MemoryReservation>,
 ) -> Result<(IdentificationInput, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
-    let (load, conversations) =
-        (OffloadSpec::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+    let (load, conversations) = (OffloadSpec::of(&request.incoming), stage.prefix_cache.conversations.clone());
     let work = move || {
+        // The fingerprint of an unnamed session reads the body, too.
+        let request = IdentificationInput::new(request, model);
         let request = if request.needs_conversion() { request.converted() } else { request };
         let found = request.extend_known(&conversations);
         (request, found, derived)
