@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use sha2::{Digest as _, Sha256};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::hex::hex_id;
 
@@ -75,14 +76,19 @@ pub struct SessionId(pub u128);
 hex_id!(SessionId, u128, "s-");
 
 impl SessionId {
-    /// Returns the session that a client calls `key`. The same key of another tenant or model is a different session.
+    /// Returns the session that a client calls `key`: the first 128 bits of a SHA-256. The same key of another tenant or
+    /// model is a different session, and nobody can compute a key that names another's.
     pub fn of_key(tenant: &TenantId, model: &ModelId, key: &str) -> Self {
-        let mut scoped = Vec::with_capacity(24 + tenant.0.len() + model.0.len() + key.len());
+        let mut digest = Sha256::new();
         for part in [&*tenant.0, &*model.0, key] {
-            scoped.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            scoped.extend_from_slice(part.as_bytes());
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
         }
-        Self(xxh3_128(&scoped))
+        let half: [u8; 16] = std::array::from_fn({
+            let digest = digest.finalize();
+            move |at| digest[at]
+        });
+        Self(u128::from_be_bytes(half))
     }
 }
 

@@ -8,6 +8,7 @@ mod body;
 mod connection;
 pub mod descriptors;
 mod head_refusal;
+mod minimum_rate_writer;
 pub mod tls;
 mod unauthenticated;
 
@@ -80,7 +81,7 @@ pub struct ProxyConfig {
     /// Timeout for a whole body.
     #[default(TimeSpan::seconds(300))]
     pub body_timeout: TimeSpan,
-    /// Maximum time for which a client may read nothing of an answer that is ready for it.
+    /// Period in which a client must take at least 256 bytes a second of what waits for it.
     #[default(TimeSpan::seconds(60))]
     pub write_timeout: TimeSpan,
     /// Maximum number of open connections; more wait in the kernel's queue. Lowered if the process may not open that

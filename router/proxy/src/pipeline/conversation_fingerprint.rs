@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{Blocks, SessionId};
 use workers_shim::engine_api::{JsonSplice, ScannedJson};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::client_request::GenerationEndpoint;
 use crate::identified_request::{IdentifiedRequest, ParsedRequest};
@@ -29,7 +30,8 @@ pub fn conversation_fingerprint(request: &ParsedRequest) -> SessionId {
             field("input").and_then(|input| first_messages(input).or(Some(start_of_prompt(input))))
         }
     };
-    let opening = format!("opening {}", text.unwrap_or_default());
+    // Hashed by itself, because it may be as long as the body.
+    let opening = format!("opening {:032x}", xxh3_128(text.unwrap_or_default().as_bytes()));
     SessionId::of_key(&request.incoming.tenant, &request.model, &opening)
 }
 

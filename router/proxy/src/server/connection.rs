@@ -18,10 +18,10 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_io_timeout::TimeoutWriter;
 use tower::Service as _;
 
 use super::head_refusal::{AnswerPhase, HyperResponseFilter};
+use super::minimum_rate_writer::MinimumRateWriter;
 use super::unauthenticated::UnauthenticatedPermit;
 use super::{HeadErrorEncoder, LONGEST_URI, MAX_HEAD_BYTES, MAX_HEADERS, RemoteAddr, RouteResult};
 use crate::error::ApiError;
@@ -46,7 +46,7 @@ pub(super) struct ConnectionSetup {
     pub(super) routes: Router,
     /// Encodes errors of heads that reach no route.
     pub(super) encode: HeadErrorEncoder,
-    /// Maximum time for which a write may make no progress.
+    /// Period in which a client must take a minimum of what waits for it.
     pub(super) write_timeout: Duration,
 }
 
@@ -128,8 +128,7 @@ pub(super) async fn drive(
             RouteResult::Ok(progress.wrap(answer))
         })
     });
-    let mut stream = TimeoutWriter::new(stream);
-    stream.set_timeout(Some(write_timeout));
+    let stream = MinimumRateWriter::new(Box::pin(stream), write_timeout);
     let stream = HyperResponseFilter::new(Box::pin(stream), filtered);
     let mut connection = http.serve_connection(TokioIo::new(stream), service);
     let (mut draining, mut authenticated) = (false, false);
