@@ -1,4 +1,4 @@
-//! Counters and gauges of the directory, which the router exports as metrics.
+//! Counters and gauges of a ledger node, which the router exports as metrics.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 
 use crate::error::SubmitError;
 
-/// Running totals, shared by clones of the directory.
+/// Running totals of a ledger node, shared by its clones.
 #[derive(Debug, Default)]
 pub(crate) struct LedgerNodeCounters(Mutex<LedgerNodeStats>);
 
-/// Snapshot of a directory's counters and gauges.
+/// Snapshot of a ledger node's counters and gauges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LedgerNodeStats {
     /// Log entries applied since the start.

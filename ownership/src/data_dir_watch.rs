@@ -54,7 +54,7 @@ fn is_not_found(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// The paths that must stay in place: the data directory and the files of the log.
+/// Watch over the paths that must stay in place: the data directory and the files of the log.
 #[derive(Debug)]
 pub(crate) struct DataDirWatch {
     /// The directory, the log's folder and the marks file.
@@ -71,7 +71,7 @@ struct NewestLogFile {
 }
 
 impl DataDirWatch {
-    /// Creates the guard of a data directory whose log is open.
+    /// Creates the watch of a data directory whose log is open.
     pub(crate) fn of(folder: &NodeFolder) -> Result<Self, LedgerNodeError> {
         let open = |path: PathBuf| OpenPath::open(path.clone()).map_err(LedgerNodeError::io(path));
         let fixed = [folder.root.clone(), folder.path("log"), folder.path("committed")].map(open);
@@ -134,7 +134,7 @@ pub(crate) async fn watch(core: Arc<NodeCore>, place: Arc<Mutex<DataDirWatch>>) 
             Ok(None) => in_a_row = 0,
             Ok(Some(path)) if in_a_row + 1 == CHECKS_TO_CONFIRM => return core.leave_quorum(path),
             Ok(Some(_)) => in_a_row += 1,
-            Err(error) => tracing::debug!(%error, "the data directory could not be looked at; the next look tells"),
+            Err(error) => tracing::debug!(%error, "the data directory could not be checked; the next check tells"),
         }
     }
 }
@@ -154,7 +154,7 @@ mod tests {
         folder.path().join("log").join(Config::chunk_file_name(ChunkId(start)))
     }
 
-    /// Opens a data directory; returns it with the end of its durable log and a guard that found nothing missing.
+    /// Opens a data directory; returns it with the end of its durable log and a watch that found nothing missing.
     fn opened() -> (TempDir, u64, DataDirWatch) {
         let folder = tempfile::tempdir().unwrap();
         let node = NodeFolder::open(folder.path(), None).unwrap();

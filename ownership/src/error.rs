@@ -1,4 +1,4 @@
-//! Errors of the directory: what went wrong, whose fault it is, and what to do.
+//! Errors of a ledger node: what went wrong, whose fault it is, and what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ const REPAIR_ADVICE: &str = "Nothing was changed or skipped. Move this data dire
     node join again as a new one, or, if it was the only one, start from a saved snapshot (`ownerserve ctl snapshot \
     restore FILE --data-dir DIR`)";
 
-/// Why a directory could not be opened or kept running.
+/// Why a ledger node could not be opened or kept running.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerNodeError {
     /// I/O error: the disk or its permissions.

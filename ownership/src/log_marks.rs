@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn log_marks_persist_and_never_decrease() {
+    fn log_watermarks_persist_and_never_decrease() {
         let (_folder, path) = new_marks_file();
         let marks = LogWatermarksFile::open(&path, OWN, FolderContents::Ledger).unwrap();
         marks.commit(7);

@@ -1,4 +1,4 @@
-//! Periodic tasks: renews and expires leases, makes the marks durable, triggers snapshots.
+//! Maintenance of a node: renews and expires leases, makes the marks durable, triggers snapshots.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::peers::{Lane, PeerMethod};
 /// How long the leader may take to accept this node's reports.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The task that runs periodically.
+/// The node's periodic maintenance.
 pub(crate) struct MaintenanceTask {
     pub(crate) core: Arc<NodeCore>,
     pub(crate) options: Options,

@@ -1,4 +1,4 @@
-//! Cache of the membership as other members report it.
+//! Cache of members' addresses, as other members report them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const CACHE_TTL: Duration = Duration::from_secs(10);
 /// Minimum time between two rounds of questions, whatever the call rate.
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Cache of the membership as other members report it.
+/// Cache of members' addresses, as other members report them.
 #[derive(Debug, Default)]
 pub(crate) struct MemberAddressCache(Mutex<Option<FetchedMembers>>);
 

@@ -19,7 +19,7 @@ pub(crate) enum RecordOrderError {
     MissingEntries { wanted: u64, last: u64, present: Option<(u64, u64)> },
 }
 
-/// Position of a record in its file.
+/// Position of a record in its chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PositionInChunk {
     First,

@@ -27,7 +27,7 @@ pub(crate) struct SnapshotStreamHeader {
     pub(crate) bytes: u64,
 }
 
-/// Disk space that incoming snapshots will still need: each alone may fit, but not all of them.
+/// Reservations of disk space for incoming snapshots: each alone may fit, but not all of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DiskReservations(Arc<Mutex<u64>>);
 

@@ -18,7 +18,7 @@ pub(crate) const MAX_TERM: u64 = 1 << 62;
 /// Maximum distance of a term from this node's own: one election per second for twelve days.
 pub(crate) const MAX_TERM_JUMP: u64 = 1 << 20;
 
-/// A term or a log position that no correct node would send.
+/// Why a message is implausible: no correct node would send it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum ImplausibleMessage {
     #[error(
@@ -144,7 +144,9 @@ pub(crate) fn check(own: u64, message: &impl MessagePositions) -> Result<(), Imp
 pub(crate) fn check_sequence(request: &AppendEntriesRequest<TokioTypeConfig>) -> Result<(), ImplausibleMessage> {
     let (mut lowest_term, mut expected) =
         request.prev_log_id.as_ref().map_or((0, 0), |id| (id.committed_leader_id().term, id.index.saturating_add(1)));
-    for (term, index) in request.entries.iter().map(|entry| (entry.log_id.committed_leader_id().term, entry.log_id.index)) {
+    for (term, index) in
+        request.entries.iter().map(|entry| (entry.log_id.committed_leader_id().term, entry.log_id.index))
+    {
         if index != expected {
             return Err(ImplausibleMessage::Gap { index, expected });
         }
@@ -195,10 +197,13 @@ mod tests {
             entries: entries.iter().map(|(term, index)| LogEntry::new_blank(at(*term, *index))).collect(),
             leader_commit: None,
         };
-        let sound: [(Option<(u64, u64)>, &[(u64, u64)]); 4] =
-            [(None, &[]), (None, &[(0, 0), (1, 1)]), (Some((3, 7)), &[(3, 8), (5, 9), (5, 10)]), (Some((5, 7)), &[])];
-        for (prev, entries) in sound {
-            assert_eq!(check_sequence(&append(prev, entries)), Ok(()), "{prev:?} {entries:?}");
+        for sound in [
+            append(None, &[]),
+            append(None, &[(0, 0), (1, 1)]),
+            append(Some((3, 7)), &[(3, 8), (5, 9), (5, 10)]),
+            append(Some((5, 7)), &[]),
+        ] {
+            assert_eq!(check_sequence(&sound), Ok(()), "{sound:?}");
         }
         let gap = |index, expected| Err(ImplausibleMessage::Gap { index, expected });
         assert_eq!(check_sequence(&append(None, &[(1, 3)])), gap(3, 0));

@@ -14,7 +14,7 @@ use crate::kv_occupancy::SessionLookup;
 use crate::worker_candidate::{WorkerCandidate, length_refusal};
 use crate::{CandidateRefusal, MoveReason, ParallelShape, PlanningError, PlanningInputs};
 
-/// Everything that candidates are built from.
+/// Table of the workers as one step sees them: everything that its candidates are built from.
 pub(crate) struct CandidateTable<'a> {
     pub(crate) inputs: PlanningInputs<'a>,
     /// This session's view of the KV occupancy model.
@@ -151,7 +151,7 @@ impl CheapestTwo {
         }
     }
 
-    /// Returns whether a worker that costs at least `key` could still enter the pair.
+    /// Returns whether a worker that costs at least `key` could still be one of the two.
     fn may_take(&self, key: PriceSortKey) -> bool {
         self.0[1].is_none_or(|(second, _)| key < second)
     }

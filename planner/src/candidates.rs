@@ -126,11 +126,11 @@ impl CandidateBuilder<'_> {
         helpers.prefillers().find(|place| *place != target)
     }
 
-    /// Returns the helpers of a target that has barred links to it; none when it has no barred link.
+    /// Returns the helpers of a target that has disabled links to it; none when it has no disabled link.
     fn fabrics_around_disabled_links(&self, target: usize) -> Option<FabricShortlists<'_>> {
         let id = self.at(target).view.id;
-        let is_barred = self.layout.inputs.disabled.links.iter().any(|link| link.to == id);
-        (self.fabrics.is_some() && is_barred)
+        let has_disabled_link = self.layout.inputs.disabled.links.iter().any(|link| link.to == id);
+        (self.fabrics.is_some() && has_disabled_link)
             .then(|| FabricShortlists::around_disabled_links(self.layout, &self.cost_model, id))
     }
 

@@ -49,7 +49,7 @@ pub enum CandidateRefusal {
     FabricMismatch,
     /// The target's ranks cannot read from those of the worker that holds the prefix.
     ParallelismMismatch,
-    /// The link from the worker that holds the prefix is barred: it delivered wrong KV.
+    /// The link from the worker that holds the prefix is disabled: it delivered wrong KV.
     LinkDisabled,
     /// The worker only answers prompts that a prefill worker hands to it.
     RequiresPrefillWorker,

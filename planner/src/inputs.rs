@@ -138,7 +138,7 @@ pub struct DisabledFeatures<'a> {
     pub links: &'a [DirectedLink],
 }
 
-/// One direction between two workers in which wrong KV was seen to arrive. Only transfers are disabled; both workers
+/// One direction between two workers. Where wrong KV was seen to arrive, only its transfers are disabled; both workers
 /// still serve.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 pub struct DirectedLink {
@@ -163,7 +163,7 @@ impl PlanningInputs<'_> {
         self.policy.allows(action) && (action == Action::ColocatedPrefill || !self.disabled.actions.contains(action))
     }
 
-    /// Returns whether transfers from one worker to another are barred.
+    /// Returns whether transfers from one worker to another are disabled.
     pub(crate) fn is_link_disabled(&self, from: WorkerId, to: WorkerId) -> bool {
         self.disabled.links.contains(&DirectedLink { from, to })
     }

@@ -13,7 +13,7 @@ pub fn valid_or_zero(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
 }
 
-/// Prefill speed of a worker.
+/// Time that a worker takes to compute prompt tokens, by their position.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PrefillTimeModel {
     /// Microseconds for the first token.
@@ -23,7 +23,7 @@ pub struct PrefillTimeModel {
 }
 
 impl PrefillTimeModel {
-    /// Creates a rate of `token` microseconds for the first token and twice that at position `doubles_at`; 0 makes
+    /// Creates a model with `token` microseconds for the first token and twice that at position `doubles_at`; 0 makes
     /// every token cost the same.
     pub fn new(token: f64, doubles_at: Tokens) -> Self {
         Self {

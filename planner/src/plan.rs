@@ -108,7 +108,7 @@ pub struct LegSequence {
     pub(crate) answer: Leg,
 }
 
-/// Most parts of a sequence.
+/// Most legs and handoffs of a sequence.
 const MAX_PARTS: usize = 3;
 
 /// A list of legs and handoffs that is no plan.

@@ -30,8 +30,8 @@ pub struct ReplicationLimits {
     /// Longest queue of a target.
     #[default(Micros(500_000))]
     pub queue: Micros,
-    /// Longest queue of a source that sends in turn (`ReplicateSendTiming::Queued`): sending computes nothing there, but the KV
-    /// arrives late.
+    /// Longest queue of a source that sends in turn (`ReplicateSendTiming::Queued`): nothing is computed there, but
+    /// the KV arrives late.
     #[default(Micros(5_000_000))]
     pub source_queue: Micros,
     /// Most bytes of one move.

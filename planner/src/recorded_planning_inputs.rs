@@ -36,14 +36,14 @@ pub struct RecordedPlanningInputs {
     /// Actions disabled at that time, besides those of the policy.
     #[serde(default, skip_serializing_if = "ActionSet::is_empty")]
     pub disabled_actions: ActionSet,
-    /// Links that were barred at that time.
+    /// Links that were disabled at that time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disabled_links: Vec<DirectedLink>,
 }
 
 impl RecordedPlanningInputs {
     /// Returns the decision under `policy`. The attention spec of the model, if known, and the parallel shapes, sorted
-    /// by worker id, come from the configuration, so they are not part of a case.
+    /// by worker id, come from the configuration, so they are not recorded.
     pub fn plan(
         &self,
         policy: &Policy,

@@ -37,7 +37,7 @@ pub(crate) struct WorkerCandidate<'a> {
 /// Speed and queue of a worker, in microseconds.
 #[derive(Clone, Copy)]
 pub(crate) struct SpeedAndLoad {
-    /// Prefill rate when nothing else runs.
+    /// Prefill time when nothing else runs.
     pub(crate) rate: PrefillTimeModel,
     /// One decode step of the current batch: step + slowdown x running.
     pub(crate) step: Micros,

@@ -72,7 +72,7 @@ pub struct AppState {
     /// Runs long computations off the async threads.
     pub offload_pool: Arc<OffloadPool>,
     composition: Subsystems,
-    /// The planner's and the fallback policy, with the occupancy model.
+    /// The planner's policy, and the state that it keeps between steps.
     pub policies: PlannerState,
     /// Moves prefixes between workers.
     pub prefix_mover: PrefixMover,
@@ -80,7 +80,7 @@ pub struct AppState {
     pub pipeline: Arc<Pipeline>,
     /// What serves the clients' listener.
     pub(crate) front_door: Arc<FrontDoor>,
-    /// Receipts and prediction calibration.
+    /// Receipts, prediction drift, the guardrail and transfer checks.
     pub decisions: Arc<DecisionHistory>,
 }
 
@@ -95,10 +95,10 @@ pub enum AppStateError {
     Keys(#[from] KeysError),
     /// Models, ledger or workers could not be opened.
     #[error(transparent)]
-    Rooms(#[from] SubsystemsError),
+    Subsystems(#[from] SubsystemsError),
     /// The configured Redis cannot be used.
     #[error(transparent)]
-    SoftState(#[from] RedisUrlError),
+    SharedCache(#[from] RedisUrlError),
     /// The directory of the decision log cannot be used.
     #[error(transparent)]
     Decisions(#[from] OpenDecisionLogError),
@@ -227,7 +227,7 @@ impl AppState {
         })
     }
 
-    /// Returns a handle for watched files, through which a failed reload is reported.
+    /// Returns the reporter of failed reloads for these files.
     pub(crate) fn watched_files(&self, what: &'static str) -> ReloadReporter {
         ReloadReporter { name: what, stale: self.composition.stale_files.clone() }
     }
@@ -282,7 +282,7 @@ impl AppState {
         })
     }
 
-    /// Returns the handles of salt proofs.
+    /// Returns the handles of salt probes.
     pub fn salt_prover(&self) -> SaltProver {
         SaltProver {
             workers: self.workers.clone(),

@@ -50,7 +50,7 @@ pub struct Config {
     pub auth: AuthConfig,
     /// How workers are reached.
     pub upstream: UpstreamConfig,
-    /// Tries of a request after its first.
+    /// Budget for retries.
     pub retries: RetryBudgetConfig,
     /// When a worker whose requests fail takes none.
     pub outliers: OutlierConfig,

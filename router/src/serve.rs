@@ -31,7 +31,7 @@ const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 pub enum ServeError {
     /// The keys file or the ledger was rejected.
     #[error(transparent)]
-    Gateway(#[from] AppStateError),
+    AppState(#[from] AppStateError),
     /// The ledger failed while it ran.
     #[error(transparent)]
     Ledger(ownership::LedgerNodeError),

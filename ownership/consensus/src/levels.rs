@@ -51,7 +51,7 @@ pub fn check_command_level(ledger: &Ledger, command: &Command) -> Result<(), Ref
     if needed > current { Err(Refusal::FeatureLevelTooLow { needed, current }) } else { Ok(()) }
 }
 
-/// What a leader knows of a member's release.
+/// What a leader knows of the feature levels that a member supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemberLevelSupport {
     /// The member does not answer, and may come back with another release.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use crate::types::{LogId, StoredMembership};
 
-/// The membership that a leader saw one tick ago.
+/// Detector of a stalled voter change: the joint configuration that a leader saw one tick ago, if any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StalledChangeDetector(Option<LogId>);
 

@@ -1,6 +1,6 @@
 //! Artifacts: sealed ranges of blocks as the ledger stores them.
 //!
-//! An artifact covers a range of blocks that have one owner, one shape and one set of replicas. Sealed blocks never
+//! An artifact covers a range of blocks with one owner, one block spec and one set of replicas. Sealed blocks never
 //! change. An artifact grows only at its end and only while a single session references it. It attaches to a boundary
 //! of its parent artifact.
 
@@ -149,7 +149,7 @@ pub struct Replica {
     pub expires: LedgerTime,
 }
 
-/// Tenant, model and shape of an artifact.
+/// What identifies an artifact's chain: tenant, model, root, and format and size of its blocks.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct ChainDescriptor {
     /// Tenant.
@@ -174,7 +174,7 @@ impl ChainDescriptor {
 pub struct Artifact {
     /// Id; does not change when the artifact grows.
     pub id: ArtifactId,
-    /// Tenant, model and shape.
+    /// Tenant, model, root and block spec of its chain.
     pub origin: Arc<ChainDescriptor>,
     /// Where it attaches; `None` if it starts at the root.
     pub parent: Option<ParentPoint>,
@@ -194,7 +194,7 @@ pub struct Artifact {
     pub group: Option<ArtifactGroupId>,
     /// When it was last written.
     pub touched: LedgerTime,
-    /// Whether it is protected from eviction.
+    /// Whether it is pinned.
     #[serde(default, skip_serializing_if = "ArtifactPinFlag::is_no")]
     pub pinned: ArtifactPinFlag,
 }

@@ -1,4 +1,4 @@
-//! In-memory table of artifacts: packed bytes plus a shared origin.
+//! In-memory table of artifacts: packed bytes plus a shared chain descriptor.
 //!
 //! An unpacked artifact takes three times as much memory.
 
@@ -275,7 +275,7 @@ impl ArtifactTable {
         self.table.get(&id.0).map(|stored| stored.unpack(id))
     }
 
-    /// Returns an artifact's origin without unpacking the rest.
+    /// Returns an artifact's chain descriptor without unpacking the rest.
     pub(crate) fn origin(&self, id: ArtifactId) -> Option<&Arc<ChainDescriptor>> {
         self.table.get(&id.0).map(PackedArtifact::origin)
     }

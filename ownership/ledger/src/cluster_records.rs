@@ -9,7 +9,7 @@ use vocabulary::{LedgerTime, NodeId, TenantId};
 /// Node that every cluster begins with.
 pub const FOUNDER: NodeId = NodeId(1);
 
-/// Whether a node belongs to the cluster.
+/// Lifecycle of a node: admitted, and at last retired.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub enum NodeLifecycle {
     /// The node was given its id.
@@ -33,7 +33,7 @@ pub struct Node {
     pub nonce: u128,
     /// Address at which the others reach it; empty for the founder, which was not admitted.
     pub address: Arc<str>,
-    /// Whether it belongs to the cluster.
+    /// Whether it is admitted or retired.
     pub membership: NodeLifecycle,
 }
 

@@ -213,7 +213,7 @@ pub struct DropReplica {
 pub struct SealBlocks {
     /// Session whose step computed the blocks, if any. An artifact that only this session references may be extended.
     pub session: Option<SessionId>,
-    /// Tenant, model and shape.
+    /// Tenant, model, root and block spec of its chain.
     pub origin: ChainDescriptor,
     /// Blocks to seal.
     pub run: ChainSegment,

@@ -84,7 +84,7 @@ pub(crate) struct LedgerIndexes {
     /// Artifacts in groups, by group and last write.
     pub(crate) groups_by_last_write: OrdSet<(ArtifactGroupId, LedgerTime, ArtifactId)>,
     pub(crate) usage: OrdMap<TenantId, TenantUsage>,
-    /// Origins shared between records.
+    /// Chain descriptors shared between records.
     pub(crate) origins: ChainDescriptorInterner,
 }
 

@@ -1,4 +1,4 @@
-//! Interner for artifact origins, which many artifacts share. Not part of the state.
+//! Interner for chain descriptors, which many artifacts share. Not part of the state.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use vocabulary::PrefixId;
 
 use crate::artifact::{ChainDescriptor, Scope};
 
-/// Origins by root and scope, each with the number of artifacts that use it.
+/// Chain descriptors by root and scope, each with the number of artifacts that use it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChainDescriptorInterner {
     origins: OrdMap<(PrefixId, Scope), (Arc<ChainDescriptor>, u64)>,
 }
 
 impl ChainDescriptorInterner {
-    /// Replaces a new record's origin by the shared one. If two origins share root and scope but differ, only the first
+    /// Replaces a new record's descriptor by the shared one. If two share root and scope but differ, only the first
     /// is interned.
     pub(crate) fn intern(&mut self, origin: &mut Arc<ChainDescriptor>) {
         let key = (origin.root, origin.scope());
@@ -29,7 +29,7 @@ impl ChainDescriptorInterner {
         }
     }
 
-    /// Releases an origin after its record was removed.
+    /// Releases a descriptor after its record was removed.
     pub(crate) fn release(&mut self, origin: &Arc<ChainDescriptor>) {
         let key = (origin.root, origin.scope());
         let Some((known, held)) = self.origins.get_mut(&key) else { return };

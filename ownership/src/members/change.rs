@@ -273,7 +273,7 @@ async fn change_raft(core: &NodeCore, change: ChangeMembers<u64, BasicNode>) -> 
     Ok(())
 }
 
-/// Waits until `list` shows a committed membership: Raft answers the caller shortly before it updates its metrics.
+/// Waits until a committed membership is listed: Raft answers the caller shortly before it updates its metrics.
 async fn await_listed(core: &NodeCore, written: LogId) {
     let wait = core.raft.wait(Some(LIST_TIMEOUT));
     let shows = wait.metrics(|metrics| *metrics.membership_config.log_id() >= Some(written), "the membership");

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use vocabulary::network_of;
 
-/// Places of callers, oldest first.
+/// Limiter of callers that have not proven that they are members: their places, oldest first.
 #[derive(Debug)]
 pub(crate) struct UnprovenCallerLimiter {
     max_callers: usize,

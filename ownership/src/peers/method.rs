@@ -43,7 +43,7 @@ pub(crate) enum PeerMethod {
     Exchange = 32,
     /// `RouterTopic::Residency`.
     Residency = 33,
-    /// `RouterTopic::RetainedPromptStore`.
+    /// `RouterTopic::Prompts`.
     Prompts = 34,
 }
 

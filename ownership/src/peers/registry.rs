@@ -44,7 +44,7 @@ pub(crate) struct PeerRegistry {
     pub(crate) failures: PeerFailures,
     /// Permits for incoming snapshots.
     pub(crate) snapshot_permits: Semaphore,
-    /// Disk space that they will need.
+    /// Reservations of the disk space that they will need.
     pub(crate) space: DiskReservations,
     tls: Option<PeerTls>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct PeerFailures {
     pub(crate) tls_refusals: RejectionLog,
     /// Callers of methods that only members may call.
     pub(crate) non_member_calls: RejectionLog,
-    /// Raft messages with implausible terms or entries.
+    /// Raft messages with implausible terms, log positions or senders.
     pub(crate) implausible_messages: RejectionLog,
     handshake_refusals: Mutex<RefusalLog>,
 }

@@ -26,7 +26,7 @@ pub(crate) struct PeerSocket {
 /// Answer of a called node to a greeting.
 pub(crate) type HandshakeResult = Result<Welcome, HandshakeRefusal>;
 
-/// What a link needs to know to dial.
+/// What a dialer asks of its node, and reports to it.
 pub(crate) trait DialDelegate: Send + Sync {
     fn address(&self, node: NodeId) -> Option<String>;
     /// Returns this node's greeting.

@@ -111,7 +111,7 @@ impl Dispatch {
     }
 }
 
-/// Transfer of leading tokens before the prompt begins.
+/// Order to fetch leading tokens before the prompt begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FetchOrder {
     /// Worker that sends.
@@ -144,7 +144,7 @@ pub struct ReplicationOrder {
     pub until: Tokens,
 }
 
-/// Whether a step is placed now.
+/// Whether a step is admitted: placed now, or held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepAdmission {
     /// Place it now.

@@ -109,7 +109,7 @@ pub struct IdealCacheStats {
     pub distinct_tokens: u64,
 }
 
-/// State while the steps are scanned.
+/// Collects the statistics of a trace step by step.
 struct TraceStatsCollector<'a> {
     trace: &'a Trace,
     seen_runs: Vec<bool>,

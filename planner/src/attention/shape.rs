@@ -66,8 +66,8 @@ pub enum ParallelShapeError {
 /// layers and heads are assumed to fit.
 ///
 /// The rule is that of the engines' KV groups ([`KvTransferGroups`]): every rank of the target reads from exactly one
-/// rank of the source, so the target's tensor size must be a multiple of the source's, and the numbers of stages must be
-/// equal.
+/// rank of the source, so the target's tensor size must be a multiple of the source's, and both must have equally many
+/// stages.
 pub fn check_kv_compatibility(
     spec: Option<&AttentionSpec>,
     source: ParallelShape,

@@ -48,7 +48,7 @@ pub struct EvictionVictim {
 }
 
 impl<'a> SessionLookup<'a> {
-    /// Returns the memory of a rank where the step finds `found` leading tokens. An unknown rank counts as empty.
+    /// Returns the memory of a rank where the step finds `cached` leading tokens. An unknown rank counts as empty.
     pub(crate) fn headroom(&self, at: Owner, capacity: Tokens, cached: Tokens) -> RankHeadroom<'a> {
         if let Some(recorded) = &self.occupancy.recorded {
             let recorded = recorded.iter().find(|recorded| (recorded.worker, recorded.rank) == (at.worker, at.rank));

@@ -159,7 +159,7 @@ impl RankOccupancyMut<'_> {
 }
 
 impl RankOccupancy {
-    /// Returns the memory as a step sees it whose session has `own` there and finds `found` leading tokens of its
+    /// Returns the memory as a step sees it whose session has `own` there and finds `cached` leading tokens of its
     /// prompt.
     pub(super) fn headroom(
         &self,

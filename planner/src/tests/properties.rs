@@ -256,7 +256,7 @@ proptest! {
             let link = over(candidate).map(|(from, to)| DirectedLink { from, to });
             prop_assert!(link.is_none_or(|link| !scene.barred.contains(&link)), "{:?}", candidate);
         }
-        // Candidates that use no barred link are still offered, at the same cost.
+        // Candidates that use no disabled link are still offered, at the same cost.
         for candidate in free.unwrap().candidates.iter().filter(|candidate| candidate.refusal.is_none()) {
             let link = over(candidate).map(|(from, to)| DirectedLink { from, to });
             if link.is_some_and(|link| !scene.barred.contains(&link)) {
@@ -266,7 +266,7 @@ proptest! {
     }
 
     #[test]
-    fn planning_case_round_trips_to_the_same_decision(
+    fn recorded_planning_inputs_round_trip_to_the_same_decision(
         scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in disabled_links(),
     ) {
         let mut case = RecordedPlanningInputs {

@@ -208,7 +208,7 @@ impl Readiness {
             reason,
             detail,
         });
-        let barred = transfer_checks::disabled_link_details(&parts.routing.transfer_checks, fleet)
+        let disabled_links = transfer_checks::disabled_link_details(&parts.routing.transfer_checks, fleet)
             .map(|detail| Degradation { component: "transfer_check", reason: "output_mismatch", detail });
         let audit = state.audit.is_broken().then(|| Degradation {
             component: "audit_log",
@@ -251,7 +251,7 @@ impl Readiness {
             .chain(secret)
             .chain(Self::of_prefix_cache(parts))
             .chain(slower)
-            .chain(barred)
+            .chain(disabled_links)
             .chain(audit)
             .chain(files)
             .chain(lookups)

@@ -65,13 +65,13 @@ pub struct FleetSources {
     pub workers: WorkerClient,
     /// The sources that list the workers.
     pub discovery: Arc<WorkerDiscovery>,
-    /// Workers whose requests fail.
+    /// Detector of workers whose requests fail.
     pub outliers: SharedOutlierDetector,
     /// API keys, and whether engines keep tenants apart.
     pub isolation: TenantIsolation,
     /// Compares token counts with those of the engines.
     pub tokenizer_drift: Arc<TokenizerDrift>,
-    /// Predicted against measured time to first token.
+    /// Detector of drift between predicted and measured time to first token.
     pub calibration: Arc<PredictionDriftDetector>,
 }
 
@@ -99,7 +99,7 @@ pub struct SessionMover {
     pub fleet: Arc<Fleet>,
     /// The models.
     pub catalog: Arc<Catalog>,
-    /// Prompts with their token ids.
+    /// Retained prompts, with their token ids.
     pub prompts: Arc<RetainedPromptStore>,
     /// Moves prefixes between workers.
     pub prefixes: PrefixMover,

@@ -84,13 +84,13 @@ pub(super) fn disabled_link_details(checks: &TransferCheckState, fleet: &FleetSo
     let endpoint = |id: WorkerId| {
         fleet.workers.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string())
     };
-    checks.disabled_link_records().into_iter().map(move |barred| {
-        let (source, target) = (barred.link.from, barred.link.to);
+    checks.disabled_link_records().into_iter().map(move |disabled| {
+        let (source, target) = (disabled.link.from, disabled.link.to);
         format!(
             "KV that {} moved from {} to {} gave another answer than computing the prompt: the link is disabled until \
              DELETE /ownerserve/v1/transfer-checks/disabled-links/{source}/{target}; before that repair the transfer and restart \
              the target, whose cache has such blocks",
-            barred.action, endpoint(source), endpoint(target)
+            disabled.action, endpoint(source), endpoint(target)
         )
     })
 }

@@ -68,7 +68,7 @@ impl<'a> ChatBodyLayout<'a> {
         })
     }
 
-    /// Builds the layout of a converted body, whose messages begin at `start` and end the body. Everything before
+    /// Builds the layout of a converted body, whose messages begin at `list_start` and end it. Everything before
     /// them determines the prompt.
     pub(crate) fn converted(endpoint: ChatEndpoint, body: &'a [u8], list_start: usize) -> Self {
         let mut others = Xxh3::new();

@@ -79,7 +79,7 @@ impl ConversationCheckpoint {
         size_of::<Self>() + known + closings + leads + self.blocks.memory_bytes() + self.header.bytes
     }
 
-    /// Returns the last boundary up to which `body` is equal, and the hasher state there. Boundaries past `checked`
+    /// Returns the last boundary up to which the body is equal, and the hasher state there. Boundaries past `checked`
     /// are compared on the way; an earlier one only if it turns out to be the last.
     pub(crate) fn deepest_match<'a>(
         &self,

@@ -44,8 +44,8 @@ impl ConvertedRequest {
     }
 }
 
-/// Converts a request to the chat request of a model with these template traits. Returns `None` if it already is a chat
-/// request.
+/// Converts a request to the chat request of a model with these conversion traits. Returns `None` if it already is a
+/// chat request.
 pub(crate) fn convert(
     endpoint: ChatEndpoint,
     body: &[u8],

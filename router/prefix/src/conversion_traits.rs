@@ -24,8 +24,8 @@ pub(crate) struct ConversionTraits {
 }
 
 impl ConversionTraits {
-    /// Probes the template, which `render` renders. Effort `none` disables thinking only if the template renders it differently from all
-    /// other efforts.
+    /// Probes the template, which `render` renders. Effort `none` disables thinking only if the template renders it
+    /// differently from all other efforts.
     pub(crate) fn probe(
         render: impl Fn(&ChatBody) -> Result<String, PrefixError>,
         system_placement: AllowedSystemPosition,

@@ -33,7 +33,7 @@ pub(crate) const SECONDS_PER_DAY: i64 = 86_400;
 /// Offsets in seconds to times of day that differ in hour, minute, second and AM/PM.
 const PROBE_TIME_OFFSETS: [i64; 2] = [13 * 3600 + 61, 19 * 3600 + 32 * 60 + 17];
 
-/// How much of what precedes the messages (system prompt and tools) the template must see.
+/// Form in which the template must see what precedes the messages (system prompt and tools).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SystemPromptForm {
     Placeholder,
@@ -100,7 +100,7 @@ pub(crate) struct TemplateCapabilities {
 }
 
 impl TemplateCapabilities {
-    /// Returns how much the template must see, or `None` if it must see the whole conversation.
+    /// Returns the form of the system prompt that the template must see; `None` if it must see the whole conversation.
     pub(crate) fn system_prompt_form(
         &self,
         turn: TurnContinuation,
@@ -121,7 +121,7 @@ impl TemplateCapabilities {
         order == CallFieldOrder::Declared || self.supports_name_first
     }
 
-    /// Returns whether the text before a cut is valid in a longer conversation. `cut_in` is the turn change that
+    /// Returns whether the text before a cut is valid in a longer conversation. `cut_in` is the continuation that
     /// followed the cut when it was made, `turn` the one that follows now.
     pub(crate) fn is_cut_valid(&self, cut_in: TurnContinuation, turn: TurnContinuation) -> bool {
         self.kind == PrefixStability::AppendOnly || cut_in == turn && turn != TurnContinuation::Answered
@@ -150,7 +150,7 @@ pub(crate) struct BodyEnvelope<'a> {
     pub(crate) call_order: CallFieldOrder,
 }
 
-/// Text that a template renders around a cut.
+/// Text that a template renders after the last known message's content, split at a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RenderedTail {
     /// Text between the message's content and the cut.

@@ -18,7 +18,7 @@ pub enum ModelTokenizerSource<'a> {
     Files(ModelFiles<'a>),
 }
 
-/// Files of a model folder that determine its text side. Only `tokenizer_json` is required.
+/// Files of a model folder that determine prompts and their token ids. Only `tokenizer_json` is required.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles<'a> {
     /// `tokenizer.json`.

@@ -1,4 +1,4 @@
-//! A model's text side: tokenizer, special tokens and chat template, loaded once and shared.
+//! A model's tokenizer, special tokens and chat template, loaded once and shared.
 
 use std::borrow::Cow;
 use std::sync::Arc;

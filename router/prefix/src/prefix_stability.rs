@@ -15,7 +15,7 @@ pub enum PrefixStability {
 }
 
 impl PrefixStability {
-    /// Returns the worst kind that the probes show; probes that the template rejects are ignored. `render` renders the
+    /// Returns the worst stability in the probes; probes that the template rejects are ignored. `render` renders the
     /// prompt of a request.
     pub(crate) fn probe(render: impl Fn(&ChatBody) -> Result<String, PrefixError>) -> Self {
         let shown = PROBES.iter().filter_map(|probe| probe.kind(&render));

@@ -42,7 +42,7 @@ pub struct PromptResolver {
     limits: PromptWorkLimits,
 }
 
-/// Inputs of a prompt besides the body: the keys of the chain's root, and the time for templates that print a date.
+/// Inputs of a prompt besides the body: the request's namespace, and the time for templates that print a date.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExtraPromptInputs<'a> {
     /// Adapter, salt and content hash of the root.
@@ -92,7 +92,7 @@ impl PromptResolver {
         self.text.as_ref()
     }
 
-    /// Returns the root of exact chains with these keys.
+    /// Returns the root of exact chains in this request namespace.
     pub fn root(&self, keys: RequestNamespace<'_>) -> PrefixId {
         self.namespace.root(self.seed, keys)
     }

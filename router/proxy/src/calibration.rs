@@ -94,12 +94,12 @@ impl CusumChart {
         };
     }
 
-    fn prediction_drift(&self) -> PredictionAccuracy {
+    fn accuracy(&self) -> PredictionAccuracy {
         PredictionAccuracy { samples: self.steps, ratio: self.level.exp(), drift: self.drift }
     }
 }
 
-/// Charts of all workers; as many as there are configured workers.
+/// Detector of prediction drift: a chart for each worker, as many as there are configured workers.
 #[derive(Debug, Default)]
 pub struct PredictionDriftDetector(Mutex<HashMap<WorkerId, CusumChart>>);
 
@@ -118,12 +118,12 @@ impl PredictionDriftDetector {
         }
         let before = chart.drift;
         chart.add(predicted, observed);
-        (chart.drift != before).then(|| chart.prediction_drift())
+        (chart.drift != before).then(|| chart.accuracy())
     }
 
     /// Returns how well this worker's first tokens are predicted; `None` before its first step.
     pub fn of(&self, worker: WorkerId) -> Option<PredictionAccuracy> {
-        self.0.lock().get(&worker).map(CusumChart::prediction_drift)
+        self.0.lock().get(&worker).map(CusumChart::accuracy)
     }
 }
 

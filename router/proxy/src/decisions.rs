@@ -69,11 +69,11 @@ pub struct OpenDecisionLogError {
 pub struct DecisionHistory {
     /// Newest receipts.
     pub receipts: ReceiptBuffer,
-    /// Predicted against measured time to first token.
+    /// Detector of drift between predicted and measured time to first token.
     pub calibration: Arc<PredictionDriftDetector>,
     /// Whether the planner's actions make sessions slower than the bypass.
     pub guardrail: Arc<Guardrail>,
-    /// Whether transferred KV equals what was sent.
+    /// State of the transfer checks: which links are disabled, and when the next check is due.
     pub transfer_checks: Arc<TransferCheckState>,
     log: Option<DecisionLogWriter>,
     folder: PathBuf,
@@ -117,12 +117,12 @@ impl DecisionHistory {
         Ok(Self { receipts, calibration, guardrail, transfer_checks, log, folder: folder.to_owned() })
     }
 
-    /// Records a finished step. `case` holds the planner's inputs, if it was asked.
-    pub fn record(&self, receipt: Receipt, case: Option<RecordedPlanningInputs>) {
+    /// Records a finished step. `inputs` are the planner's, if it was asked.
+    pub fn record(&self, receipt: Receipt, inputs: Option<RecordedPlanningInputs>) {
         let receipt = Arc::new(receipt);
         self.receipts.push(receipt.clone());
         if let Some(log) = &self.log {
-            log.write(DecisionRecord { receipt, case });
+            log.write(DecisionRecord { receipt, case: inputs });
         }
     }
 

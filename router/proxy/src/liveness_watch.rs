@@ -60,7 +60,7 @@ impl LivenessWatch {
                 continue;
             };
             ready!(patience.as_mut().poll(cx));
-            // The worker may be back, since `lost` has some delay. A new incarnation knows nothing of the answer.
+            // The worker may be back, since its loss is noticed late. A new incarnation knows nothing of the answer.
             let now = self.fleet.incarnation(self.worker);
             if self.incarnation.is_some() && now.is_some() && self.incarnation != now {
                 return Poll::Ready(());

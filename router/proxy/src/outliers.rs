@@ -1,5 +1,5 @@
 //! Outlier ejection: a worker whose requests fail gets no requests for a while; then a bounded number of trial requests
-//! shows whether it is healthy. Pure: time is an argument; `tracker` and `trials` connect it to the request path.
+//! shows whether it is healthy. Pure: time is an argument; `tracker` connects it to the request path.
 //!
 //! It only excludes workers from plans, and never the last one that could serve. Health probes are independent of it,
 //! and an unreachable worker is excluded by that alone.
@@ -210,7 +210,7 @@ const MAX_RECORDS: usize = 4096;
 /// Limit of tenants whose unconfirmed failures count in one interval.
 const MOST_TENANTS: usize = 1024;
 
-/// Failure statistics of all workers that got requests.
+/// Detector of outliers: failure statistics of all workers that got requests.
 #[derive(Debug)]
 pub struct OutlierDetector {
     config: OutlierConfig,
@@ -220,7 +220,7 @@ pub struct OutlierDetector {
 }
 
 impl OutlierDetector {
-    /// Returns an instance without statistics.
+    /// Returns a detector without statistics.
     pub fn new(config: OutlierConfig) -> Self {
         Self { config, records: BTreeMap::new(), unconfirmed: HashMap::new() }
     }

@@ -37,7 +37,7 @@ pub(crate) struct PrefixMove {
     pub(crate) target: Leg,
 }
 
-/// A stored prompt's move that no step waits for.
+/// Move of a retained prompt that no step waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixRelocation {
     /// Number of leading blocks to move.
@@ -72,7 +72,7 @@ impl PrefixMover {
         &self.prompts
     }
 
-    /// Moves the first blocks of a stored prompt, and checks the transfer if a check is due. A failure is returned as
+    /// Moves the first blocks of a retained prompt, and checks the transfer if a check is due. A failure is returned as
     /// an event.
     pub async fn relocate(&self, prompt: &Arc<RetainedPrompt>, relocation: PrefixRelocation) -> Option<AttemptEvent> {
         let PrefixRelocation { blocks, bytes, source, target, action } = relocation;

@@ -93,7 +93,7 @@ pub struct ReplicationParts {
     pub planner: Arc<Policy>,
     /// KV occupancy of the workers.
     pub occupancy: OccupancyTracker,
-    /// Workers whose requests fail.
+    /// Detector of workers whose requests fail.
     pub outliers: SharedOutlierDetector,
     /// Routing mode.
     pub routing: Arc<LiveRouting>,

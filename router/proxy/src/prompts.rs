@@ -1,5 +1,5 @@
-//! Prompt store: each session's newest prompt whose token ids are known, with a byte share per tenant. It allows moving
-//! a sealed prefix when no client is asking for it. An evicted prompt cannot be moved by an operator until its
+//! Retained prompts: each session's newest prompt whose token ids are known, with a byte share per tenant. It allows
+//! moving a sealed prefix when no client is asking for it. An evicted prompt cannot be moved by an operator until its
 //! session's next step.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const MAX_CONCURRENT_ENCODINGS: usize = 2;
 /// Limit of running and queued encodings; further prompts are not encoded.
 const MAX_QUEUED_ENCODINGS: usize = 64;
 
-/// A prompt with its token ids.
+/// A prompt that is retained with its token ids after its step.
 #[derive(Debug)]
 pub struct RetainedPrompt {
     /// The tenant that sent it.
@@ -73,7 +73,7 @@ pub enum TokenIdsUnavailable {
     Unavailable,
 }
 
-/// The stored prompts, of which the oldest are evicted first, and the limited capacity for encoding prompts again.
+/// The retained prompts, of which the oldest are evicted first, and the limited capacity for encoding prompts again.
 #[derive(Debug)]
 pub struct RetainedPromptStore {
     by_session: Mutex<FairLru<TenantId, SessionId, Arc<RetainedPrompt>>>,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_prompt_is_found_by_any_prefix_and_only_by_its_tenant() {
+    fn a_retained_prompt_is_found_by_any_prefix_and_only_by_its_tenant() {
         let prompts = RetainedPromptStore::default();
         prompts.insert(SessionId(1), retained_prompt("a", 64, 0));
         let point = PrefixPoint::on_chain(&retained_prompt("a", 64, 0).chain, Blocks(2)).unwrap();

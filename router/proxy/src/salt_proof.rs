@@ -1,7 +1,7 @@
-//! Salt proofs: test whether workers isolate prompts of different salts, once per incarnation, at each endpoint that
+//! Salt probes: test whether workers isolate prompts of different salts, once per incarnation, at each endpoint that
 //! they serve, with requests of one prompt.
 //!
-//! An engine that ignores `cache_salt` lets tenants find out what others have sent. A proof never contains client data.
+//! An engine that ignores `cache_salt` lets tenants find out what others have sent. A probe never contains client data.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::worker_client::WorkerClient;
 
 /// Time between two searches for workers without a verdict.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Checks to skip after a proof without a result, because the worker failed.
+/// Checks to skip after a probe without a result, because the worker failed.
 const RETRY_AFTER_CHECKS: u32 = 30;
 /// Length of the prompt in blocks; engines may leave out less than this at its end.
 const PROMPT_BLOCKS: u64 = 4;
@@ -32,7 +32,7 @@ const PROMPT_BLOCKS: u64 = 4;
 const MIN_PROMPT_TOKENS: u64 = 64;
 const MAX_PROMPT_TOKENS: u64 = 8192;
 
-/// The handles that proofs use.
+/// The handles that salt probes use.
 #[derive(Clone, Debug)]
 pub struct SaltProver {
     /// Client to the workers.
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_worker_that_hangs_keeps_no_other_from_its_verdict_and_an_untold_one_is_told() {
+    async fn a_hanging_worker_delays_no_other_verdict_and_unknown_salt_support_is_reported() {
         let silent = StubWorker::start("one", "tiny").await;
         let well = engine(false).await;
         // Accepts connections and never answers.

@@ -66,7 +66,7 @@ impl TenantIsolation {
     }
 }
 
-/// Result of two requests with different salts.
+/// Whether an engine keeps prompts of different salts apart: the verdict of two requests with different salts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum SaltSupport {
@@ -78,7 +78,7 @@ pub(crate) enum SaltSupport {
     Unknown,
 }
 
-/// Verdicts on all workers.
+/// Which workers honour cache salts: the verdict on each incarnation.
 #[derive(Debug, Default)]
 pub struct WorkerSaltSupport {
     verdicts: Mutex<HashMap<WorkerId, (Incarnation, SaltSupport)>>,
@@ -101,7 +101,7 @@ impl WorkerSaltSupport {
         )
     }
 
-    /// Returns the warning for a worker without proof, which serves all the same.
+    /// Returns the warning for a worker whose salt support is unknown; it serves all the same.
     pub fn untold(&self, worker: WorkerId) -> Option<&'static str> {
         (self.verdict(worker) == Some(SaltSupport::Unknown)).then_some(
             "Whether its engine honours cache_salt is not proven, because it does not tell cached tokens: tenants may find out \

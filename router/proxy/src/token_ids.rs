@@ -70,7 +70,7 @@ impl EncodableRequest {
     }
 }
 
-/// A prompt's token ids.
+/// A prompt's token ids, or the request from which they are encoded again when they are needed.
 #[derive(Clone, Debug)]
 pub enum LazyTokenIds {
     /// All token ids.

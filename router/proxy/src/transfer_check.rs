@@ -1,4 +1,4 @@
-//! Transfer checks: some KV transfers are checked for correctness, and a link that fails a check is barred until an
+//! Transfer checks: some KV transfers are checked for correctness, and a link that fails a check is disabled until an
 //! operator clears it.
 //!
 //! This module schedules and judges; `pipeline/verify` asks the workers.
@@ -97,7 +97,7 @@ pub struct DisabledLinkRecord {
     pub link: DirectedLink,
     /// The action that the transfer belonged to.
     pub action: Action,
-    /// When it was barred, in milliseconds since 1970.
+    /// When it was disabled, in milliseconds since 1970.
     pub since_unix_ms: u64,
 }
 
@@ -144,8 +144,8 @@ struct CheckDebt {
 }
 
 impl CheckDebt {
-    fn of(&mut self, share: CheckBudgetClass) -> &mut Tokens {
-        match share {
+    fn of(&mut self, class: CheckBudgetClass) -> &mut Tokens {
+        match class {
             CheckBudgetClass::First => &mut self.first,
             CheckBudgetClass::Repeat => &mut self.repeat,
         }
@@ -176,7 +176,7 @@ struct CheckSchedule {
     debt: CheckDebt,
 }
 
-/// Results of this router's checks since it started.
+/// State of this router's transfer checks since it started: their schedule, and the disabled links.
 #[derive(Debug, SmartDefault)]
 pub struct TransferCheckState {
     schedule: Mutex<CheckSchedule>,
@@ -218,7 +218,7 @@ impl TransferCheckState {
         *owed = *owed + computed - permit.expected_tokens;
     }
 
-    /// Bars a link. Returns whether it was not barred before.
+    /// Disables a link. Returns whether it was enabled before.
     pub fn bar(&self, barred: DisabledLinkRecord) -> bool {
         let mut all = self.disabled_links.lock();
         let is_new = !all.iter().any(|known| known.link == barred.link);
@@ -228,7 +228,7 @@ impl TransferCheckState {
         is_new
     }
 
-    /// Clears a link, so that it carries transfers again; the next one is checked. Returns whether it was barred.
+    /// Enables a link again, so that it carries transfers; the next one is checked. Returns whether it was disabled.
     pub fn clear(&self, link: DirectedLink) -> bool {
         let mut all = self.disabled_links.lock();
         let before = all.len();
@@ -237,12 +237,12 @@ impl TransferCheckState {
         all.len() < before
     }
 
-    /// Returns the barred links with details, the oldest first.
+    /// Returns the disabled links with details, the oldest first.
     pub fn disabled_link_records(&self) -> Vec<DisabledLinkRecord> {
         self.disabled_links.lock().clone()
     }
 
-    /// Returns the barred links.
+    /// Returns the disabled links.
     pub fn disabled_links(&self) -> Vec<DirectedLink> {
         self.disabled_links.lock().iter().map(|barred| barred.link).collect()
     }

@@ -28,7 +28,7 @@ impl StaleFiles {
     }
 }
 
-/// Name of some files' content, and where a failed reload is reported.
+/// Reports failed reloads of some files: the name of their content, and where the report goes.
 #[derive(Clone, Debug)]
 pub struct ReloadReporter {
     /// What the files are, for logs and alarms.

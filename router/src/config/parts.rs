@@ -25,7 +25,7 @@ pub(crate) fn cache_settings(config: &Config) -> CacheSettings<'_> {
     }
 }
 
-/// Returns the settings of the routing policies.
+/// Returns the settings of the planner's state.
 pub(crate) fn routing_policy_settings(config: &Config) -> PlannerStateConfig<'_> {
     PlannerStateConfig {
         planner: &config.planner,

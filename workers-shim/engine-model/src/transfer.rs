@@ -41,11 +41,11 @@ pub struct HandoffOffer {
     pub tokens: u32,
     /// Tokens of these that were found in the producer's cache.
     pub cached: u32,
-    /// For whom they are held.
+    /// Why they are held.
     pub target: HoldPurpose,
 }
 
-/// For whom blocks are held.
+/// Why a finished request's blocks are held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HoldPurpose {
     /// The consumer that generates the answer.
@@ -138,10 +138,10 @@ impl Engine {
         }
     }
 
-    /// Holds a sequence's blocks for `taker`.
-    pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, taker: HoldPurpose) -> HandoffOffer {
+    /// Holds a sequence's blocks for `purpose`.
+    pub(crate) fn hold_blocks(&mut self, at: Micros, sequence: &mut Sequence, purpose: HoldPurpose) -> HandoffOffer {
         let cached = sequence.counts.cached.unwrap_or(0);
-        let (tokens, expires) = match taker {
+        let (tokens, expires) = match purpose {
             HoldPurpose::Consumer => (sequence.counts.prompt, at + self.profile.kv_lease_duration),
             HoldPurpose::NextTurn(until) => (sequence.memory.computed, until),
         };
@@ -157,7 +157,7 @@ impl Engine {
             blocks: numbers,
             tokens: tokens as u32,
             cached: cached as u32,
-            target: taker,
+            target: purpose,
         }
     }
 

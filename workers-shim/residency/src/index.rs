@@ -300,7 +300,7 @@ impl ResidencyIndex {
     }
 }
 
-/// The range of depths that are still possible.
+/// Search for a depth: the range that is still possible.
 struct DepthSearch<'a> {
     low: usize,
     high: usize,

@@ -229,8 +229,7 @@ impl SourceBlocks {
                 let copies = self.orphans.remove(block.engine_hash).unwrap_or_default().copies;
                 self.orphans.insert(block.engine_hash, block.orphan(copies));
             }
-        } else if self.orphans.len() >= self.rules.max_orphans
-            || self.orphans.memory() >= self.rules.max_orphan_memory
+        } else if self.orphans.len() >= self.rules.max_orphans || self.orphans.memory() >= self.rules.max_orphan_memory
         {
             self.counts.over_limit += 1;
         } else {

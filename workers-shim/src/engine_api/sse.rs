@@ -54,7 +54,7 @@ impl StreamFacts {
     }
 }
 
-/// Reads a stream of server-sent events chunk by chunk.
+/// Filter of a stream of server-sent events: reads it chunk by chunk, and forwards what the client may see.
 #[derive(Debug, Default)]
 pub struct SseFilter {
     facts: StreamFacts,
@@ -70,19 +70,19 @@ pub struct SseFilter {
     final_event: Option<FinalEvent>,
     /// The token transcript, where another engine may continue the answer.
     transcript: Option<Box<TokenTranscript>>,
-    /// The recorded answer, where another engine may generate all of it again.
+    /// The replay verifier, where another engine may generate the whole answer again.
     replay_verifier: Option<Box<ReplayVerifier>>,
     /// The engine's error event, not forwarded.
     withheld_error: Option<Bytes>,
 }
 
 impl SseFilter {
-    /// Creates a scanner that forwards everything.
+    /// Creates a filter that forwards everything.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Creates a scanner that hides the usage event, for clients that did not request it.
+    /// Creates a filter that hides the usage event, for clients that did not request it.
     pub fn hiding_usage() -> Self {
         Self { usage: ClientUsageVisibility::Hidden, ..Self::default() }
     }

@@ -106,8 +106,8 @@ impl SharedIndex {
         }
     }
 
-    /// Records that a step was served at this rank. `room` is the rank's KV capacity in tokens, if known. Returns how
-    /// the worker's blocks are known; only assumed blocks change.
+    /// Records that a step was served at this rank. `capacity` is the rank's KV capacity in tokens, if known. Returns
+    /// how the worker's blocks are known; only assumed blocks change.
     pub fn note_routed(
         &self,
         (worker, rank): (WorkerId, DpRank),

@@ -205,7 +205,7 @@ impl Default for InFlightTracker {
     }
 }
 
-/// One of this router's requests at a worker. Dropping it ends the request, whatever the outcome.
+/// Guard of one of this router's requests at a worker. Dropping it ends the request, whatever the outcome.
 #[derive(Debug)]
 #[must_use = "a request that is dropped at once counts as finished"]
 pub struct InFlightGuard {
@@ -214,7 +214,7 @@ pub struct InFlightGuard {
     rank: DpRank,
     tokens: Tokens,
     sent_at: Instant,
-    /// Whether no other request waited at the worker at dispatch.
+    /// Whether other requests waited at the worker at dispatch.
     idle_start: QueueAtDispatch,
     /// When the first token arrived.
     first_token_at: Option<Instant>,

@@ -37,16 +37,16 @@ pub struct RankInFlightCounts {
 pub struct InFlightReport {
     /// Identifies the run of the router: its start time, on its own clock. A later run replaces an earlier one.
     pub boot: u64,
-    /// Increases with every table of a run.
+    /// Increases with every report of a run.
     pub sequence: u64,
     /// One entry for each rank to which anything was ever sent.
     pub flows: Vec<RankInFlightCounts>,
 }
 
-/// Result of merging a table.
+/// Result of merging a report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MergeOutcome {
-    /// The table was stored.
+    /// The report was stored.
     Changed,
     /// A newer one was stored before.
     Stale,
@@ -97,7 +97,7 @@ impl PeerInFlight {
     }
 }
 
-/// The newest table of each reporting router.
+/// The newest report of each reporting router.
 #[derive(Debug, Default)]
 pub(super) struct PeerInFlightTables {
     routers: BTreeMap<NodeId, ReceivedTable>,
@@ -111,7 +111,7 @@ struct ReceivedTable {
 }
 
 impl PeerInFlightTables {
-    /// Stores a router's table.
+    /// Stores a router's report.
     pub(super) fn merge(&mut self, node: NodeId, table: InFlightReport, now: Instant) -> MergeOutcome {
         self.expire(now);
         let known = self.routers.get(&node).map(|known| (known.table.boot, known.table.sequence));
@@ -140,7 +140,7 @@ impl PeerInFlightTables {
         self.routers.len()
     }
 
-    /// Returns the reporting routers and the ages of their tables.
+    /// Returns the reporting routers and the ages of their reports.
     pub(super) fn ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
         self.routers.iter().map(|(router, spoken)| (*router, now.saturating_duration_since(spoken.received))).collect()
     }

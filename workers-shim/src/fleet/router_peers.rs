@@ -20,7 +20,7 @@ impl Fleet {
         table.members.iter().chain(&table.leaving).flat_map(flows).collect()
     }
 
-    /// Stores another router's table of requests in flight. It counts as load of the workers until that router is
+    /// Stores another router's report of its requests in flight. It counts as load of the workers until that router is
     /// silent for [`super::SILENCE_TIMEOUT`].
     pub fn merge_peer_table(&self, node: NodeId, table: InFlightReport, now: Instant) -> MergeOutcome {
         let mut overlay = self.peers.lock();
@@ -44,7 +44,7 @@ impl Fleet {
         self.peer_count.load(Ordering::Relaxed)
     }
 
-    /// Returns the reporting routers and the ages of their tables.
+    /// Returns the reporting routers and the ages of their reports.
     pub fn peer_ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
         self.peers.lock().ages(now)
     }

@@ -169,7 +169,7 @@ impl WorkerHandle {
     pub(super) fn apply_probe(&self, answers: &ProbeReplies, settings: ProbeSettings) -> Option<LivenessReport> {
         let mut reach = self.reachability.lock();
         let before = self.state.load_full();
-        let mut verdict = answers.verdict(self.identification_stage(&before, &reach, settings));
+        let mut verdict = answers.verdict(self.prior_identification(&before, &reach, settings));
         if verdict == ProbeVerdict::Alive && answers.failure_reports != reach.failure_reports {
             // A request failed to reach it after this probe began; another probe was already requested.
             return None;
@@ -206,7 +206,7 @@ impl WorkerHandle {
         }
     }
 
-    fn identification_stage(
+    fn prior_identification(
         &self,
         previous: &ProbedState,
         reach: &ReachabilityFailures,

@@ -89,7 +89,7 @@ impl Ledger {
         points[first..end].iter().rposition(is_kept).map_or(first, |place| first + place + 1)
     }
 
-    /// Returns whether new blocks may extend the artifact before them: equal owner and shape, no copies, no children,
+    /// Returns whether new blocks may extend the artifact before them: equal owner and chain, no copies, no children,
     /// and no session references it but this one, whose head is at its end.
     fn can_extend(&self, attached: ParentPoint, seal: &SealBlocks) -> bool {
         let Some(extent) = self.artifact(attached.artifact) else { return false };

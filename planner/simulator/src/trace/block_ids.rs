@@ -47,7 +47,7 @@ impl PromptBlockIds {
         Some(first + u64::from(at - from))
     }
 
-    /// Returns how many ids are equal from `at` here and from `there` in `other`, at most `most`.
+    /// Returns how many ids are equal from `at` here and from `there` in `other` on.
     pub(crate) fn common_prefix_len(&self, at: u32, other: &Self, there: u32) -> u32 {
         let (Some(mut a), Some(mut b)) = (self.run(at), other.run(there)) else { return 0 };
         let mut equal = 0;

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_cursor_locates_parts_by_their_first_line() {
+    fn line_locator_finds_parts_by_their_first_line() {
         let text = "one\ntwo two\n\nfour";
         let mut cursor = LineLocator::new(TraceLocation { file: "a", line: 10 }, text);
         let lines: Vec<usize> = [0, 2, 4, 8, 13].map(|at| cursor.location_of(&text[at..]).line).into();

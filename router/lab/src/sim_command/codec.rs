@@ -1,5 +1,5 @@
-//! The text side of a model as a simulated engine wants it: the router's own reading of requests, so that what the
-//! router foresees and what the worker computes can only be the same.
+//! Text codec of a simulated engine: converts requests as the router does, so that the router predicts exactly the
+//! tokens that the worker computes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use proxy::catalog::built_in_text;
 #[derive(Debug)]
 pub struct ModelTextCodec {
     text: Arc<ModelTokenizer>,
-    /// Converts; what it would name the prompts is of no account here.
+    /// Converts requests; the prompt ids that it computes are not used here.
     identifier: PromptResolver,
     eos: u32,
 }
 
 impl ModelTextCodec {
-    /// Of a model folder; of the built-in small model without one.
+    /// Loads the codec of a model folder; without one, of the built-in small model.
     pub fn load(folder: Option<PathBuf>) -> Result<Self, PrefixError> {
         let text = match folder {
             Some(folder) => ModelTokenizer::load(ModelTokenizerSource::Folder(folder))?,
@@ -68,7 +68,7 @@ impl TextCodec for ModelTextCodec {
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
-        // Ids come from the engine itself, which says only tokens of this vocabulary.
+        // Ids come from the engine itself, which generates only tokens of this vocabulary.
         self.text.decode(tokens, SpecialTokens::Without).unwrap_or_default()
     }
 
@@ -85,7 +85,7 @@ impl TextCodec for ModelTextCodec {
     }
 }
 
-/// What a client is told of a request whose tokens cannot be foreseen; some of them a real engine would serve.
+/// Returns the client's error for a request whose tokens cannot be predicted; a real engine may serve some of them.
 fn text_codec_error(error: PrefixError) -> TextCodecError {
     let advice = match error.reason() {
         FallbackReason::Multimodal => "a simulated worker takes text only: send the text without it",

@@ -1,4 +1,4 @@
-//! The report's three files: whether they can be written is found out before the runs, and they appear whole or not at all.
+//! The report's three files: checked before the runs, and written whole or not at all.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::ctl::pretty;
 
-/// Why there is no report.
+/// Why the report's path cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportPathError {
     #[error(
@@ -28,13 +28,13 @@ pub enum ReportPathError {
 
 type ReportRenderer = fn(&SimulationReport) -> String;
 
-/// Where the page goes; the others have its name with another ending.
+/// Path of the page; the other two files have its name with another ending.
 pub(super) struct ReportFiles {
     page: PathBuf,
 }
 
 impl ReportFiles {
-    /// Checks the places against what is read, and that they can be written. Leaves nothing behind.
+    /// Checks that the paths can be written and are none of the inputs. Leaves nothing behind.
     pub(super) fn new(page: &Path, inputs: &[&Path]) -> Result<Self, ReportPathError> {
         if page.extension().is_none_or(|ending| ending != "html") || page.file_stem().is_none() {
             return Err(ReportPathError::Name(page.to_owned()));
@@ -52,7 +52,7 @@ impl ReportFiles {
         Ok(files)
     }
 
-    /// The three places, each with what it is written from.
+    /// Returns the three paths, each with its renderer.
     fn outputs(&self) -> [(PathBuf, ReportRenderer); 3] {
         [
             (self.page.clone(), report::page),
@@ -69,7 +69,7 @@ impl ReportFiles {
     }
 }
 
-/// Neither the input itself nor a file in the folder that it is.
+/// Checks that the path is neither the input nor a file directly in an input folder.
 fn check_distinct(path: &Path, input: &Path) -> Result<(), ReportPathError> {
     let Ok(input) = input.canonicalize() else { return Ok(()) };
     if path.canonicalize().is_ok_and(|path| path == input) {

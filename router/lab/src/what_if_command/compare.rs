@@ -1,5 +1,5 @@
-//! Decisions as they were served, beside what the planner says to the same questions now. Predictions on both sides: only
-//! the last table has what was seen.
+//! Compares decisions as they were served with the planner's decisions for the same inputs now. All figures are
+//! predictions; only the last table contains observations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ struct PlanSamples {
     moved: u64,
 }
 
-/// What the two sides come to.
+/// Totals of one side of the comparison.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub(super) struct PlanTotals {
     /// Predicted milliseconds to the first token.
@@ -59,12 +59,12 @@ pub(super) struct ModeCounts {
 pub(super) struct ReproductionCounts {
     pub(super) reproduced: u64,
     pub(super) unreproduced: u64,
-    /// Of all of them, those of which the log does not say whose KV would have been pushed out: it is from before that had a
+    /// Steps among these whose log does not record KV occupancy: it was written before evictions had a
     /// price.
     pub(super) without_memory: u64,
 }
 
-/// Everything that a what-if says.
+/// Result of a what-if: recorded decisions compared with what-if decisions.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub(super) struct WhatIfComparison {
     /// Records that were read.
@@ -89,7 +89,7 @@ pub(super) struct WhatIfComparison {
     pub(super) ttft_prediction: BTreeMap<Action, TtftAccuracy>,
 }
 
-/// What is changed against the recorded world.
+/// What a what-if changes in the recorded planning inputs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WhatIfScenario {
     /// The policy in place of the recorded one.
@@ -143,7 +143,7 @@ impl PlanSamples {
     }
 }
 
-/// Takes one record after the other.
+/// Builds the comparison record by record.
 #[derive(Debug, Default)]
 pub(super) struct ComparisonBuilder {
     modes: [u64; 3],
@@ -167,8 +167,8 @@ fn chosen_candidate(decision: &Decision) -> Option<&PlanCandidate> {
     decision.candidates.iter().find(is)
 }
 
-/// The candidate that was carried out. The bypass calls whatever it does at one worker colocated prefill, the planner tells apart
-/// what the worker lacks.
+/// Returns the candidate that was executed. The bypass labels every plan at one worker colocated prefill; the planner
+/// has other labels, by what the worker lacks.
 fn served_candidate<'a>(decision: &'a Decision, tried: &ReplayAttempt) -> Option<&'a PlanCandidate> {
     let at =
         |candidate: &&PlanCandidate| candidate.sequence.legs().map(AttemptLeg::from).eq(tried.legs.iter().copied());

@@ -100,8 +100,8 @@ impl ProbeStep {
 }
 
 impl TemplateCapabilities {
-    /// Returns the least visibility with which all probes join exactly, or `None` if prompts must be rendered in
-    /// full.
+    /// Returns for each continuation the shortest system prompt that joins all probes exactly; `None` if prompts must
+    /// be rendered in full.
     pub(crate) fn probe(text: &ModelTokenizer) -> Option<Self> {
         let kind = text.prefix_stability();
         let dated = text.template_mentions("strftime_now");
@@ -122,7 +122,7 @@ impl TemplateCapabilities {
             heads.map(Some).find(|heads| shown([*heads; 3]).is_proven(text, &probes, follows)).flatten()
         };
         let mut windowing = shown(CutSuccessor::ALL.map(least));
-        // Proven again together: cuts may be found with one visibility and used with another.
+        // Proven again together: cuts may be found with one form of the system prompt and used with another.
         if !windowing.is_proven_for(text, &probes) {
             return None;
         }

@@ -158,7 +158,7 @@ fn refusing_or_missing_template_falls_back() {
 }
 
 #[test]
-fn root_keys_change_the_whole_chain_and_fallback_has_its_own_root() {
+fn request_namespace_changes_the_whole_chain_and_fallback_has_its_own_root() {
     let identifier = identifier();
     let body = br#"{"messages":[{"role":"user","content":"Hello there, how are you?"}]}"#;
     let plain = identifier.resolve_chat(body, ExtraPromptInputs::default());

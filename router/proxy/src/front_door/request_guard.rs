@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::telemetry::metrics::Metrics;
 
-/// Tracks one request. Dropping it ends the request.
+/// Guard of one request in the metrics. Dropping it ends the request.
 pub(super) struct RequestGuard {
     metrics: Arc<Metrics>,
     path: &'static str,
@@ -39,7 +39,7 @@ impl RequestGuard {
         self.status = Some(response.status().as_u16());
         response.map(|body| {
             Body::new(body.map_err(move |error| {
-                // Moves the tracker into the closure, so that it lives as long as the body.
+                // Moves the guard into the closure, so that it lives as long as the body.
                 let _ = &self;
                 error
             }))

@@ -1,4 +1,4 @@
-//! Records the results of requests for the workers that got them.
+//! The outlier detector as the request path shares it: records the results of requests for the workers that got them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use workers_shim::fleet::Fleet;
 use super::{OutlierConfig, OutlierDetector};
 use crate::telemetry::decision_metrics::OutlierMetrics;
 
-/// The failure statistics, with the fleet that they are about. Clones share them.
+/// The outlier detector, with the fleet whose workers it judges. Clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedOutlierDetector {
     outliers: Arc<Mutex<OutlierDetector>>,
@@ -19,12 +19,12 @@ pub struct SharedOutlierDetector {
 }
 
 impl SharedOutlierDetector {
-    /// Returns a tracker without statistics.
+    /// Returns a detector without statistics.
     pub fn new(config: OutlierConfig, fleet: Arc<Fleet>, metrics: OutlierMetrics) -> Self {
         Self { outliers: Arc::new(Mutex::new(OutlierDetector::new(config))), fleet, metrics }
     }
 
-    /// Locks the statistics. Hold them briefly, never across an await.
+    /// Locks the detector. Hold it briefly, never across an await.
     pub fn lock(&self) -> MutexGuard<'_, OutlierDetector> {
         self.outliers.lock()
     }

@@ -1,4 +1,4 @@
-//! Publishes this router's requests in flight to its peers: the whole table, soon after a change, and regularly in any
+//! Publishes this router's requests in flight to its peers: all of them, soon after a change, and regularly in any
 //! case.
 //!
 //! Until peers know of a request, they may send their next one to the same worker: with a delay of 50 ms, four routers
@@ -19,19 +19,19 @@ use workers_shim::fleet::{InFlightReport, RankInFlightCounts};
 use super::PeerExchange;
 use super::message::write_table;
 
-/// Time between two different tables, unless a request was sent.
+/// Time between two different reports, unless a request was sent.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(10);
-/// Minimum time between two tables.
+/// Minimum time between two reports.
 const MIN_INTERVAL: Duration = Duration::from_millis(2);
-/// Time between two equal tables; well below the silence after which a router no longer counts.
+/// Time between two equal reports; well below the silence after which a router no longer counts.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// Timeout for sending a table. The next one contains everything again.
+/// Timeout for sending a report. The next one contains everything again.
 const SEND_TIMEOUT: Duration = Duration::from_millis(800);
 
 #[derive(Default)]
 struct TableDelivery {
     last_sent: Option<(Arc<[RankInFlightCounts]>, Instant)>,
-    /// Whether the peer has not answered the last table yet.
+    /// Whether the peer has not answered the last report yet.
     is_busy: Arc<AtomicBool>,
 }
 
@@ -65,7 +65,7 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
         for node in peers {
             let delivery = deliveries.entry(node).or_default();
             if delivery.is_busy.load(Ordering::Relaxed) {
-                // A busy peer gets the table as soon as it has answered.
+                // A busy peer gets the report as soon as it has answered.
                 wait = MIN_INTERVAL;
             }
             if !delivery.is_due(&flows, now) {

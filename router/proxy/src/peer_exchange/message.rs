@@ -1,7 +1,7 @@
 //! Wire format of the messages between routers. The first byte is the version; a message that cannot be parsed is
 //! refused.
 //!
-//! A table of requests in flight is MessagePack. Questions and answers about residency snapshots, all numbers little
+//! A report of requests in flight is MessagePack. Questions and answers about residency snapshots, all numbers little
 //! endian:
 //!
 //! ```text
@@ -15,11 +15,11 @@ use vocabulary::{DpRank, Incarnation, WorkerId};
 use workers_shim::fleet::InFlightReport;
 
 const VERSION: u8 = 1;
-/// Largest table that is read, in bytes, and its maximum number of flows.
+/// Largest report that is read, in bytes, and its maximum number of entries.
 const MAX_TABLE_BYTES: usize = 1 << 20;
 const MAX_FLOWS: usize = 1 << 14;
 
-/// Encodes a table; `None` when that fails, which a table of numbers never does.
+/// Encodes a report; `None` when that fails, which a report of numbers never does.
 pub(super) fn write_table(table: &InFlightReport) -> Option<Bytes> {
     let mut bytes = vec![VERSION];
     rmp_serde::encode::write(&mut bytes, table).ok()?;
@@ -35,7 +35,7 @@ pub(super) fn read_table(bytes: &[u8]) -> Option<InFlightReport> {
     (table.flows.len() <= MAX_FLOWS).then_some(table)
 }
 
-/// A question about residency snapshots.
+/// Request of a snapshot transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SnapshotTransferRequest {
     /// Opens a transfer of everything that is known of this rank of this process.
@@ -44,7 +44,7 @@ pub(super) enum SnapshotTransferRequest {
     Chunk { transfer: u64, index: u32 },
 }
 
-/// The answer.
+/// Reply to a request of a snapshot transfer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum SnapshotTransferReply {
     /// The peer does not know all of it.

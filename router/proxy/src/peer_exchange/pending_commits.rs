@@ -23,7 +23,7 @@ pub struct UncommittedStep {
     pub session: SessionId,
     /// The session that this one was forked from, where it is new.
     pub parent: Option<SessionId>,
-    /// Tenant, model and KV shape of the blocks.
+    /// Tenant, model, root and block spec of the chain.
     pub origin: ChainDescriptor,
     /// The sealed part of prompt and answer.
     pub chain: PrefixChain,

@@ -64,7 +64,7 @@ impl PromptReply {
         Some(Self { model: prompt.model.clone(), root, block, tokens, salt: prompt.salt.clone() })
     }
 
-    /// Converts the answer into a stored prompt; `None` where it does not lead to the point.
+    /// Converts the answer into a retained prompt; `None` where it does not lead to the point.
     fn into_stored_prompt(self, key: &PromptKey, seed: HashSeed) -> Option<RetainedPrompt> {
         let Self { model, root, block, tokens, salt } = self;
         if block == Tokens::ZERO {
@@ -77,7 +77,7 @@ impl PromptReply {
     }
 }
 
-/// Serves this router's stored prompts to its peers.
+/// Serves this router's retained prompts to its peers.
 struct PromptService {
     prompts: Arc<RetainedPromptStore>,
     metrics: ExchangeMetrics,

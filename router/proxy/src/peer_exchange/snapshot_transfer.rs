@@ -15,9 +15,9 @@ use crate::telemetry::peer_exchange_metrics::ExchangeMetrics;
 
 /// Timeout for the follower's export, which it does between two messages of its engine.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a transfer is kept without being requested.
+/// How long an outgoing snapshot is kept without being requested.
 const TRANSFER_TTL: Duration = Duration::from_secs(10);
-/// Limits for open transfers: their number, and the bytes of all of them.
+/// Limits for outgoing snapshots: their number, and the bytes of all of them.
 const MAX_TRANSFERS: usize = 8;
 const MAX_BYTES: usize = 512 << 20;
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn open_transfers_are_bounded_and_expire() {
+    fn outgoing_snapshots_are_bounded_and_expire() {
         let (mut transfers, now) = (OutgoingSnapshots::default(), Instant::now());
         for _ in 0..MAX_TRANSFERS {
             transfer_of(transfers.begin(written(2), now));

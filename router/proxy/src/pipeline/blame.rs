@@ -89,7 +89,7 @@ impl UnattributedFailures {
     }
 }
 
-/// Reports the results of requests to the outlier tracker. Clones share it.
+/// Reports the results of requests to the outlier detector. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct OutlierReporter {
     pub(super) outliers: SharedOutlierDetector,

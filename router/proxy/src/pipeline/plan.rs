@@ -36,13 +36,13 @@ pub struct PlannerState {
     occupancy: OccupancyTracker,
     /// Budget for retries.
     pub retries: Arc<RetryBudget>,
-    /// Workers whose requests fail.
+    /// Detector of workers whose requests fail.
     pub outliers: SharedOutlierDetector,
     /// Decides which prefixes are replicated before a step asks for them.
     pub prefix_replication: Arc<PrefixReplicator>,
 }
 
-/// Sections of the configuration that the policies are made of.
+/// Sections of the configuration that the planner's state is built from.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannerStateConfig<'a> {
     /// Prices and switches of the planner.
@@ -54,7 +54,7 @@ pub struct PlannerStateConfig<'a> {
 }
 
 impl PlannerState {
-    /// Builds the policies as configured. One tenant gets `share` of the retry budget.
+    /// Builds the state as configured. One tenant gets `share` of the retry budget.
     pub fn new(settings: PlannerStateConfig<'_>, share: TenantShare, outliers: SharedOutlierDetector) -> Self {
         let policy = settings.planner;
         Self {
@@ -132,13 +132,13 @@ pub fn classify(stage: &ClassifyStage, located: LocatedRequest) -> ClassifiedSte
     };
     let routing = stage.routing.get();
     let (mode, arm) = (routing.mode_of(located.affinity_key), routing.arm_of(located.affinity_key));
-    let barred = stage.transfer_checks.disabled_links();
+    let disabled_links = stage.transfer_checks.disabled_links();
     let resume_blocker = resume_blocker(&located.identified, stage.resume);
     ClassifiedStep {
         mode,
         arm,
         disabled: routing.disabled,
-        disabled_links: barred,
+        disabled_links,
         kind: step,
         request: ask,
         located,

@@ -9,7 +9,7 @@ use crate::client_request::GenerationEndpoint;
 use crate::identified_request::{ParsedRequest, leg_options, shown_ids};
 use crate::request_states::{ClassifiedStep, ResumeBlocker};
 
-/// Makes the scanner record what is needed to resume the step's answer at another worker.
+/// Makes the filter record what is needed to resume the step's answer at another worker.
 pub(super) fn with_resume_recording(scanner: SseFilter, step: &ClassifiedStep, engine: EngineKind) -> SseFilter {
     let (request, blocker) = (&step.located.identified.request, step.resume_blocker);
     let scanner = if blocker.is_none() { scanner.with_transcript(token_transcript(request)) } else { scanner };

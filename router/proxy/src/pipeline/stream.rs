@@ -97,7 +97,7 @@ pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streamin
     }
 }
 
-/// Returns the listener that stores a new response, where the request creates one.
+/// Returns the recorder that stores a new response, where the request creates one.
 fn response_listener(
     stage: &StreamStage,
     streaming: &Streaming,

@@ -46,7 +46,7 @@ pub struct AnswerEnd {
     pub usage: Option<TokenUsage>,
 }
 
-/// The state in which an answer ended.
+/// How far an answer was delivered when it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AnswerCompletion {
     /// Delivered whole, with this status.
@@ -60,7 +60,7 @@ pub enum AnswerCompletion {
 }
 
 impl AnswerCompletion {
-    /// Returns the state of a stream that nobody reads any more.
+    /// Returns how far a stream was delivered that nobody reads any more.
     pub fn of(facts: &StreamFacts) -> Self {
         match (&facts.error, facts.done) {
             (Some(_), _) => Self::Interrupted,

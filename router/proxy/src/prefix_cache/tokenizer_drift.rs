@@ -168,7 +168,7 @@ impl TokenizerDrift {
         Self { models: Mutex::default(), any_suspected: AtomicBool::new(false), deferred_checks, metrics }
     }
 
-    /// Records a complete answer of `worker`. `counts` is `None` where the counts are not comparable; it is returned
+    /// Records a complete answer of a worker. `counts` is `None` where the counts are not comparable; it is returned
     /// where they disagree.
     pub fn record_token_count(
         &self,

@@ -1,5 +1,5 @@
-//! Reads the answer to a step that continues a stored response: no plan is made for it, because its history is stored at
-//! its worker. Its receipt is written once, when the answer is over. A long answer is read on the offload pool.
+//! Reads the answer to a step that continues a stored response: no plan is made for it, because its history is at its
+//! worker. Its receipt is written once, when the answer is over. A long answer is read on the offload pool.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::request_parser::parse;
 
-/// Reads the answer to one step.
+/// Reader of the answer to one forwarded step.
 pub(crate) struct ForwardedAnswerReader {
     request: ParsedRequest,
     session: SessionId,

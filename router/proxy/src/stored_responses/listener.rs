@@ -1,4 +1,4 @@
-//! Listens to the answer of a new response as it passes: learns its id at once, and its output at its end. A long output
+//! Records a new response from its answer as it passes: its id at once, and its output at its end. A long output
 //! is read on the offload pool.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) enum BodyFormat {
     Events,
 }
 
-/// Listens to one answer. Dropping it ends the answer.
+/// Recorder of the response that one answer creates. Dropping it ends the answer.
 #[derive(Debug)]
 pub(crate) struct ResponseRecorder {
     resources: Arc<StoredResponses>,
@@ -40,7 +40,7 @@ pub(crate) struct ResponseRecorder {
 }
 
 impl ResponseRecorder {
-    /// Listens to the answer of `worker` to a step of `session`. No transcript is kept where the request has no
+    /// Records the answer of `worker` to a step of `session`. No transcript is kept where the request has no
     /// addition.
     pub(crate) fn new(
         (resources, pool): (Arc<StoredResponses>, Arc<OffloadPool>),

@@ -49,7 +49,7 @@ impl RunTree {
         Tokens(u64::from(self.tokens[run.0 as usize]))
     }
 
-    /// Sets KV sizes for a model: `room` returns the size of each range of tokens, and every active sequence needs
+    /// Sets KV sizes for a model: `size` returns the size of each range of tokens, and every active sequence needs
     /// `windows` in addition.
     pub fn with_kv_sizes(mut self, windows: Tokens, size: impl Fn(Tokens, Tokens) -> KvSize) -> Self {
         let all = (0..self.len() as u32).map(RunId);

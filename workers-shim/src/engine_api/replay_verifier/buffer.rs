@@ -72,7 +72,7 @@ const FIELD_OVERHEAD: usize = 48;
 pub(super) const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 impl ReplayBuffer {
-    /// Returns the new part of `text`, the next fragment of the field `place`.
+    /// Returns the new part of `text`, the next fragment of the field at `path`.
     pub(super) fn text<'t>(&mut self, path: &str, text: &'t str) -> Result<&'t str, ContinuationBlocker> {
         if text.is_empty() {
             return Ok(text);
@@ -90,7 +90,7 @@ impl ReplayBuffer {
         text.get(known..).ok_or(ContinuationBlocker::Diverged)
     }
 
-    /// Returns how many of `items`, the next ones of the list `place`, were known.
+    /// Returns how many of `items`, the next ones of the list at `path`, were known.
     pub(super) fn list(&mut self, path: &str, items: &[u64]) -> Result<usize, ContinuationBlocker> {
         let space = self.space();
         if !self.lists.contains_key(path) {
@@ -132,7 +132,7 @@ impl ReplayBuffer {
         self.has_output = true;
     }
 
-    /// Returns whether `place` has a value.
+    /// Returns whether a value was recorded at `path`.
     pub(super) fn is_marked(&self, path: &str) -> bool {
         self.marks.contains_key(path)
     }

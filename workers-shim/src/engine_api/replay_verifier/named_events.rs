@@ -163,7 +163,7 @@ impl ReplayVerifier {
         Ok(if is_nothing { EventNovelty::Known } else { EventNovelty::New })
     }
 
-    /// Maps the current engine's `id` to the id that the first engine's answer has at `place`.
+    /// Maps the current engine's `id` to the id that the first engine's answer has at `path`.
     fn map_id(&mut self, path: &str, id: &str) -> Result<(), ContinuationBlocker> {
         if id.is_empty() {
             return Ok(());

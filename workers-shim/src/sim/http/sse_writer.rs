@@ -55,7 +55,7 @@ pub(crate) fn stream_answer(
     totals: UsageTotals,
     script: impl StreamFormatter,
 ) -> Response {
-    let choices = (0u32..).zip(choices).map(|(index, choice)| indexed_parts(index, choice).boxed());
+    let choices = (0u32..).zip(choices).map(|(index, choice)| indexed_deltas(index, choice).boxed());
     let telling = AnswerStream {
         choices: stream::select_all(choices),
         script,
@@ -74,7 +74,7 @@ pub(crate) fn stream_answer(
         .expect("a fixed header is valid")
 }
 
-fn indexed_parts(index: u32, choice: ChoiceStream) -> impl Stream<Item = IndexedDelta> + Send {
+fn indexed_deltas(index: u32, choice: ChoiceStream) -> impl Stream<Item = IndexedDelta> + Send {
     stream::unfold(choice, move |mut choice| async move {
         let part = choice.next().await?;
         Some(((index, part), choice))

@@ -82,7 +82,7 @@ struct OwnerChange<'a> {
     operation: &'a ClientOperation,
 }
 
-/// By seen epoch: the earliest request that took, or may have taken, that ownership away.
+/// By seen epoch: the earliest request that released, or may have released, that ownership.
 struct EarliestReleases(BTreeMap<Epoch, RunInstant>);
 
 impl EarliestReleases {

@@ -10,7 +10,7 @@ use crate::NemesisError;
 const INSIDE_ENV: &str = "OWNERSERVE_NEMESIS_INSIDE";
 const UNSHARE: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"];
 
-/// Isolation of a run.
+/// How the nodes of a run are connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NetworkBackend {
     /// Nodes in network namespaces: partitions drop packets.
@@ -20,7 +20,7 @@ pub(crate) enum NetworkBackend {
 }
 
 impl NetworkBackend {
-    /// Isolation of this process.
+    /// Returns the backend of this process.
     pub(crate) fn current() -> NetworkBackend {
         match std::env::var_os(INSIDE_ENV) {
             Some(_) => NetworkBackend::Namespaces,
