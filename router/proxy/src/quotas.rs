@@ -203,11 +203,13 @@ impl TenantQuotas {
         let CountedRequest { idempotency_key: named, previous_charge: before } = counted;
         let body_id = named.as_ref().map_or(0, |_| body_digest(body));
         if let (Some(named), Some(before)) = (&named, before) {
-            if before.body_digest == body_id && named.may_repeat().await {
+            if before.body_digest == body_id && named.may_repeat(before).await {
                 self.repeated.inc();
+                let charge = QuotaCharge { repeats: before.repeats + 1, ..before };
+                named.record(charge);
                 // If its tokens were given back, they are taken again.
                 if before.tokens > Tokens::ZERO {
-                    return Ok(TokenReservation::new(self, (before, ResendStatus::Resent), Some(named.clone())));
+                    return Ok(TokenReservation::new(self, (charge, ResendStatus::Resent), Some(named.clone())));
                 }
             } else {
                 // Another request under the same key, or one repeat too many.
@@ -218,7 +220,7 @@ impl TenantQuotas {
         if let Some(meter) = &self.tokens {
             meter.take(estimate.0).await?;
         }
-        let charge = QuotaCharge { body_digest: body_id, tokens: estimate, used: Tokens::ZERO };
+        let charge = QuotaCharge { body_digest: body_id, tokens: estimate, used: Tokens::ZERO, repeats: 0 };
         if let Some(named) = &named {
             named.record(charge);
         }
@@ -559,7 +561,7 @@ mod tests {
 
     #[test]
     fn a_request_resent_after_a_failure_is_charged_once() {
-        let first = QuotaCharge { body_digest: 1, tokens: Tokens(100), used: Tokens::ZERO };
+        let first = QuotaCharge { body_digest: 1, tokens: Tokens(100), used: Tokens::ZERO, repeats: 0 };
         // The first router died before it could settle: what it took stays taken.
         let (moved, second) = first.settle(ResendStatus::Resent, Tokens(30));
         assert_eq!((moved, second.tokens), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));

@@ -16,6 +16,9 @@ const IDEMPOTENCY_HEADER: HeaderName = HeaderName::from_static("idempotency-key"
 const MAX_KEY_BYTES: usize = 256;
 /// How often per minute a request may be sent again without a charge: the earlier attempt may still be running.
 const REPEATS_PER_MINUTE: u64 = 2;
+/// How often it may be in all. Who leaves each attempt would otherwise get answers for the price of one for as long as the
+/// charge is kept.
+const MAX_REPEATS: u64 = 2;
 
 /// The idempotency key under which a client sends a request in all of its attempts.
 #[derive(Clone, Debug)]
@@ -33,25 +36,30 @@ pub(super) struct QuotaCharge {
     pub(super) tokens: Tokens,
     /// Tokens of these that were counted as used.
     pub(super) used: Tokens,
+    /// How often it was sent again without a charge.
+    pub(super) repeats: u64,
 }
 
 impl QuotaCharge {
-    const BYTES: usize = 32;
+    const BYTES: usize = 40;
 
     fn encode(self) -> Bytes {
         let mut bytes = Vec::with_capacity(Self::BYTES);
         bytes.extend(self.body_digest.to_le_bytes());
         bytes.extend(self.tokens.0.to_le_bytes());
         bytes.extend(self.used.0.to_le_bytes());
+        bytes.extend(self.repeats.to_le_bytes());
         bytes.into()
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let (body, counts) = bytes.split_first_chunk()?;
-        let (taken, used) = counts.split_first_chunk()?;
-        let tokens = |bytes: &[u8; 8]| Tokens(u64::from_le_bytes(*bytes));
-        Some(Self { body_digest: u128::from_le_bytes(*body), tokens: tokens(taken), used: tokens(used.first_chunk()?) })
+        let (taken, counts) = counts.split_first_chunk()?;
+        let (used, repeats) = counts.split_first_chunk()?;
+        let count = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes);
+        let (tokens, used, repeats) = (Tokens(count(taken)), Tokens(count(used)), count(repeats.first_chunk()?));
+        Some(Self { body_digest: u128::from_le_bytes(*body), tokens, used, repeats })
     }
 }
 
@@ -79,7 +87,10 @@ impl IdempotencyKey {
     }
 
     /// Whether it may be sent again without a charge. Waits no longer than the same timeout.
-    pub(super) async fn may_repeat(&self) -> bool {
+    pub(super) async fn may_repeat(&self, before: QuotaCharge) -> bool {
+        if before.repeats >= MAX_REPEATS {
+            return false;
+        }
         let leased = self.shared_cache.lease(&self.repeats, REPEATS_PER_MINUTE, 1).await;
         matches!(leased, CounterLease::Granted { units: 1, .. })
     }
@@ -105,9 +116,10 @@ mod tests {
 
     #[test]
     fn only_an_encoded_charge_decodes() {
-        let charge = QuotaCharge { body_digest: u128::MAX - 7, tokens: Tokens(1_000), used: Tokens(u64::MAX) };
+        let (tokens, used) = (Tokens(1_000), Tokens(u64::MAX));
+        let charge = QuotaCharge { body_digest: u128::MAX - 7, tokens, used, repeats: 2 };
         assert_eq!(QuotaCharge::decode(&charge.encode()), Some(charge));
-        for wrong in [&b""[..], &[0; 31], &[0; 33]] {
+        for wrong in [&b""[..], &[0; 32], &[0; 39], &[0; 41]] {
             assert_eq!(QuotaCharge::decode(wrong), None);
         }
     }
