@@ -3,8 +3,11 @@
 
 use std::sync::Arc;
 
+use memchr::memmem;
 use planner::RequestTransferBlocker;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 use vocabulary::{ModelId, Tokens};
 use workers_shim::engine_api::{ClientRequestBody, JsonString, ScannedJson};
 
@@ -46,6 +49,9 @@ pub fn parse(
     let answer = answer_tokens(endpoint, fields)?;
     let session_key = SessionKey::find(&incoming.headers, session_key_in_body(fields).as_deref());
     let bar = transfer_bar(fields)?;
+    if salt.is_some() {
+        refuse_media_ids(fields)?;
+    }
     let own_salt = fields.read::<String>("cache_salt").filter(|_| salt.is_none()).map(Arc::from);
     Ok(ParsedRequest {
         endpoint,
@@ -74,6 +80,45 @@ fn require(fields: &ScannedJson, name: &str, accepted: &str, starts: &[u8]) -> R
         Some(_) => Err(ApiError::invalid_field(name, format!("{accepted} is accepted"))),
         None => Err(ApiError::invalid_field(name, format!("{accepted} is required"))),
     }
+}
+
+/// Refuses media parts with an id. vLLM keeps media by these ids, without a salt: a part with an id and no data gets what
+/// another tenant has sent under it.
+fn refuse_media_ids(fields: &ScannedJson) -> Result<(), ApiError> {
+    // An escaped name has such an escape in it.
+    let may_have_id = [&b"uuid"[..], b"\\u00"].iter().any(|text| memmem::find(fields.body(), text).is_some());
+    let has_id = |list: &str| fields.read::<Vec<&RawValue>>(list).into_iter().flatten().any(has_media_id);
+    match ["messages", "input"].into_iter().find(|list| may_have_id && has_id(list)) {
+        Some(list) => Err(ApiError::invalid_field(
+            list,
+            "content parts without a uuid are accepted, because tenants share engines here",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether a part of a message's content has an id. What cannot be read counts as having one: the engine may read it
+/// otherwise.
+fn has_media_id(message: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct MessageContent<'a> {
+        #[serde(borrow)]
+        content: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct PartId {
+        uuid: Option<IgnoredAny>,
+    }
+    if !message.get().starts_with('{') {
+        return false;
+    }
+    let Ok(MessageContent { content }) = serde_json::from_str(message.get()) else { return true };
+    let Some(parts) = content.filter(|content| content.get().starts_with('[')) else { return false };
+    let Ok(parts) = serde_json::from_str::<Vec<&RawValue>>(parts.get()) else { return true };
+    parts
+        .iter()
+        .filter(|part| part.get().starts_with('{'))
+        .any(|part| serde_json::from_str::<PartId>(part.get()).map_or(true, |part| part.uuid.is_some()))
 }
 
 fn wants_usage(endpoint: GenerationEndpoint, fields: &ScannedJson) -> Result<bool, ApiError> {

@@ -4,6 +4,10 @@ use std::time::Instant;
 use vocabulary::TenantId;
 
 fn parsed(endpoint: GenerationEndpoint, body: &str) -> Result<ParsedRequest, ApiError> {
+    parsed_for(None, endpoint, body)
+}
+
+fn parsed_for(salt: Option<Arc<str>>, endpoint: GenerationEndpoint, body: &str) -> Result<ParsedRequest, ApiError> {
     let incoming = ClientRequest {
         id: crate::request_id::new_request_id(),
         tenant: TenantId::default(),
@@ -16,7 +20,29 @@ fn parsed(endpoint: GenerationEndpoint, body: &str) -> Result<ParsedRequest, Api
         memory: None,
         addition: None,
     };
-    parse(incoming, endpoint, None)
+    parse(incoming, endpoint, salt)
+}
+
+#[test]
+fn media_ids_are_refused_where_tenants_share_engines() {
+    let ask = |salt: Option<&str>, content: &str| {
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":{content}}}]}}"#);
+        parsed_for(salt.map(Arc::from), GenerationEndpoint::ChatCompletions, &body).map(drop)
+    };
+    for with_id in [
+        r#"[{"type":"image_url","image_url":null,"uuid":"a"}]"#,
+        r#"[{"type":"text","text":"x"},{"type":"image_url","\u0075uid":"a"}]"#,
+        r#"[{"type":"image_url","uuid":null,"uuid":"a"}]"#,
+        r#""x","content":[{"type":"image_url","uuid":"a"}]"#,
+    ] {
+        assert!(ask(Some("salt"), with_id).unwrap_err().to_string().contains("uuid"), "{with_id}");
+        assert!(ask(None, with_id).is_ok(), "{with_id}: a tenant alone may name its media");
+    }
+    for without in
+        [r#""what is a uuid?""#, r#"[{"type":"text","text":"uuid"}]"#, r#"[{"type":"image_url","uuid":null}]"#, "null"]
+    {
+        assert!(ask(Some("salt"), without).is_ok(), "{without}");
+    }
 }
 
 fn chat(fields: &str) -> Result<ParsedRequest, ApiError> {
