@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
 use vocabulary::{Micros, WorkerId};
-use workers_shim::engine_api::{AnswerSummary, AnswerTokenIdsMode, Api, ClientRequestBody, KvTransfer, LegOptions};
+use workers_shim::engine_api::{
+    AnswerSummary, AnswerTokenIdsMode, Api, ClientRequestBody, EventBufferBudget, EventBufferShare, KvTransfer,
+    LegOptions,
+};
 use workers_shim::fleet::InFlightGuard;
 use workers_shim::scrape::EngineKind;
 
@@ -183,7 +186,7 @@ impl Legs {
     /// Reads a whole answer; a long one is parsed on the offload pool.
     async fn read_whole(&self, answer: Response<WorkerBody>) -> Result<LegResponse, LegError> {
         let (mut head, body) = answer.into_parts();
-        let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(|_| LegError::Broken)?.to_bytes();
+        let body = collect_body(body, self.client.event_budget()).await?;
         head.headers = response_headers(&head.headers);
         let (load, text) = (self.load.on(body.len()), body.clone());
         let read = move || AnswerSummary::read(&text).unwrap_or_default();
@@ -219,6 +222,33 @@ impl Legs {
         }
         Ok(reject_redirects(sent?)?)
     }
+}
+
+/// Collects a whole answer. An answer that does not fit into what is left of `budget` counts as broken off.
+async fn collect_body(body: WorkerBody, budget: EventBufferBudget) -> Result<Bytes, LegError> {
+    let mut share = EventBufferShare::of(budget);
+    let (mut body, mut chunks, mut length) = (Limited::new(body, MAX_ANSWER_BYTES), Vec::<Bytes>::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| LegError::Broken)?.into_data() else { continue };
+        length += data.len();
+        if !share.reserve(length) {
+            tracing::warn!(
+                length,
+                "no memory is left for an answer that comes as one body; see upstream.stream_buffer_limit"
+            );
+            return Err(LegError::Broken);
+        }
+        chunks.push(data);
+    }
+    let whole = match &mut chunks[..] {
+        [only] => std::mem::take(only),
+        _ => {
+            let mut whole = BytesMut::with_capacity(length);
+            chunks.iter().for_each(|chunk| whole.extend_from_slice(chunk));
+            whole.freeze()
+        }
+    };
+    Ok(share.hold(whole))
 }
 
 /// Returns the client's headers with the request id that all legs share: engines pair the legs of a transfer by it.

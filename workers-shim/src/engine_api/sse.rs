@@ -12,8 +12,7 @@ use super::token_transcript::{
     AnswerEventFields, ContinuationBlocker, EventRewrite, ResumableTokenIds, TokenTranscript,
 };
 use super::{ClientTokenIdVisibility, ClientUsageVisibility};
-use budget::BudgetShare;
-pub use budget::EventBufferBudget;
+pub use budget::{EventBufferBudget, EventBufferShare};
 use chunk::{EngineError, NestedAnswer, StreamChunk};
 
 /// Longest event that is parsed, in bytes; longer ones are forwarded unread.
@@ -63,7 +62,7 @@ pub struct SseFilter {
     tail: BytesMut,
     searched: usize,
     /// The tail's share of the memory for all streams.
-    budget: BudgetShare,
+    budget: EventBufferShare,
     /// Whether the current event is too long and is forwarded unread.
     overlong: bool,
     /// Whether that event ends the answer, judged by its name.
@@ -100,7 +99,7 @@ impl SseFilter {
 
     /// Limits the memory for an incomplete event to `budget`; an event that does not fit is forwarded unread.
     pub fn with_budget(self, budget: EventBufferBudget) -> Self {
-        Self { budget: BudgetShare::of(budget), ..self }
+        Self { budget: EventBufferShare::of(budget), ..self }
     }
 
     fn is_resumable(&self) -> bool {

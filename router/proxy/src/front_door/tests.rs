@@ -50,6 +50,16 @@ async fn bad_input_gets_an_openai_error() {
 }
 
 #[tokio::test]
+async fn a_whole_answer_without_room_in_memory_counts_as_broken_off() {
+    let worker = worker().await;
+    let body = json!({"model": "tiny", "prompt": "", "behave": "long answer"}).to_string();
+    for (limit, status) in [("256MiB", 200), ("64KiB", 502)] {
+        let router = start_router(&[&worker], &[&format!("upstream.stream_buffer_limit={limit:?}")]).await;
+        assert_eq!(post(router.proxy_address(), "/v1/completions", body.clone()).await.status, status, "{limit}");
+    }
+}
+
+#[tokio::test]
 async fn probes_are_answered_without_reading_a_body() {
     let worker = worker().await;
     let router = start_router(&[&worker], &[]).await;

@@ -1,12 +1,15 @@
-//! Memory limit for incomplete events over all streams, against engines that never end a line.
+//! Memory limit for what is buffered of engines' answers: incomplete events of all streams, against engines that never end
+//! a line, and answers that come as one body.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that each stream may hold without reserving: more than any event needs that has no prompt token ids.
+use bytes::Bytes;
+
+/// Bytes that each answer may hold without reserving: more than any event needs that has no prompt token ids.
 const FREE_BYTES: usize = 64 << 10;
 
-/// Limits the bytes of incomplete events over all streams. Clones share it.
+/// Limits the buffered bytes of all answers. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct EventBufferBudget(Option<Arc<BudgetState>>);
 
@@ -17,7 +20,7 @@ struct BudgetState {
 }
 
 impl EventBufferBudget {
-    /// Creates a budget of `most` bytes, beyond the 64 KiB that each stream may hold anyway.
+    /// Creates a budget of `most` bytes, beyond the 64 KiB that each answer may hold anyway.
     pub fn of(most: usize) -> Self {
         Self(Some(Arc::new(BudgetState { max: most, reserved: AtomicUsize::new(0) })))
     }
@@ -28,21 +31,30 @@ impl EventBufferBudget {
     }
 }
 
-/// One stream's share of the budget; released when dropped.
+/// One answer's share of the budget; released when dropped.
 #[derive(Debug, Default)]
-pub(super) struct BudgetShare {
+pub struct EventBufferShare {
     budget: EventBufferBudget,
     bytes: usize,
 }
 
-impl BudgetShare {
-    pub(super) fn of(budget: EventBufferBudget) -> Self {
+impl EventBufferShare {
+    /// Creates an empty share.
+    pub fn of(budget: EventBufferBudget) -> Self {
         Self { budget, bytes: 0 }
+    }
+
+    /// Returns `bytes` as a buffer whose last clone releases this share.
+    pub fn hold(self, bytes: Bytes) -> Bytes {
+        if self.bytes == 0 {
+            return bytes;
+        }
+        Bytes::from_owner(SharedBuffer { bytes, _share: self })
     }
 
     /// Changes the reservation to `bytes` in all and returns whether that fits. If it does not, the whole reservation
     /// is released.
-    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
+    pub fn reserve(&mut self, bytes: usize) -> bool {
         let Some(shared) = &self.budget.0 else { return true };
         let reserved = bytes.saturating_sub(FREE_BYTES);
         if reserved <= self.bytes {
@@ -61,7 +73,19 @@ impl BudgetShare {
     }
 }
 
-impl Drop for BudgetShare {
+/// A buffer and its share of the budget.
+struct SharedBuffer {
+    bytes: Bytes,
+    _share: EventBufferShare,
+}
+
+impl AsRef<[u8]> for SharedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for EventBufferShare {
     fn drop(&mut self) {
         self.reserve(0);
     }
@@ -69,8 +93,6 @@ impl Drop for BudgetShare {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
     use crate::engine_api::SseFilter;
 
@@ -105,5 +127,18 @@ mod tests {
         scanner.push(Bytes::from_static(b"\"\n\n"), &mut passed);
         assert_eq!((budget.held(), scanner.facts().unread_events), (0, 1), "it was read, and is no chunk");
         assert_eq!(passed.len(), 1, "whole");
+    }
+
+    #[test]
+    fn a_held_buffer_releases_its_share_with_its_last_clone() {
+        let budget = EventBufferBudget::of(100);
+        let mut share = EventBufferShare::of(budget.clone());
+        assert!(share.reserve(FREE_BYTES + 80));
+        let held = share.hold(Bytes::from_static(b"an answer"));
+        let clone = held.clone();
+        drop(held);
+        assert_eq!((budget.held(), &clone[..]), (80, &b"an answer"[..]));
+        drop(clone);
+        assert_eq!(budget.held(), 0);
     }
 }
