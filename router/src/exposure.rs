@@ -56,6 +56,8 @@ mod tests {
         assert_eq!(exposed(&guarded), [CLIENTS_NO_TLS, OPERATORS_NO_TLS]);
         let with_tls = [&guarded[..], &["operator.tls={certificate=\"c\", key=\"k\"}"]].concat();
         assert_eq!(exposed(&with_tls), [CLIENTS_NO_TLS]);
+        let with_both = [&with_tls[..], &["proxy.tls={certificate=\"c\", key=\"k\"}"]].concat();
+        assert_eq!(exposed(&with_both), []);
         assert_eq!(exposed(&["proxy.listen=10.0.0.7:1"]), [CLIENTS_UNAUTHENTICATED], "one says nothing of the other");
         for exposure in [CLIENTS_UNAUTHENTICATED, CLIENTS_NO_TLS, OPERATORS_UNAUTHENTICATED, OPERATORS_NO_TLS] {
             assert!(exposure.detail.contains("set "), "{}", exposure.detail);

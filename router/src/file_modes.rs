@@ -58,12 +58,13 @@ mod tests {
             let settings = vec![
                 format!("auth.keys_file={path:?}"),
                 format!("operator.tokens_file={path:?}"),
+                format!("proxy.tls={}", tls("")),
                 format!("operator.tls={}", tls("")),
                 format!("cluster.tls={}", tls(", ca=\"a\"")),
             ];
             let config = Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap();
             let told = warnings(&config);
-            assert_eq!(told.len(), if is_told { 4 } else { 0 }, "{mode:o}: {told:?}");
+            assert_eq!(told.len(), if is_told { 5 } else { 0 }, "{mode:o}: {told:?}");
             assert!(told.iter().all(|told| told.contains(&format!("chmod 600 {}", path.display()))), "{told:?}");
         }
     }

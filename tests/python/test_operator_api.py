@@ -488,6 +488,21 @@ def test_the_listener_speaks_tls_and_shows_a_new_certificate_without_a_restart(f
         serve.stop()
 
 
+def test_the_clients_listener_speaks_tls_and_nothing_else(fleet, tmp_path):
+    made, key = certificate(tmp_path, "clients")
+    serve = Serve([fleet.workers[0].url], settings=(f'proxy.tls={{certificate="{made}", key="{key}"}}',))
+    try:
+        serve.process.wait_for_port(serve.port)
+        context = ssl.create_default_context(cafile=str(made))
+        with urllib.request.urlopen(f"https://127.0.0.1:{serve.port}/livez", context=context, timeout=10) as answer:
+            assert answer.status == 200
+        with socket.create_connection(("127.0.0.1", serve.port), timeout=10) as plain:
+            plain.sendall(b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+            assert not plain.makefile("rb").read().startswith(b"HTTP/"), "a key that is sent there goes in plain text"
+    finally:
+        serve.stop()
+
+
 @pytest.mark.parametrize("wrong", ["listen", "operator-listen", "tokens", "certificate"])
 def test_a_start_that_is_refused_founds_no_cluster(tmp_path, wrong):
     with socket.create_server(("127.0.0.1", 0)) as taken:
