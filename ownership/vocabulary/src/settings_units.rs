@@ -31,7 +31,7 @@ const UNITS: [&str; 22] = [
 ];
 
 /// Units with their length in nanoseconds, the largest first.
-const WRITTEN_UNITS: [(u128, &str); 7] = [
+const WRITTEN_UNITS: [(u64, &str); 7] = [
     (86_400_000_000_000, "d"),
     (3_600_000_000_000, "h"),
     (60_000_000_000, "m"),
@@ -90,23 +90,61 @@ impl ByteCount {
     }
 }
 
-/// Writes `nanos` in a unit, exactly; `None` where that needs more than three decimals or is less than one.
-fn in_unit(nanos: u128, (length, unit): (u128, &str)) -> Option<String> {
-    let (whole, rest) = (nanos / length, nanos % length);
-    if whole == 0 || rest * 1000 % length != 0 {
-        return None;
+/// A way to write a duration: a count of one unit, with up to three decimals.
+struct WrittenSpan {
+    whole: u64,
+    thousandths: u64,
+    unit: &'static str,
+}
+
+impl WrittenSpan {
+    /// Returns the form that writes `nanos` exactly in a unit of `length`; `None` where that needs more than three
+    /// decimals or is less than one.
+    fn exact(nanos: u64, (length, unit): (u64, &'static str)) -> Option<Self> {
+        let (whole, rest) = (nanos / length, nanos % length);
+        // A thousand of the longest unit fit into the type.
+        let is_exact = whole > 0 && (rest * 1000).is_multiple_of(length);
+        is_exact.then(|| Self { whole, thousandths: rest * 1000 / length, unit })
     }
-    let decimals = format!("{:03}", rest * 1000 / length);
-    let decimals = decimals.trim_end_matches('0');
-    Some(if decimals.is_empty() { format!("{whole}{unit}") } else { format!("{whole}.{decimals}{unit}") })
+
+    fn decimals(&self) -> usize {
+        match self.thousandths {
+            0 => 0,
+            hundreds if hundreds % 100 == 0 => 1,
+            tens if tens % 10 == 0 => 2,
+            _ => 3,
+        }
+    }
+
+    fn length(&self) -> usize {
+        let digits = self.whole.ilog10() as usize + 1;
+        let point = usize::from(self.thousandths > 0);
+        digits + point + self.decimals() + self.unit.len()
+    }
+}
+
+impl fmt::Display for WrittenSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { whole, thousandths, unit } = self;
+        match self.decimals() {
+            0 => write!(f, "{whole}{unit}"),
+            1 => write!(f, "{whole}.{}{unit}", thousandths / 100),
+            2 => write!(f, "{whole}.{:02}{unit}", thousandths / 10),
+            _ => write!(f, "{whole}.{thousandths:03}{unit}"),
+        }
+    }
 }
 
 impl fmt::Display for TimeSpan {
-    /// Writes the shortest exact form; of equally short ones that without decimals.
+    /// Writes the shortest exact form; of equally short ones that without decimals. Beyond 584 years it writes whole
+    /// seconds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let forms = WRITTEN_UNITS.into_iter().filter_map(|unit| in_unit(self.0.as_nanos(), unit));
-        let shortest = forms.min_by_key(|text| (text.len(), text.contains('.')));
-        f.write_str(shortest.as_deref().unwrap_or("0s"))
+        let Ok(nanos) = u64::try_from(self.0.as_nanos()) else { return write!(f, "{}s", self.0.as_secs()) };
+        let forms = WRITTEN_UNITS.into_iter().filter_map(|unit| WrittenSpan::exact(nanos, unit));
+        match forms.min_by_key(|form| (form.length(), form.thousandths > 0)) {
+            Some(shortest) => shortest.fmt(f),
+            None => f.write_str("0s"),
+        }
     }
 }
 
