@@ -56,10 +56,25 @@ impl PrefixId {
 
     /// Returns the prefix that is one block of bytes longer, for chains without a tokenizer.
     pub fn extend_bytes(self, seed: HashSeed, block: &[u8]) -> PrefixId {
-        let mut hash = Xxh3::with_seed(seed.0);
-        hash.update(&self.0.to_le_bytes());
-        hash.update(block);
-        PrefixId(hash.digest128())
+        match block.len() {
+            0..=64 => self.extend_bytes_in::<{ 16 + 64 }>(seed, block),
+            65..=256 => self.extend_bytes_in::<{ 16 + 256 }>(seed, block),
+            _ => {
+                let mut hash = Xxh3::with_seed(seed.0);
+                hash.update(&self.0.to_le_bytes());
+                hash.update(block);
+                PrefixId(hash.digest128())
+            }
+        }
+    }
+
+    /// Implements [`Self::extend_bytes`] in a buffer of `N` bytes, which costs less than the state of a stream. `N` must be
+    /// large enough for the id and the block.
+    fn extend_bytes_in<const N: usize>(self, seed: HashSeed, block: &[u8]) -> PrefixId {
+        let (mut buffer, length) = ([0u8; N], 16 + block.len());
+        buffer[..16].copy_from_slice(&self.0.to_le_bytes());
+        buffer[16..length].copy_from_slice(block);
+        PrefixId(xxh3_128_with_seed(&buffer[..length], seed.0))
     }
 }
 
@@ -158,6 +173,10 @@ mod tests {
             let mut bytes = ROOT.0.to_le_bytes().to_vec();
             bytes.extend(block.iter().flat_map(|t| t.to_le_bytes()));
             assert_eq!(ROOT.extend(HashSeed(3), &block).0, xxh3_128_with_seed(&bytes, 3), "{n} tokens");
+        }
+        for n in [0usize, 1, 63, 64, 65, 256, 257, 1000] {
+            let bytes = [&ROOT.0.to_le_bytes()[..], &vec![b'x'; n]].concat();
+            assert_eq!(ROOT.extend_bytes(HashSeed(3), &bytes[16..]).0, xxh3_128_with_seed(&bytes, 3), "{n} bytes");
         }
     }
 
