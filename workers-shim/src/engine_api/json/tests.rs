@@ -104,6 +104,16 @@ fn json() -> impl Strategy<Value = serde_json::Value> {
 
 proptest! {
     #[test]
+    fn a_run_of_plain_bytes_ends_at_the_first_other(
+        plain in proptest::collection::vec(0x20u8..0x22, 0..150),
+        rest in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let text: Vec<u8> = plain.iter().map(|byte| if *byte == b'!' { 0xc3 } else { b'a' }).chain(rest).collect();
+        let stop = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
+        prop_assert_eq!(super::plain_length(&text), text.iter().position(stop).unwrap_or(text.len()));
+    }
+
+    #[test]
     fn json_walker_accepts_what_serde_json_accepts(
         fields in proptest::collection::vec((any::<String>(), json()), 0..5),
         cut in proptest::option::of((any::<proptest::sample::Index>(), any::<u8>())),
