@@ -190,7 +190,10 @@ impl CommandWriter {
             tokio::select! {
                 count = queue.recv_many(&mut taken, MAX_BATCH), if matches!(next, WriterStep::TakeFromQueue | WriterStep::Collect) => {
                     is_closed = count == 0;
-                    gather(queue, &mut taken).await;
+                    // Background commands wait for each other anyway.
+                    if taken.iter().any(|queued| queued.urgency == Urgency::Immediate) {
+                        gather(queue, &mut taken).await;
+                    }
                     waiting.extend(taken.drain(..));
                 }
                 Some(answered) = in_flight.next() => self.deliver_outcomes(answered),
