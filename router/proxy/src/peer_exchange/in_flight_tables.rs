@@ -58,6 +58,8 @@ pub(super) async fn publish(exchange: &Arc<PeerExchange>) {
         let peers = exchange.peers.peers();
         deliveries.retain(|node, _| peers.contains(node));
         if peers.is_empty() {
+            // There is nobody to tell of dispatches.
+            sleep(HEARTBEAT).await;
             continue;
         }
         let flows: Arc<[RankInFlightCounts]> = exchange.fleet.in_flight().into();
