@@ -86,18 +86,34 @@ bench-residency:
     cargo run --release --locked -p workers-shim --example residency_speed
 
 # Made-up input for whatever reads what engines and clients send: so many seconds for each target, or for one. Needs nightly and
-# `cargo install cargo-fuzz`. What it finds lies in target/fuzz-corpus: with its mend it belongs into tests/fuzz/corpus, which
-# `./test unit` replays without either.
+# `cargo install cargo-fuzz`. It goes on from the inputs of earlier runs (tests/fuzz/found.tar.xz), in target/fuzz-corpus. An input
+# that breaks something belongs, with its mend, into tests/fuzz/corpus, which `./test unit` replays without either.
 fuzz seconds="60" *targets:
     #!/usr/bin/env bash
     set -euo pipefail
     targets="{{targets}}"
+    if [ ! -d target/fuzz-corpus ]; then
+        mkdir -p target/fuzz-corpus
+        tar -xJf tests/fuzz/found.tar.xz -C target/fuzz-corpus
+    fi
     for target in ${targets:-events bodies answers nodes prompts templates zmtp values exchanges}; do
         mkdir -p target/fuzz-corpus/$target
         cargo +nightly fuzz run -s none --fuzz-dir tests/fuzz --target-dir target/fuzz $target \
             target/fuzz-corpus/$target tests/fuzz/corpus/$target -- -max_total_time={{seconds}} -timeout=10 \
             -rss_limit_mb=1024 -malloc_limit_mb=256 -max_len=16384 -print_final_stats=1 -artifact_prefix=target/fuzz-corpus/$target-
     done
+
+# Keeps the inputs of target/fuzz-corpus that reach different code, for the next run of `just fuzz`.
+fuzz-keep:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    rm -rf target/fuzz-found
+    for target in events bodies answers nodes prompts templates zmtp values exchanges; do
+        mkdir -p target/fuzz-found/$target
+        cargo +nightly fuzz run -s none --fuzz-dir tests/fuzz --target-dir target/fuzz $target target/fuzz-found/$target \
+            target/fuzz-corpus/$target tests/fuzz/corpus/$target -- -merge=1 -max_len=65536 -timeout=60
+    done
+    tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -C target/fuzz-found -c . | xz -9e -T0 >tests/fuzz/found.tar.xz
 
 # Real vLLM with a small cache against the residency index, so many random requests of them.
 residency requests="10000": build
