@@ -68,8 +68,8 @@ impl PrefixId {
         }
     }
 
-    /// Implements [`Self::extend_bytes`] in a buffer of `N` bytes, which costs less than the state of a stream. `N` must be
-    /// large enough for the id and the block.
+    /// Implements [`Self::extend_bytes`] in a buffer of `N` bytes, which costs less than the state of a stream. `N`
+    /// must be large enough for the id and the block.
     fn extend_bytes_in<const N: usize>(self, seed: HashSeed, block: &[u8]) -> PrefixId {
         let (mut buffer, length) = ([0u8; N], 16 + block.len());
         buffer[..16].copy_from_slice(&self.0.to_le_bytes());

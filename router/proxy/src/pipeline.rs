@@ -1,6 +1,7 @@
 //! The generation pipeline: takes one request from parsing to commit.
 //!
-//! Control flow, the wiring of the stages, and the order in which a request's end is recorded; each stage has a file of its own.
+//! Control flow, the wiring of the stages, and the order in which a request's end is recorded; each stage has a file of
+//! its own.
 
 mod batch;
 mod blame;

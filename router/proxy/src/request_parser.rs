@@ -1,5 +1,5 @@
-//! Request parser: reads in place the few body fields that decide how a request is served. The bytes stay as the client sent
-//! them.
+//! Request parser: reads in place the few body fields that decide how a request is served. The bytes stay as the client
+//! sent them.
 
 use std::sync::Arc;
 
@@ -82,8 +82,8 @@ fn require(fields: &ScannedJson, name: &str, accepted: &str, starts: &[u8]) -> R
     }
 }
 
-/// Refuses media parts with an id. vLLM keeps media by these ids, without a salt: a part with an id and no data gets what
-/// another tenant has sent under it.
+/// Refuses media parts with an id. vLLM keeps media by these ids, without a salt: a part with an id and no data gets
+/// what another tenant has sent under it.
 fn refuse_media_ids(fields: &ScannedJson) -> Result<(), ApiError> {
     // An escaped name has such an escape in it.
     let may_have_id = [&b"uuid"[..], b"\\u00"].iter().any(|text| memmem::find(fields.body(), text).is_some());
@@ -97,8 +97,8 @@ fn refuse_media_ids(fields: &ScannedJson) -> Result<(), ApiError> {
     }
 }
 
-/// Returns whether a part of a message's content has an id. What cannot be read counts as having one: the engine may read it
-/// otherwise.
+/// Returns whether a part of a message's content has an id. What cannot be read counts as having one: the engine may
+/// read it otherwise.
 fn has_media_id(message: &RawValue) -> bool {
     #[derive(Deserialize)]
     struct MessageContent<'a> {

@@ -34,8 +34,8 @@ pub struct BlockMappingRules {
     pub namespace: ModelNamespace,
     /// What a removal event means.
     pub removal: RemovalSemantics,
-    /// Maximum number of engine blocks, and of hashes in the table of chain blocks inside them; further ones are counted
-    /// and left out.
+    /// Maximum number of engine blocks, and of hashes in the table of chain blocks inside them; further ones are
+    /// counted and left out.
     pub max_blocks: usize,
     /// Maximum number of orphans, which are blocks that cannot be placed yet.
     pub max_orphans: usize,
@@ -136,11 +136,6 @@ impl SourceBlocks {
     /// Returns the number of orphans, which wait for a parent or for tokens.
     pub fn orphans(&self) -> usize {
         self.orphans.len()
-    }
-
-    /// Returns the memory that orphans take, in bytes.
-    pub fn orphan_memory(&self) -> usize {
-        self.orphans.memory()
     }
 
     /// Returns whether the parents of all held blocks are held, too.

@@ -6,8 +6,8 @@ use std::ops::Deref;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
-/// A JSON string, borrowed unless it has escapes. (An `Option<Cow<str>>` would always be copied: serde borrows a `Cow` only
-/// where it is the whole type of a field.)
+/// A JSON string, borrowed unless it has escapes. (An `Option<Cow<str>>` would always be copied: serde borrows a `Cow`
+/// only where it is the whole type of a field.)
 #[derive(serde::Deserialize)]
 pub struct JsonString<'a>(#[serde(borrow)] pub Cow<'a, str>);
 

@@ -16,8 +16,8 @@ const IDEMPOTENCY_HEADER: HeaderName = HeaderName::from_static("idempotency-key"
 const MAX_KEY_BYTES: usize = 256;
 /// How often per minute a request may be sent again without a charge: the earlier attempt may still be running.
 const REPEATS_PER_MINUTE: u64 = 2;
-/// How often it may be in all. Who leaves each attempt would otherwise get answers for the price of one for as long as the
-/// charge is kept.
+/// How often it may be in all. Who leaves each attempt would otherwise get answers for the price of one for as long as
+/// the charge is kept.
 const MAX_REPEATS: u64 = 2;
 
 /// The idempotency key under which a client sends a request in all of its attempts.

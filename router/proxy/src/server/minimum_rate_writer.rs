@@ -12,8 +12,8 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Bytes per second that a client must take while more wait for it.
 const MIN_BYTES_PER_SECOND: f64 = 256.0;
 
-/// A stream whose writes fail once, during a whole period in which bytes waited to be written, fewer than the minimum rate
-/// allows were taken. A write that is taken whole ends the period: nothing waits then.
+/// A stream whose writes fail once, during a whole period in which bytes waited to be written, fewer than the minimum
+/// rate allows were taken. A write that is taken whole ends the period: nothing waits then.
 #[derive(Debug)]
 pub(super) struct MinimumRateWriter<S> {
     stream: S,

@@ -203,7 +203,7 @@ fn an_orphan_leaves_its_siblings_waiting_for_their_parent() {
     source.remove(&removed(&[72, 71]), &mut out);
     assert_eq!((out.len(), source.orphans()), (0, 2));
     source.store(&stored(&[70], None, &tokens(0..4)), &mut out);
-    assert_eq!((source.len(), source.orphans(), source.orphan_memory()), (3, 0, 0));
+    assert_eq!((source.len(), source.orphans(), source.orphans.memory()), (3, 0, 0));
 }
 
 /// An event that stores one block of all these tokens.
