@@ -12,10 +12,12 @@ use http::header::{CONTENT_TYPE, HOST, IF_MATCH};
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde::de::DeserializeOwned;
-use vocabulary::{Epoch, Owner, SessionId};
+use vocabulary::{ArtifactId, Epoch, Owner, SessionId};
 
 use crate::NemesisError;
-use crate::history::{LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, SessionOwner};
+use crate::history::{
+    LeaseSighting, MemberSlot, OwnershipReply, OwnershipRequest, Register, RegisterReply, RegisterRequest, SessionOwner,
+};
 use crate::http::{HttpFailure, HttpReply, KeepAliveConnection};
 use json::{LeasesJson, MembersJson, SessionReplyJson, SessionsJson, StateHashJson, WriteReplyJson};
 pub(crate) use json::{MemberJson, MemberRoleJson, MembershipChange, NodeStatusJson};
@@ -117,6 +119,17 @@ impl ClusterAddresses {
         Ok(sessions.first().filter(|session| session.owner.is_some()).map(|session| session.id))
     }
 
+    /// Returns the artifact that a session ends in.
+    pub(crate) async fn head_artifact(
+        &self,
+        slot: MemberSlot,
+        subject: SessionId,
+    ) -> Result<Option<ArtifactId>, NemesisError> {
+        let path = format!("/sessions/{subject}?consistency=linearizable");
+        let SessionReplyJson { session } = self.get(slot, &path, REQUEST_TIMEOUT).await?;
+        Ok(session.head_artifact())
+    }
+
     async fn get<T: DeserializeOwned>(
         &self,
         slot: MemberSlot,
@@ -192,6 +205,41 @@ impl ApiClient {
             Ok(reply) => (read_reply(asked, &reply), revision(&reply)),
             Err(HttpFailure::NotSent(_)) => (OwnershipReply::Unavailable, None),
             Err(HttpFailure::Lost(_)) => (OwnershipReply::Unknown, None),
+        }
+    }
+
+    /// Sends a request about a register.
+    pub(crate) async fn register_request(
+        &mut self,
+        slot: MemberSlot,
+        (register, asked): (Register, RegisterRequest),
+        within: Duration,
+    ) -> RegisterReply {
+        let reply = match asked {
+            RegisterRequest::Read => {
+                let path = format!("{}?consistency=linearizable", json::register_path(register));
+                self.raw(slot, (Method::GET, &path), None, within).await
+            }
+            RegisterRequest::Write(value) => {
+                let (path, body) = json::register_write(register, value);
+                self.raw(slot, (Method::PUT, &path), Some((body, None)), within).await
+            }
+        };
+        match reply {
+            Ok(reply) => match (reply.status, asked) {
+                (StatusCode::OK, RegisterRequest::Write(_)) => RegisterReply::Written,
+                (StatusCode::OK, RegisterRequest::Read) => {
+                    json::register_value(register, &reply.body).map_or(RegisterReply::Unknown, RegisterReply::Found)
+                }
+                // Nothing was proposed to the ledger.
+                (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS, _) => RegisterReply::Unavailable,
+                (StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND, _) => {
+                    RegisterReply::Refused
+                }
+                _ => RegisterReply::Unknown,
+            },
+            Err(HttpFailure::NotSent(_)) => RegisterReply::Unavailable,
+            Err(HttpFailure::Lost(_)) => RegisterReply::Unknown,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
-use vocabulary::{Epoch, Owner, SessionId, WorkerId};
+use vocabulary::{ArtifactId, Epoch, Owner, SessionId, WorkerId};
 
 use crate::NemesisError;
 
@@ -111,6 +111,68 @@ impl ClientOperation {
     }
 }
 
+/// A value in the ledger that operators set without a fence.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Register {
+    /// Quota of the tenant with this number.
+    Quota(u8),
+    /// Whether an artifact is pinned: 1 or 0.
+    Pin(ArtifactId),
+    /// Group of an artifact.
+    Group(ArtifactId),
+}
+
+/// Value of a register; `None` is no quota and no group.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct RegisterValue(pub(crate) Option<u128>);
+
+/// A client's request about a register.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RegisterRequest {
+    /// Set the value.
+    Write(RegisterValue),
+    /// Read the value, linearizably.
+    Read,
+}
+
+/// Reply about a register.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RegisterReply {
+    /// Acknowledged write.
+    Written,
+    /// Result of a read.
+    Found(RegisterValue),
+    /// Refused by the ledger; nothing changed.
+    Refused,
+    /// Not accepted by the node; nothing changed.
+    Unavailable,
+    /// Sent, outcome unknown: it may take effect at any later time.
+    Unknown,
+}
+
+/// One request about a register and its reply. It is never repeated; a retry is a new operation.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct RegisterOperation {
+    /// Client that sent it.
+    pub(crate) client: u32,
+    /// Node that it was sent to.
+    pub(crate) seat: MemberSlot,
+    /// Register it is about.
+    pub(crate) register: Register,
+    /// The request.
+    pub(crate) asked: RegisterRequest,
+    /// Just before the request was written.
+    pub(crate) invoked: RunInstant,
+    /// Just after the reply was read, or the request was given up.
+    pub(crate) completed: RunInstant,
+    /// The reply.
+    pub(crate) answer: RegisterReply,
+}
+
 /// A worker's lease as a node reported it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct LeaseSighting {
@@ -150,6 +212,8 @@ pub(crate) struct OperationHistory {
 pub(crate) struct HistoryRecords {
     /// Operations, in order of completion.
     pub(crate) operations: Vec<ClientOperation>,
+    /// Operations on registers, in order of completion.
+    pub(crate) register_operations: Vec<RegisterOperation>,
     /// Leases, in order of observation.
     pub(crate) sightings: Vec<LeaseSighting>,
 }
@@ -171,6 +235,16 @@ impl OperationHistory {
     /// Records an operation. Returns `false` if there is no room, which a run must not ignore.
     pub(crate) fn record(&self, operation: ClientOperation) -> bool {
         let operations = &mut self.lock().operations;
+        let fits = operations.len() < MAX_OPERATIONS;
+        if fits {
+            operations.push(operation);
+        }
+        fits
+    }
+
+    /// Records an operation on a register. Returns `false` if there is no room, which a run must not ignore.
+    pub(crate) fn record_register(&self, operation: RegisterOperation) -> bool {
+        let operations = &mut self.lock().register_operations;
         let fits = operations.len() < MAX_OPERATIONS;
         if fits {
             operations.push(operation);
@@ -205,8 +279,10 @@ impl OperationHistory {
         let mut file = std::io::BufWriter::new(file);
         let kept = self.lock();
         for operation in &kept.operations {
-            serde_json::to_writer(&mut file, operation).map_err(|error| NemesisError::system(what())(error.into()))?;
-            file.write_all(b"\n").map_err(NemesisError::system(what()))?;
+            write_line(&mut file, operation).map_err(NemesisError::system(what()))?;
+        }
+        for operation in &kept.register_operations {
+            write_line(&mut file, operation).map_err(NemesisError::system(what()))?;
         }
         file.flush().map_err(NemesisError::system(what()))
     }
@@ -214,4 +290,9 @@ impl OperationHistory {
     fn lock(&self) -> std::sync::MutexGuard<'_, HistoryRecords> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn write_line(file: &mut impl Write, operation: &impl Serialize) -> std::io::Result<()> {
+    serde_json::to_writer(&mut *file, operation)?;
+    file.write_all(b"\n")
 }

@@ -1,5 +1,5 @@
 //! Load: many clients that claim, release, migrate and read sessions, each at its own pace, through any node that
-//! responds. All requests and replies are recorded in the history.
+//! responds, and a few that write and read registers. All requests and replies are recorded in the history.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,10 @@ use vocabulary::{Owner, SessionId};
 use crate::NemesisError;
 use crate::api_client::{ApiClient, ClusterAddresses};
 use crate::fault_rng::FaultRng;
-use crate::history::{ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, SessionOwner};
+use crate::history::{
+    ClientOperation, MemberSlot, OperationHistory, OwnershipReply, OwnershipRequest, Register, SessionOwner,
+};
+use crate::registers::{self, RegisterClient};
 
 /// Timeout of one request; longer than an election.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(6);
@@ -48,6 +51,7 @@ struct SharedLoadState {
     history: Arc<OperationHistory>,
     doors: ClusterAddresses,
     sessions: Vec<SessionId>,
+    registers: Arc<[Register]>,
     owners: watch::Receiver<Vec<Owner>>,
     seats: watch::Receiver<Vec<MemberSlot>>,
     is_history_full: AtomicBool,
@@ -62,18 +66,19 @@ pub(crate) struct LoadClients {
 }
 
 impl LoadClients {
-    /// Starts clients on existing sessions. They use the nodes in `seats` and claim for `owners`.
+    /// Starts clients on existing sessions and registers. They use the nodes in `seats` and claim for `owners`.
     pub(crate) fn start(
         (amount, dice): (LoadAmount, &FaultRng),
         history: Arc<OperationHistory>,
         addresses: ClusterAddresses,
-        (subjects, owners): (Vec<SessionId>, watch::Receiver<Vec<Owner>>),
+        (subjects, registers, owners): (Vec<SessionId>, Vec<Register>, watch::Receiver<Vec<Owner>>),
     ) -> LoadClients {
         let (seats, seen) = watch::channel(addresses.seats());
         let field = SharedLoadState {
             history,
             doors: addresses,
             sessions: subjects,
+            registers: registers.into(),
             owners,
             seats: seen,
             is_history_full: AtomicBool::new(false),
@@ -84,7 +89,19 @@ impl LoadClients {
             let client = LoadClient::new(number, dice.split(number as u64), shared.clone());
             tokio::spawn(client.run(pace, gate.clone()))
         };
-        let clients = (0..amount.clients).map(client).collect();
+        let register_client = |number: usize| {
+            let client = RegisterClient {
+                number: number as u32,
+                rng: dice.split((amount.clients + number) as u64),
+                addresses: shared.doors.clone(),
+                seats: shared.seats.clone(),
+                registers: shared.registers.clone(),
+                history: shared.history.clone(),
+            };
+            tokio::spawn(client.run(gate.clone()))
+        };
+        let register_clients = (0..registers::CLIENTS).map(register_client);
+        let clients = (0..amount.clients).map(client).chain(register_clients).collect();
         LoadClients { shared, gate, seats, clients }
     }
 
@@ -102,6 +119,11 @@ impl LoadClients {
     /// The sessions.
     pub(crate) fn subjects(&self) -> &[SessionId] {
         &self.shared.sessions
+    }
+
+    /// The registers.
+    pub(crate) fn registers(&self) -> &[Register] {
+        &self.shared.registers
     }
 
     /// Fails if an operation was not recorded or a client has died: then the history is incomplete.

@@ -20,6 +20,7 @@ mod http;
 mod load;
 mod node;
 mod options;
+mod registers;
 mod report;
 mod run;
 mod snapshot;

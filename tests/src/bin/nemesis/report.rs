@@ -41,6 +41,8 @@ pub(crate) struct BackgroundTraffic {
     pub(crate) resumed: u64,
     /// Streamed responses.
     pub(crate) streams: usize,
+    /// Operations on registers.
+    pub(crate) registers: usize,
 }
 
 impl NemesisReport {
@@ -77,8 +79,9 @@ impl NemesisReport {
         let seconds = |value: Option<f64>| value.map_or("none".to_owned(), |value| format!("{value:.2} s"));
         let recovery = self.outcomes.iter().map(|outcome| outcome.recovery).fold(0.0, f64::max);
         format!(
-            "{faults} faults injected, {checked} operations checked; fail-over median {}, p99 {} of {}; longest recovery {recovery:.1} s; \
+            "{faults} faults injected, {checked} operations on sessions and {} on registers checked; fail-over median {}, p99 {} of {}; longest recovery {recovery:.1} s; \
              {} changes watched, {} times resumed; {} streams; {} MB between nodes; {} in {:.0} s; seed {}",
+            self.seen.registers,
             seconds(quantile(&fail_overs, 0.5)),
             seconds(quantile(&fail_overs, 0.99)),
             fail_overs.len(),

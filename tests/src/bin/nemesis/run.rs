@@ -16,6 +16,7 @@ use crate::formation;
 use crate::history::{MemberSlot, OperationHistory};
 use crate::load::LoadClients;
 use crate::options::Options;
+use crate::registers;
 use crate::report::{BackgroundTraffic, NemesisReport};
 use crate::streams::StreamClients;
 use crate::test_network::{NetworkBackend, SyscallFaultInjector, TestNetwork};
@@ -26,6 +27,8 @@ use crate::watch::WatchClients;
 /// Slot with the small disk, if there are several nodes.
 const SMALL_DISK: MemberSlot = MemberSlot(3);
 const WORKERS: usize = 2;
+/// Number of artifacts whose pins and groups are written.
+const ARTIFACTS: usize = 3;
 
 /// Runs everything and returns the failures; empty if all guarantees held. Ends early and cleanly at SIGINT and
 /// SIGTERM.
@@ -86,7 +89,8 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
     environment.history.save(&folder.join("history.jsonl"))?;
     let (changes, resumed) = environment.watchers.count();
     let (carried, streams) = (environment.network.relay_counts().0, environment.streams.count());
-    report.seen = BackgroundTraffic { carried, changes, resumed, streams };
+    let registers = environment.history.read(|kept| kept.register_operations.len());
+    report.seen = BackgroundTraffic { carried, changes, resumed, streams, registers };
     report.took = began.elapsed().as_secs_f64();
     say(&report.table())?;
     if let Some(path) = &options.json {
@@ -109,7 +113,12 @@ async fn build_testbed(
     let subjects = formation::open_sessions(&cluster, leader, options.amount.session_count()).await?;
     let (_, owners) = watch::channel(cluster.addresses().live_owners(leader).await?);
     let load = (options.amount, &dice);
-    let load = LoadClients::start(load, history.clone(), cluster.addresses().clone(), (subjects, owners));
+    let mut artifacts = Vec::new();
+    for subject in subjects.iter().take(ARTIFACTS) {
+        artifacts.extend(cluster.addresses().head_artifact(leader, *subject).await?);
+    }
+    let objects = (subjects, registers::registers(&artifacts), owners);
+    let load = LoadClients::start(load, history.clone(), cluster.addresses().clone(), objects);
     load.set_slots(cluster.running_slots());
     let watchers = WatchClients::start(cluster.addresses(), &cluster.seats()).await?;
     let streams = StreamClients::start(cluster.addresses().clone(), &cluster.seats(), history.clone());

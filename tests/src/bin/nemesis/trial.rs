@@ -8,6 +8,7 @@ use crate::NemesisError;
 use crate::check::{self, GuaranteeViolation, HistoryVerdict};
 use crate::faults::{Nemesis, NemesisRecord};
 use crate::history::RunInstant;
+use crate::registers;
 use crate::testbed::{MAX_FAIL_OVER, RunLength, TICK, TrialEnvironment};
 use crate::throughput::{AttemptTally, longest_silence, per_second};
 
@@ -89,7 +90,7 @@ pub(crate) async fn run(nemesis: Nemesis, environment: &mut TrialEnvironment) ->
     let HistoryVerdict { broken: found, undecided } = check_settled(environment).await?;
     broken.extend(found);
     environment.load.check()?;
-    let undecided = (undecided > 0).then(|| format!("the order of {undecided} sessions is undecided"));
+    let undecided = (undecided > 0).then(|| format!("the order of {undecided} sessions or registers is undecided"));
     let note = [Some(fault.note.clone()), undecided].into_iter().flatten().filter(|part| !part.is_empty());
     let note = note.collect::<Vec<_>>().join("; ");
     let windows = [(calm, fault.began), (recovered, over)];
@@ -150,6 +151,9 @@ async fn check_settled(environment: &mut TrialEnvironment) -> Result<HistoryVerd
     let pause = environment.load.pause().await;
     record_leases(environment).await?;
     let finals = environment.final_owners().await?;
+    let seats = environment.cluster.running_slots();
+    let nodes = (environment.cluster.addresses(), &*seats);
+    registers::read_all(environment.load.registers(), nodes, &environment.history).await?;
     let mut broken = environment.equal_states().await?;
     let history = environment.history.clone();
     let judged = check::run_blocking(move || history.read(|kept| check::check_history(kept, &finals))).await?;

@@ -3,9 +3,9 @@
 use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
+use vocabulary::{ArtifactGroupId, ArtifactId, DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
 
-use crate::history::{LeaseSighting, SessionOwner};
+use crate::history::{LeaseSighting, Register, RegisterValue, SessionOwner};
 
 /// Status of a node.
 #[derive(Clone, Debug, Deserialize)]
@@ -105,12 +105,22 @@ pub(super) struct SessionJson {
     pub(super) id: SessionId,
     pub(super) owner: Option<OwnerJson>,
     epoch: Epoch,
+    heads: Vec<HeadJson>,
+}
+
+#[derive(Deserialize)]
+struct HeadJson {
+    artifact: ArtifactId,
 }
 
 impl SessionJson {
     pub(super) fn session_owner(&self) -> SessionOwner {
         let owner = |word: &OwnerJson| Owner { worker: word.worker, incarnation: word.incarnation, rank: word.rank };
         SessionOwner { owner: self.owner.as_ref().map(owner), epoch: self.epoch }
+    }
+
+    pub(super) fn head_artifact(&self) -> Option<ArtifactId> {
+        self.heads.last().map(|head| head.artifact)
     }
 }
 
@@ -164,4 +174,57 @@ impl LeasesJson {
 /// Serializes an owner as writes expect it.
 pub(super) fn target(owner: Owner) -> Value {
     json!({ "worker": owner.worker, "rank": owner.rank, "incarnation": owner.incarnation })
+}
+
+#[derive(Deserialize)]
+struct TenantReplyJson {
+    tenant: TenantJson,
+}
+
+#[derive(Deserialize)]
+struct TenantJson {
+    max_entries: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct ArtifactReplyJson {
+    artifact: ArtifactJson,
+}
+
+#[derive(Deserialize)]
+struct ArtifactJson {
+    pinned: bool,
+    group: Option<ArtifactGroupId>,
+}
+
+/// Path of the resource that holds a register.
+pub(super) fn register_path(register: Register) -> String {
+    match register {
+        Register::Quota(tenant) => format!("/tenants/nemesis-{tenant}"),
+        Register::Pin(artifact) | Register::Group(artifact) => format!("/artifacts/{artifact}"),
+    }
+}
+
+/// Path and body that set a register.
+pub(super) fn register_write(register: Register, RegisterValue(value): RegisterValue) -> (String, Value) {
+    let (leaf, body) = match register {
+        Register::Quota(_) => ("quota", json!({ "max_entries": value.and_then(|value| u64::try_from(value).ok()) })),
+        Register::Pin(_) => ("pin", json!({ "pinned": value == Some(1) })),
+        Register::Group(_) => ("group", json!({ "group": value.map(ArtifactGroupId) })),
+    };
+    (format!("{}/{leaf}", register_path(register)), body)
+}
+
+/// Value of a register in the resource that holds it.
+pub(super) fn register_value(register: Register, body: &[u8]) -> Option<RegisterValue> {
+    let artifact = || serde_json::from_slice(body).ok().map(|ArtifactReplyJson { artifact }| artifact);
+    let value = match register {
+        Register::Quota(_) => {
+            let TenantReplyJson { tenant } = serde_json::from_slice(body).ok()?;
+            tenant.max_entries.map(u128::from)
+        }
+        Register::Pin(_) => Some(u128::from(artifact()?.pinned)),
+        Register::Group(_) => artifact()?.group.map(|group| group.0),
+    };
+    Some(RegisterValue(value))
 }

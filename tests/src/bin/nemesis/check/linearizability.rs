@@ -1,20 +1,18 @@
-//! Linearizability of a session's whole history: there must be an order of all operations, each between its request
-//! and its reply, in which a single ledger would have given every reply. Bounded search by Wing and Gong with Lowe's
+//! Linearizability of a whole history: there must be an order of all operations, each between its request and its
+//! reply, in which a single ledger would have given every reply. Bounded search by Wing and Gong with Lowe's
 //! memoization.
 //!
-//! A write with an unknown outcome may take effect at any later time, or never. A lease may end between two
-//! operations if the lease sightings allow it.
+//! A write with an unknown outcome may take effect at any later time, or never.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
+use std::hash::Hash;
 
-use vocabulary::{Epoch, Owner, SessionId};
-
-use super::order::describe;
 use super::violation::GuaranteeViolation;
-use crate::history::{ClientOperation, LeaseSighting, OwnershipReply, OwnershipRequest, RunInstant, SessionOwner};
+use crate::history::RunInstant;
 
-/// Maximum number of positions searched per session.
-const MAX_POSITIONS: usize = 400_000;
+/// Maximum number of positions searched per session or register.
+pub(super) const MAX_POSITIONS: usize = 400_000;
 
 /// Result of a search.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,177 +25,66 @@ pub(crate) enum LinearizabilityVerdict {
     Undecided,
 }
 
-/// What is known of a session's epoch.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum EpochBound {
-    /// The epoch is exactly this one.
-    Exactly(Epoch),
-    /// The epoch is higher than this one.
-    Above(Epoch),
+/// What is known of an operation's effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OperationEffect {
+    /// It had none: it has no place in the order.
+    Nothing,
+    /// It took effect between its request and its reply, and the reply tells the result.
+    Answered,
+    /// It may take effect once, at any time after its request, or never.
+    Unknown,
+    /// The same for a write that is fenced, so that the ledger itself refuses a second effect.
+    UnknownFenced,
 }
 
-impl EpochBound {
-    fn lower_bound(self) -> Epoch {
-        match self {
-            EpochBound::Exactly(epoch) | EpochBound::Above(epoch) => epoch,
-        }
-    }
+/// What a single ledger would do, one operation after the other.
+pub(super) trait SequentialModel {
+    /// An operation of a client.
+    type Operation;
+    /// The state that operations change.
+    type State: Copy + Eq + Hash + Debug;
 
-    fn may_equal(self, epoch: Epoch) -> bool {
-        match self {
-            EpochBound::Exactly(at) => at == epoch,
-            EpochBound::Above(floor) => epoch > floor,
-        }
-    }
+    /// Moments of the request and of the reply.
+    fn interval(operation: &Self::Operation) -> (RunInstant, RunInstant);
 
-    /// Returns whether the epoch is, or may be, higher.
-    fn may_exceed(self, epoch: Epoch) -> bool {
-        match self {
-            EpochBound::Exactly(at) => at > epoch,
-            EpochBound::Above(_) => true,
-        }
-    }
-}
+    /// What is known of the operation's effect.
+    fn effect(operation: &Self::Operation) -> OperationEffect;
 
-/// State of a session in the model.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct SessionState {
-    owner: Option<Owner>,
-    epoch_bound: EpochBound,
-}
+    /// The operation in words, for violation messages.
+    fn describe(operation: &Self::Operation) -> String;
 
-/// Sequential model of the ledger, as far as these operations need it.
-struct LedgerModel<'a> {
-    sightings: &'a [LeaseSighting],
-}
-
-impl LedgerModel<'_> {
     /// Returns the state after an operation with this reply, or `None` if the ledger would not have given it. Nothing
     /// is known of the state before the first operation.
     fn state_after_answer(
         &self,
-        state: Option<SessionState>,
-        operation: &ClientOperation,
-    ) -> Option<Option<SessionState>> {
-        let granted = |owner, epoch| SessionState { owner: Some(owner), epoch_bound: EpochBound::Exactly(epoch) };
-        let Some(SessionState { owner, epoch_bound: mark }) = state else {
-            return Some(match (operation.asked, operation.answer) {
-                (
-                    OwnershipRequest::Claim(to) | OwnershipRequest::Migrate { to, .. },
-                    OwnershipReply::Granted(epoch),
-                ) => Some(granted(to, epoch)),
-                (OwnershipRequest::Release { seen, .. }, OwnershipReply::Released) => {
-                    Some(SessionState { owner: None, epoch_bound: EpochBound::Above(seen) })
-                }
-                (_, OwnershipReply::Found(SessionOwner { owner, epoch })) => {
-                    Some(SessionState { owner, epoch_bound: EpochBound::Exactly(epoch) })
-                }
-                _ => None,
-            });
-        };
-        let after = match (operation.asked, operation.answer) {
-            (OwnershipRequest::Read, OwnershipReply::Found(found)) => {
-                let same = found.owner == owner && mark.may_equal(found.epoch);
-                // When a lease ends, the ledger removes the owner.
-                let ended = found.owner.is_none()
-                    && self.may_be_free(state?, Some(found.epoch))
-                    && found.epoch > mark.lower_bound();
-                (same || ended)
-                    .then_some(SessionState { owner: found.owner, epoch_bound: EpochBound::Exactly(found.epoch) })?
-            }
-            (OwnershipRequest::Claim(to) | OwnershipRequest::Migrate { to, .. }, OwnershipReply::Granted(epoch))
-                if owner == Some(to) =>
-            {
-                mark.may_equal(epoch).then(|| granted(to, epoch))?
-            }
-            (OwnershipRequest::Claim(to), OwnershipReply::Granted(epoch)) => {
-                (self.may_be_free(state?, Some(epoch)) && epoch > mark.lower_bound()).then(|| granted(to, epoch))?
-            }
-            (OwnershipRequest::Migrate { to, seen }, OwnershipReply::Granted(epoch)) => {
-                let is_allowed = mark.may_equal(seen) || self.may_be_free(state?, Some(epoch));
-                (is_allowed && epoch > mark.lower_bound()).then(|| granted(to, epoch))?
-            }
-            (OwnershipRequest::Release { owner: from, seen }, OwnershipReply::Released) => match owner == Some(from) {
-                true => mark
-                    .may_equal(seen)
-                    .then_some(SessionState { owner: None, epoch_bound: EpochBound::Above(seen) })?,
-                // Somebody released it before. Epochs prove that: the session's epoch is, or may be, above the one
-                // this release had seen.
-                false => mark.may_exceed(seen).then_some(state?)?,
-            },
-            (_, OwnershipReply::Refused) => self.may_refuse(state?, operation).then_some(state?)?,
-            _ => state?,
-        };
-        Some(Some(after))
-    }
+        state: Option<Self::State>,
+        operation: &Self::Operation,
+    ) -> Option<Option<Self::State>>;
 
     /// Returns the state after a write with an unknown outcome, assuming that it takes effect now; `None` if it would
     /// have no effect.
-    fn state_after_unknown(&self, state: Option<SessionState>, operation: &ClientOperation) -> Option<SessionState> {
-        let SessionState { owner, epoch_bound: mark } = state?;
-        match operation.asked {
-            OwnershipRequest::Claim(to) if owner != Some(to) && self.may_be_free(state?, None) => {
-                Some(SessionState { owner: Some(to), epoch_bound: EpochBound::Above(mark.lower_bound()) })
-            }
-            OwnershipRequest::Migrate { to, seen }
-                if owner != Some(to) && (mark.may_equal(seen) || self.may_be_free(state?, None)) =>
-            {
-                Some(SessionState { owner: Some(to), epoch_bound: EpochBound::Above(mark.lower_bound().max(seen)) })
-            }
-            OwnershipRequest::Release { owner: from, seen } if owner == Some(from) && mark.may_equal(seen) => {
-                Some(SessionState { owner: None, epoch_bound: EpochBound::Above(seen) })
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns whether the ledger may have refused the operation and changed nothing. Whether a target accepts
-    /// sessions or an owner's lease has ended is not known at every moment; a refusal that needs neither is checked.
-    fn may_refuse(&self, state: SessionState, operation: &ClientOperation) -> bool {
-        match operation.asked {
-            // The session existed before the run and is not deleted within it.
-            OwnershipRequest::Read => false,
-            OwnershipRequest::Claim(to) if state.owner == Some(to) => self.may_be_free(state, None),
-            OwnershipRequest::Release { owner, seen }
-                if state == (SessionState { owner: Some(owner), epoch_bound: EpochBound::Exactly(seen) }) =>
-            {
-                self.may_be_free(state, None)
-            }
-            OwnershipRequest::Claim(_) | OwnershipRequest::Migrate { .. } | OwnershipRequest::Release { .. } => true,
-        }
-    }
-
-    /// Returns whether nobody owns the session, or its owner's lease may have ended since the grant, before epoch
-    /// `until` if that is known.
-    fn may_be_free(&self, state: SessionState, until: Option<Epoch>) -> bool {
-        let granted = state.epoch_bound.lower_bound();
-        let ended = |owner: Owner| {
-            let own = || self.sightings.iter().filter(|seen| seen.worker == owner.worker);
-            let held = |until: Epoch| own().any(|seen| seen.shows_held(granted, until));
-            own().any(|seen| seen.shows_ended(granted)) && !until.is_some_and(held)
-        };
-        state.owner.is_none_or(ended)
-    }
+    fn state_after_unknown(&self, state: Option<Self::State>, operation: &Self::Operation) -> Option<Self::State>;
 }
 
 /// Position of a search: operations already in order, and the state after them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct SearchPosition {
+struct SearchPosition<S> {
     /// All answered operations before this index are in order.
     first: usize,
     /// Operations at or after it that are in order, too.
     done_ahead: Vec<usize>,
-    /// Claims and migrations with unknown outcomes that are assumed to have taken effect.
+    /// Unfenced writes with unknown outcomes that are assumed to have taken effect.
     assumed_applied: Vec<usize>,
-    state: Option<SessionState>,
+    state: Option<S>,
 }
 
-impl SearchPosition {
+impl<S: Copy> SearchPosition<S> {
     fn is_in_order(&self, at: usize) -> bool {
         at < self.first || self.done_ahead.binary_search(&at).is_ok()
     }
 
-    fn with_operation(&self, at: usize, state: Option<SessionState>) -> SearchPosition {
+    fn with_operation(&self, at: usize, state: Option<S>) -> SearchPosition<S> {
         let mut next = SearchPosition { state, ..self.clone() };
         if let Err(place) = next.done_ahead.binary_search(&at) {
             next.done_ahead.insert(place, at);
@@ -209,10 +96,10 @@ impl SearchPosition {
         next
     }
 
-    fn advance(&self, (at, write): (usize, &ClientOperation), state: SessionState) -> SearchPosition {
+    fn with_assumed(&self, at: usize, effect: OperationEffect, state: S) -> SearchPosition<S> {
         let mut next = SearchPosition { state: Some(state), ..self.clone() };
-        // A release is fenced and cannot take effect twice, so it needs no separate position.
-        if !matches!(write.asked, OwnershipRequest::Release { .. })
+        // What cannot take effect twice needs no separate position.
+        if effect != OperationEffect::UnknownFenced
             && let Err(place) = next.assumed_applied.binary_search(&at)
         {
             next.assumed_applied.insert(place, at);
@@ -221,29 +108,21 @@ impl SearchPosition {
     }
 }
 
-/// Searches for a valid order of one session's operations.
-pub(super) fn check_linearizable(
-    subject: SessionId,
-    operations: &[&ClientOperation],
-    sightings: &[LeaseSighting],
-) -> LinearizabilityVerdict {
-    search(subject, operations, &LedgerModel { sightings }, MAX_POSITIONS)
-}
-
-fn search(
-    subject: SessionId,
-    operations: &[&ClientOperation],
-    model: &LedgerModel<'_>,
+/// Searches for a valid order of the operations on `subject`, at most through `most` positions. `guarantee` names what
+/// is violated if there is none.
+pub(super) fn search<M: SequentialModel>(
+    model: &M,
+    operations: &[&M::Operation],
+    (subject, guarantee): (&str, &'static str),
     most: usize,
 ) -> LinearizabilityVerdict {
-    let mut known: Vec<&ClientOperation> = operations
-        .iter()
-        .copied()
-        .filter(|one| !matches!(one.answer, OwnershipReply::Unavailable | OwnershipReply::Unknown))
-        .collect();
-    known.sort_by_key(|operation| operation.invoked);
-    let unknown: Vec<&ClientOperation> =
-        operations.iter().copied().filter(|one| one.answer == OwnershipReply::Unknown && one.is_write()).collect();
+    let with_effect = |is_wanted: fn(OperationEffect) -> bool| {
+        operations.iter().copied().filter(move |operation| is_wanted(M::effect(operation)))
+    };
+    let mut known: Vec<&M::Operation> = with_effect(|effect| effect == OperationEffect::Answered).collect();
+    known.sort_by_key(|operation| M::interval(operation).0);
+    let unknown: Vec<&M::Operation> =
+        with_effect(|effect| matches!(effect, OperationEffect::Unknown | OperationEffect::UnknownFenced)).collect();
     let begin = SearchPosition { first: 0, done_ahead: Vec::new(), assumed_applied: Vec::new(), state: None };
     let (mut open, mut seen) = (vec![begin.clone()], HashSet::new());
     let mut furthest = begin;
@@ -260,14 +139,14 @@ fn search(
         if position.first + position.done_ahead.len() > furthest.first + furthest.done_ahead.len() {
             furthest = position.clone();
         }
-        let (candidates, until) = candidates(&known, &position);
+        let (candidates, until) = candidates::<M>(&known, &position);
         // The last candidate is tried first: answered operations before those that may have happened.
         let writes = unknown
             .iter()
             .enumerate()
-            .filter(|(at, write)| write.invoked <= until && position.assumed_applied.binary_search(at).is_err());
+            .filter(|(at, write)| M::interval(write).0 <= until && position.assumed_applied.binary_search(at).is_err());
         let happened = writes.filter_map(|(at, write)| {
-            Some(position.advance((at, write), model.state_after_unknown(position.state, write)?))
+            Some(position.with_assumed(at, M::effect(write), model.state_after_unknown(position.state, write)?))
         });
         open.extend(happened);
         let answered = candidates.into_iter().rev();
@@ -277,284 +156,28 @@ fn search(
             }),
         );
     }
-    let stuck = known.get(furthest.first).map_or_else(String::new, |operation| describe(operation));
+    let stuck = known.get(furthest.first).map_or_else(String::new, |operation| M::describe(operation));
     let detail = format!("{subject}: no order explains that {stuck}, after {:?}", furthest.state);
-    LinearizabilityVerdict::Broken(GuaranteeViolation {
-        guarantee: "all operations on a session have one order",
-        detail,
-    })
+    LinearizabilityVerdict::Broken(GuaranteeViolation { guarantee, detail })
 }
 
 /// Returns the operations that may come next: those requested before the first of the remaining ones was answered.
-fn candidates(known: &[&ClientOperation], position: &SearchPosition) -> (Vec<usize>, RunInstant) {
+fn candidates<M: SequentialModel>(
+    known: &[&M::Operation],
+    position: &SearchPosition<M::State>,
+) -> (Vec<usize>, RunInstant) {
     let mut until = RunInstant(u64::MAX);
     let mut found = Vec::new();
     for (at, operation) in known.iter().enumerate().skip(position.first) {
-        if operation.invoked > until {
+        let (invoked, completed) = M::interval(operation);
+        if invoked > until {
             break;
         }
         if !position.is_in_order(at) {
-            until = until.min(operation.completed);
+            until = until.min(completed);
             found.push(at);
         }
     }
-    found.retain(|at| known[*at].invoked <= until);
+    found.retain(|at| M::interval(known[*at]).0 <= until);
     (found, until)
-}
-
-#[cfg(test)]
-mod tests {
-    use vocabulary::{DpRank, Incarnation, WorkerId};
-
-    use super::*;
-    use crate::history::MemberSlot;
-
-    const SUBJECT: SessionId = SessionId(7);
-    const A: Owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
-    const B: Owner = Owner { worker: WorkerId(2), incarnation: Incarnation(1), rank: DpRank(0) };
-
-    fn at(index: u64) -> Epoch {
-        Epoch { generation: 0, index, position: 0 }
-    }
-
-    fn op((invoked, completed): (u64, u64), request: OwnershipRequest, reply: OwnershipReply) -> ClientOperation {
-        let (invoked, completed) = (RunInstant(invoked), RunInstant(completed));
-        ClientOperation {
-            client: 1,
-            seat: MemberSlot(1),
-            subject: SUBJECT,
-            asked: request,
-            invoked,
-            completed,
-            answer: reply,
-            revision: None,
-        }
-    }
-
-    fn claim(when: (u64, u64), owner: Owner, reply: OwnershipReply) -> ClientOperation {
-        op(when, OwnershipRequest::Claim(owner), reply)
-    }
-
-    fn release(when: (u64, u64), owner: Owner, seen: u64, reply: OwnershipReply) -> ClientOperation {
-        op(when, OwnershipRequest::Release { owner, seen: at(seen) }, reply)
-    }
-
-    fn migrate(when: (u64, u64), to: Owner, seen: u64, reply: OwnershipReply) -> ClientOperation {
-        op(when, OwnershipRequest::Migrate { to, seen: at(seen) }, reply)
-    }
-
-    fn read(when: (u64, u64), owner: Option<Owner>, index: u64) -> ClientOperation {
-        op(when, OwnershipRequest::Read, OwnershipReply::Found(SessionOwner { owner, epoch: at(index) }))
-    }
-
-    fn granted(index: u64) -> OwnershipReply {
-        OwnershipReply::Granted(at(index))
-    }
-
-    fn check_with(operations: &[ClientOperation], sightings: &[LeaseSighting]) -> LinearizabilityVerdict {
-        check_linearizable(SUBJECT, &operations.iter().collect::<Vec<_>>(), sightings)
-    }
-
-    fn assert_linearizable(operations: &[ClientOperation]) {
-        assert_eq!(check_with(operations, &[]), LinearizabilityVerdict::Linearizable);
-    }
-
-    fn assert_not_linearizable(operations: &[ClientOperation]) {
-        let verdict = check_with(operations, &[]);
-        assert!(matches!(verdict, LinearizabilityVerdict::Broken(_)), "{verdict:?}");
-    }
-
-    #[test]
-    fn a_sequential_history_of_the_ledger_is_linearizable() {
-        assert_linearizable(&[
-            read((0, 1), None, 1),
-            claim((2, 3), A, granted(5)),
-            claim((4, 5), B, OwnershipReply::Refused),
-            claim((6, 7), A, granted(5)),
-            migrate((8, 9), B, 5, granted(9)),
-            release((10, 11), A, 5, OwnershipReply::Released),
-            release((12, 13), B, 9, OwnershipReply::Released),
-            read((14, 15), None, 11),
-            claim((16, 17), B, granted(14)),
-        ]);
-        assert_linearizable(&[]);
-    }
-
-    #[test]
-    fn concurrent_operations_may_be_in_either_order_but_only_in_one() {
-        let (claimed, found) = (claim((0, 10), A, granted(5)), read((0, 10), None, 1));
-        assert_linearizable(&[claimed, found]);
-        assert_linearizable(&[claimed, read((0, 10), Some(A), 5)]);
-        // Two readers that see the change in opposite order.
-        let before = |when| read(when, None, 1);
-        let after = |when| read(when, Some(A), 5);
-        assert_not_linearizable(&[claim((0, 30), A, granted(5)), after((1, 5)), before((6, 10))]);
-        assert_linearizable(&[claim((0, 30), A, granted(5)), before((1, 5)), after((6, 10))]);
-    }
-
-    #[test]
-    fn a_stale_read_is_not_linearizable() {
-        assert_not_linearizable(&[claim((0, 1), A, granted(5)), read((2, 3), None, 1)]);
-        assert_not_linearizable(&[
-            read((0, 1), Some(A), 5),
-            release((2, 3), A, 5, OwnershipReply::Released),
-            read((4, 5), Some(A), 5),
-        ]);
-    }
-
-    #[test]
-    fn a_lost_write_is_not_linearizable() {
-        assert_not_linearizable(&[read((0, 1), None, 1), claim((2, 3), A, granted(5)), claim((4, 5), B, granted(9))]);
-        assert_not_linearizable(&[
-            claim((0, 1), A, granted(5)),
-            migrate((2, 3), B, 5, granted(9)),
-            read((4, 5), Some(A), 5),
-        ]);
-    }
-
-    #[test]
-    fn two_grants_of_an_exclusive_owner_are_not_linearizable() {
-        let first = migrate((2, 10), B, 5, granted(9));
-        let second = release((2, 10), A, 5, OwnershipReply::Released);
-        // The release found the session already free, or the migration found no owner.
-        assert_linearizable(&[claim((0, 1), A, granted(5)), first, second]);
-        assert_not_linearizable(&[
-            claim((0, 1), A, granted(5)),
-            claim((2, 10), B, granted(9)),
-            read((11, 12), Some(B), 9),
-        ]);
-    }
-
-    #[test]
-    fn a_falling_epoch_is_not_linearizable() {
-        assert_not_linearizable(&[release((0, 1), A, 9, OwnershipReply::Released), claim((2, 3), A, granted(7))]);
-        assert_not_linearizable(&[migrate((0, 1), A, 2, granted(9)), migrate((2, 3), B, 9, granted(8))]);
-    }
-
-    #[test]
-    fn an_unknown_write_may_take_effect_late_or_never() {
-        let claimed = claim((0, 1), A, granted(5));
-        let lost = release((2, 3), A, 5, OwnershipReply::Unknown);
-        assert_linearizable(&[claimed, lost, read((20, 21), Some(A), 5), read((30, 31), None, 8)]);
-        assert_linearizable(&[claimed, lost, read((20, 21), Some(A), 5), migrate((30, 31), B, 5, granted(9))]);
-        // It takes effect not before its request, not twice, and with no other result.
-        assert_not_linearizable(&[claimed, read((2, 3), None, 8), release((10, 11), A, 5, OwnershipReply::Unknown)]);
-        let again = claim((40, 41), A, granted(9));
-        assert_not_linearizable(&[claimed, lost, read((30, 31), None, 8), again, read((50, 51), None, 12)]);
-        assert_not_linearizable(&[claimed, lost, read((30, 31), Some(B), 8)]);
-        let moved = migrate((2, 3), B, 5, OwnershipReply::Unknown);
-        assert_linearizable(&[
-            claimed,
-            moved,
-            read((30, 31), Some(B), 8),
-            release((40, 41), B, 8, OwnershipReply::Released),
-        ]);
-        assert_linearizable(&[
-            release((0, 1), A, 5, OwnershipReply::Released),
-            claim((2, 3), B, OwnershipReply::Unknown),
-            read((4, 5), Some(B), 9),
-        ]);
-    }
-
-    #[test]
-    fn an_unavailable_or_refused_write_has_no_effect() {
-        assert_not_linearizable(&[
-            claim((0, 1), A, granted(5)),
-            release((2, 3), A, 5, OwnershipReply::Unavailable),
-            read((4, 5), None, 8),
-        ]);
-        assert_not_linearizable(&[
-            claim((0, 1), A, granted(5)),
-            release((2, 3), A, 5, OwnershipReply::Refused),
-            read((4, 5), None, 8),
-        ]);
-    }
-
-    #[test]
-    fn an_owner_is_replaced_only_after_its_lease_may_have_ended() {
-        let operations = [claim((0, 1), A, granted(5)), claim((2, 3), B, granted(9)), read((4, 5), Some(B), 9)];
-        let lease = |granted, is_live| LeaseSighting { worker: A.worker, granted: at(granted), is_live, revision: 20 };
-        assert_not_linearizable(&operations);
-        assert!(matches!(check_with(&operations, &[lease(2, true)]), LinearizabilityVerdict::Broken(_)));
-        assert_eq!(check_with(&operations, &[lease(2, false)]), LinearizabilityVerdict::Linearizable);
-        assert_eq!(check_with(&operations, &[lease(8, true)]), LinearizabilityVerdict::Linearizable);
-        let swept = [claim((0, 1), A, granted(5)), read((2, 3), None, 7)];
-        assert_not_linearizable(&swept);
-        assert_eq!(check_with(&swept, &[lease(2, false)]), LinearizabilityVerdict::Linearizable);
-    }
-
-    #[test]
-    fn what_was_seen_of_a_lease_counts_for_its_own_time_only() {
-        let operations = [claim((0, 1), A, granted(50)), claim((2, 3), B, granted(90))];
-        let lease =
-            |granted, is_live, revision| LeaseSighting { worker: A.worker, granted: at(granted), is_live, revision };
-        // An earlier lease had ended before the session was granted.
-        assert!(matches!(
-            check_with(&operations, &[lease(10, false, 30), lease(40, true, 60)]),
-            LinearizabilityVerdict::Broken(_)
-        ));
-        // The lease was held long after, and ended then.
-        let late = [lease(40, true, 95), lease(40, false, 120)];
-        assert!(matches!(check_with(&operations, &late), LinearizabilityVerdict::Broken(_)));
-        assert_eq!(
-            check_with(&operations, &[lease(40, true, 60), lease(40, false, 120)]),
-            LinearizabilityVerdict::Linearizable
-        );
-        let swept = [claim((0, 1), A, granted(50)), read((2, 3), None, 90)];
-        assert!(matches!(check_with(&swept, &late), LinearizabilityVerdict::Broken(_)));
-    }
-
-    #[test]
-    fn a_refusal_needs_a_reason_that_may_have_been() {
-        let owned = claim((0, 1), A, granted(5));
-        assert_linearizable(&[owned, claim((2, 3), B, OwnershipReply::Refused)]);
-        assert_linearizable(&[owned, release((2, 3), A, 3, OwnershipReply::Refused)]);
-        assert_linearizable(&[owned, migrate((2, 3), B, 5, OwnershipReply::Refused)]);
-        // The owner claims again what it owns, or releases it.
-        assert_not_linearizable(&[owned, claim((2, 3), A, OwnershipReply::Refused)]);
-        assert_not_linearizable(&[owned, release((2, 3), A, 5, OwnershipReply::Refused)]);
-        assert_not_linearizable(&[owned, op((2, 3), OwnershipRequest::Read, OwnershipReply::Refused)]);
-        // Of two concurrent operations, the refused one came later.
-        assert_linearizable(&[
-            owned,
-            release((2, 9), A, 5, OwnershipReply::Refused),
-            migrate((2, 9), B, 5, granted(8)),
-        ]);
-        let ended = LeaseSighting { worker: A.worker, granted: at(2), is_live: false, revision: 20 };
-        let refused =
-            [owned, claim((2, 3), A, OwnershipReply::Refused), release((4, 5), A, 5, OwnershipReply::Refused)];
-        assert_eq!(check_with(&refused, &[ended]), LinearizabilityVerdict::Linearizable);
-        assert_linearizable(&[claim((0, 1), A, OwnershipReply::Refused), read((2, 3), None, 1)]);
-    }
-
-    #[test]
-    fn a_search_beyond_its_limit_reports_the_limit() {
-        let lost = (0..14).map(|number| {
-            migrate((number, number + 1), if number % 2 == 0 { A } else { B }, 1, OwnershipReply::Unknown)
-        });
-        let mut operations: Vec<ClientOperation> = std::iter::once(read((0, 1), None, 1)).chain(lost).collect();
-        operations.push(read((100, 101), None, 1));
-        operations.push(read((102, 103), Some(A), 1));
-        let all: Vec<&ClientOperation> = operations.iter().collect();
-        assert_eq!(search(SUBJECT, &all, &LedgerModel { sightings: &[] }, 8), LinearizabilityVerdict::Undecided);
-        assert_not_linearizable(&operations);
-    }
-
-    #[test]
-    fn a_long_history_is_searched_quickly() {
-        let mut operations = Vec::new();
-        for round in 0..5_000 {
-            let (when, index) = (100 * round, 10 * round + 5);
-            operations.push(claim((when, when + 30), A, granted(index)));
-            operations.push(read((when + 10, when + 40), Some(A), index));
-            operations.push(migrate((when + 45, when + 70), B, index, granted(index + 2)));
-            operations.push(release((when + 72, when + 90), B, index + 2, OwnershipReply::Released));
-            if round % 100 == 0 {
-                operations.push(release((when + 50, when + 60), A, index, OwnershipReply::Unknown));
-            }
-        }
-        assert_linearizable(&operations);
-        operations.push(read((600_000, 600_001), Some(B), 3));
-        assert_not_linearizable(&operations);
-    }
 }

@@ -44,7 +44,8 @@ fn violations_with(
     sightings: &[LeaseSighting],
     holder: Option<SessionOwner>,
 ) -> Vec<&'static str> {
-    let history = HistoryRecords { operations: operations.to_vec(), sightings: sightings.to_vec() };
+    let history =
+        HistoryRecords { operations: operations.to_vec(), sightings: sightings.to_vec(), ..Default::default() };
     let finals = holder.map(|holder| (SUBJECT, holder)).into_iter().collect();
     // Linearizability is tested separately.
     let judged = check_history(&history, &finals).broken.into_iter().map(|broken| broken.guarantee);
@@ -267,7 +268,7 @@ fn a_stream_that_ends_silently_is_a_violation() {
 
 /// Returns the violations of a backup up to entry `applied` in which the session has this holder.
 fn backup(operations: &[ClientOperation], holder: SessionOwner, applied: u64) -> Vec<&'static str> {
-    let history = HistoryRecords { operations: operations.to_vec(), sightings: Vec::new() };
+    let history = HistoryRecords { operations: operations.to_vec(), ..Default::default() };
     check_backup(&history, &FinalOwners::from([(SUBJECT, holder)]), applied)
         .iter()
         .map(|broken| broken.guarantee)
@@ -283,7 +284,7 @@ fn a_backup_holds_exactly_the_decisions_before_its_last_entry() {
     assert!(backup(&[claimed, moved], of_b, 9).is_empty());
     assert_eq!(backup(&[claimed, moved], of_a, 9), ["nothing acknowledged is lost"]);
     assert_eq!(backup(&[claimed, moved], of_b, 8)[0], "a backup ends where it says");
-    let history = HistoryRecords { operations: vec![claimed], sightings: Vec::new() };
+    let history = HistoryRecords { operations: vec![claimed], ..Default::default() };
     assert_eq!(check_backup(&history, &FinalOwners::new(), 9)[0].guarantee, "a backup holds every session");
     assert_eq!(newest_acknowledged(&[moved, claimed]), 9);
 }
