@@ -114,6 +114,7 @@ impl RunningServer {
         let counts = |open, listener| ConnectionMetrics {
             open,
             closed: ClosedConnections::of(&process.unauthenticated_closed, listener),
+            idle_closed: process.idle_closed.with_label_values(&[listener]),
         };
         let open = counts(process.connections.clone(), "clients");
         let routes = front_door::routes(&gateway.front_door);

@@ -14,7 +14,7 @@ mod unauthenticated;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
@@ -22,14 +22,14 @@ use axum::response::Response;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 use ownership::SupervisedTasks;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use serde::Deserialize;
 use smart_default::SmartDefault;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use vocabulary::{ByteCount, TimeSpan};
 
@@ -54,6 +54,8 @@ const LONGEST_URI: usize = 32 << 10;
 /// TCP keepalive: idle time after which the kernel probes whether the peer is still there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// How long a new connection waits for room before idle ones are closed for it, and then before more are.
+const ROOM_INTERVAL: Duration = Duration::from_millis(250);
 /// Minimum time between two logged warnings of the same kind.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -84,8 +86,8 @@ pub struct ProxyConfig {
     /// Period in which a client must take at least 256 bytes a second of what waits for it.
     #[default(TimeSpan::seconds(60))]
     pub write_timeout: TimeSpan,
-    /// Maximum number of open connections; more wait in the kernel's queue. Lowered if the process may not open that
-    /// many files.
+    /// Maximum number of open connections; beyond it idle ones are closed for new ones, which wait until there is room.
+    /// Lowered if the process may not open that many files.
     #[default(16_384)]
     pub max_connections: usize,
     /// Maximum number of unauthenticated connections; beyond it the oldest is closed for a new one.
@@ -180,19 +182,31 @@ pub struct ConnectionMetrics {
     pub open: IntGauge,
     /// Connections that were closed before they had authenticated.
     pub closed: ClosedConnections,
+    /// Idle connections that were closed because a new one waited for room.
+    pub idle_closed: IntCounter,
 }
 
 impl From<IntGauge> for ConnectionMetrics {
     fn from(open: IntGauge) -> Self {
-        Self { open, closed: ClosedConnections::unseen() }
+        let idle_closed = IntCounter::new("idle_closed", "not shown").expect("a valid name");
+        Self { open, closed: ClosedConnections::unseen(), idle_closed }
     }
+}
+
+/// What a listener tells its connections.
+#[derive(Clone, Copy, Default, Debug)]
+struct ListenerSignal {
+    /// Whether every connection ends with its present request.
+    is_stopping: bool,
+    /// How often idle connections were asked to make room for a new one.
+    room_requests: u64,
 }
 
 /// A running listener. [`HttpServer::stop`] ends it gracefully; dropping it cuts every connection.
 #[derive(Debug)]
 pub struct HttpServer {
     address: SocketAddr,
-    stop: watch::Sender<bool>,
+    signal: Arc<watch::Sender<ListenerSignal>>,
     acceptor: JoinHandle<()>,
     connection_permits: Arc<Semaphore>,
     limits: ServerLimits,
@@ -217,18 +231,26 @@ impl HttpServer {
         counts: impl Into<ConnectionMetrics>,
         (tasks, name): (&Arc<SupervisedTasks>, &'static str),
     ) -> std::io::Result<Self> {
-        let ConnectionMetrics { open, closed } = counts.into();
+        let ConnectionMetrics { open, closed, idle_closed } = counts.into();
         let listener = bound.socket.listen(ACCEPT_BACKLOG)?;
         let address = listener.local_addr()?;
-        let (stop, stopping) = watch::channel(false);
+        let (signal, signals) = watch::channel(ListenerSignal::default());
+        let signal = Arc::new(signal);
         let connection_permits = Arc::new(Semaphore::new(limits.connections));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_headers(MAX_HEADERS);
         http.max_buf_size(MAX_HEAD_BYTES);
         let accepting = ConnectionAcceptor {
             permits: connection_permits.clone(),
-            stopping,
-            protocol: ConnectionSetup { http, routes, encode: bound.encode, write_timeout: limits.write_timeout },
+            signal: Arc::downgrade(&signal),
+            signals,
+            protocol: ConnectionSetup {
+                http,
+                routes,
+                encode: bound.encode,
+                write_timeout: limits.write_timeout,
+                idle_closed,
+            },
             first_header_timeout: limits.header_timeout,
             unauthenticated: limits.unauthenticated.map(|limits| UnauthenticatedConnections::new(limits, closed)),
             open,
@@ -236,7 +258,7 @@ impl HttpServer {
         };
         let listener = Arc::new(listener);
         let accepting = tasks.supervise(name, move || accept(listener.clone(), accepting.clone()));
-        Ok(Self { address, stop, acceptor: accepting, connection_permits, limits })
+        Ok(Self { address, signal, acceptor: accepting, connection_permits, limits })
     }
 
     /// Returns the address that it listens on.
@@ -248,7 +270,7 @@ impl HttpServer {
     ///
     /// Returns how many connections had to be cut.
     pub async fn stop(self) -> usize {
-        let _ = self.stop.send(true);
+        self.signal.send_modify(|signal| signal.is_stopping = true);
         let _ = self.acceptor.await;
         let all = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
         let drained = tokio::time::timeout(self.limits.drain_timeout, self.connection_permits.acquire_many(all)).await;
@@ -263,7 +285,9 @@ impl HttpServer {
 #[derive(Clone)]
 struct ConnectionAcceptor {
     permits: Arc<Semaphore>,
-    stopping: watch::Receiver<bool>,
+    /// Upgrades as long as the listener runs: dropping it cuts every connection.
+    signal: Weak<watch::Sender<ListenerSignal>>,
+    signals: watch::Receiver<ListenerSignal>,
     protocol: ConnectionSetup,
     /// Timeout for the first request's headers, where connections need not authenticate.
     first_header_timeout: Duration,
@@ -293,6 +317,24 @@ impl ConnectionAcceptor {
     }
 }
 
+impl ConnectionAcceptor {
+    /// Waits for room for a connection that was accepted. Idle connections are closed for it: a client may keep as many
+    /// as there are.
+    async fn acquire_room(&self, warnings: &mut RareWarning) -> OwnedSemaphorePermit {
+        loop {
+            if let Ok(permit) = timeout(ROOM_INTERVAL, self.permits.clone().acquire_owned()).await {
+                return permit.expect("the semaphore is never closed");
+            }
+            if let Some(signal) = self.signal.upgrade() {
+                signal.send_modify(|signal| signal.room_requests += 1);
+            }
+            if let Some(times) = warnings.record(Instant::now()) {
+                tracing::warn!(times, "all connections are taken: idle ones are closed for new ones");
+            }
+        }
+    }
+}
+
 /// Counts an open connection, even if its task panics.
 struct OpenConnectionGuard(IntGauge);
 
@@ -309,26 +351,26 @@ impl Drop for OpenConnectionGuard {
     }
 }
 
-async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
-    let mut stopping = accepting.stopping.clone();
-    let mut warnings = RareWarning::default();
+async fn accept(listener: Arc<TcpListener>, accepting: ConnectionAcceptor) {
+    let mut stopping = accepting.signals.clone();
+    let (mut warnings, mut room_warnings) = (RareWarning::default(), RareWarning::default());
     loop {
-        let permit = tokio::select! {
-            permit = accepting.permits.clone().acquire_owned() => permit.expect("the semaphore is never closed"),
-            _ = stopping.wait_for(|stop| *stop) => return,
+        let accepted = async {
+            let stream = next_stream(&listener, &mut warnings).await;
+            (stream, accepting.acquire_room(&mut room_warnings).await)
         };
-        let stream = tokio::select! {
-            stream = next_stream(&listener, &mut warnings) => stream,
-            _ = accepting.stopping.wait_for(|stop| *stop) => return,
+        let (stream, permit) = tokio::select! {
+            accepted = accepted => accepted,
+            _ = stopping.wait_for(|signal| signal.is_stopping) => return,
         };
         let client = accepting.register_client(&stream);
-        let (protocol, stopping) = (accepting.protocol.clone(), accepting.stopping.clone());
+        let (protocol, signals) = (accepting.protocol.clone(), accepting.signals.clone());
         let tls = accepting.tls.clone();
         let open = OpenConnectionGuard::count(&accepting.open);
         tokio::spawn(async move {
             match tls {
-                None => connection::drive(stream, client, protocol, stopping).await,
-                Some(tls) => serve_tls(stream, tls, (client, protocol, stopping)).await,
+                None => connection::drive(stream, client, protocol, signals).await,
+                Some(tls) => serve_tls(stream, tls, (client, protocol, signals)).await,
             }
             drop((open, permit));
         });
@@ -340,7 +382,7 @@ async fn accept(listener: Arc<TcpListener>, mut accepting: ConnectionAcceptor) {
 async fn serve_tls(
     stream: TcpStream,
     tls: TlsAcceptor,
-    (mut client, protocol, stopping): (UnauthenticatedClient, ConnectionSetup, watch::Receiver<bool>),
+    (mut client, protocol, signals): (UnauthenticatedClient, ConnectionSetup, watch::Receiver<ListenerSignal>),
 ) {
     let handshake = timeout_at(client.authenticates_until, tls.accept(stream));
     tokio::pin!(handshake);
@@ -359,7 +401,7 @@ async fn serve_tls(
             if !is_bounded {
                 client.evicted = oneshot::channel().1;
             }
-            connection::drive(stream, client, protocol, stopping).await;
+            connection::drive(stream, client, protocol, signals).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "a client did not speak TLS"),
         Err(_) => {

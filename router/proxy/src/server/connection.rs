@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -23,12 +24,16 @@ use tower::Service as _;
 use super::head_refusal::{AnswerPhase, HyperResponseFilter};
 use super::minimum_rate_writer::MinimumRateWriter;
 use super::unauthenticated::UnauthenticatedPermit;
-use super::{HeadErrorEncoder, LONGEST_URI, MAX_HEAD_BYTES, MAX_HEADERS, RemoteAddr, RouteResult};
+use super::{HeadErrorEncoder, LONGEST_URI, ListenerSignal, MAX_HEAD_BYTES, MAX_HEADERS, RemoteAddr, RouteResult};
 use crate::error::ApiError;
 
 /// How long, and for how many bytes, a client is read whose head was refused: closing a connection with unread data
 /// resets it, and the client would see the reset instead of the answer.
 const LINGER: (Duration, u64) = (Duration::from_secs(1), 1 << 20);
+
+/// How long a connection must be without a request before it is closed to make room: a client that is about to send
+/// its next one is spared.
+const MIN_IDLE: Duration = Duration::from_secs(1);
 
 /// A client's address, and until when its connection must authenticate.
 pub(super) struct UnauthenticatedClient {
@@ -48,6 +53,8 @@ pub(super) struct ConnectionSetup {
     pub(super) encode: HeadErrorEncoder,
     /// Period in which a client must take a minimum of what waits for it.
     pub(super) write_timeout: Duration,
+    /// Counts idle connections that are closed to make room.
+    pub(super) idle_closed: IntCounter,
 }
 
 /// Why a connection is no longer served.
@@ -96,21 +103,21 @@ async fn http1_message(answer: Response) -> Vec<u8> {
     message
 }
 
-/// Serves `stream` until it ends, `stopping` turns true (a running request still ends), or its sender is dropped (at
-/// once).
+/// Serves `stream` until it ends, the listener stops or the idle connection must make room (a running request still
+/// ends), or the sender of the signals is dropped (at once).
 pub(super) async fn drive(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     client: UnauthenticatedClient,
     protocol: ConnectionSetup,
-    mut stopping: watch::Receiver<bool>,
+    mut signals: watch::Receiver<ListenerSignal>,
 ) {
     let UnauthenticatedClient { remote, authentication, evicted: mut closed, authenticates_until } = client;
-    let ConnectionSetup { http, routes, encode, write_timeout } = protocol;
+    let ConnectionSetup { http, routes, encode, write_timeout, idle_closed } = protocol;
     let stranger = authentication.clone();
     let is_answering = Arc::new(AtomicBool::new(false));
     let answering = is_answering.clone();
-    let progress = AnswerPhase::default();
-    let filtered = progress.clone();
+    let progress = AnswerPhase::new();
+    let phase = progress.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (mut routes, answering, progress) = (routes.clone(), answering.clone(), progress.clone());
         progress.begin();
@@ -129,7 +136,7 @@ pub(super) async fn drive(
         })
     });
     let stream = MinimumRateWriter::new(Box::pin(stream), write_timeout);
-    let stream = HyperResponseFilter::new(Box::pin(stream), filtered);
+    let stream = HyperResponseFilter::new(Box::pin(stream), phase.clone());
     let mut connection = http.serve_connection(TokioIo::new(stream), service);
     let (mut draining, mut authenticated) = (false, false);
     let end = loop {
@@ -144,14 +151,18 @@ pub(super) async fn drive(
                     if error.is_timeout() { ConnectionEnd::TimedOut } else { ConnectionEnd::Closed }
                 }
             },
-            gone = stopping.changed() => match gone {
-                Ok(()) if !draining => {
+            gone = signals.changed() => {
+                let Ok(()) = gone else { return };
+                let is_stopping = signals.borrow_and_update().is_stopping;
+                let is_idle = || phase.idle_time().is_some_and(|idle| idle >= MIN_IDLE);
+                if !draining && (is_stopping || is_idle()) {
                     draining = true;
+                    if !is_stopping {
+                        idle_closed.inc();
+                    }
                     std::pin::Pin::new(&mut connection).graceful_shutdown();
                 }
-                Ok(()) => {}
-                Err(_) => return,
-            },
+            }
             surplus = &mut closed, if !authenticated => match surplus {
                 Err(_) => authenticated = true,
                 Ok(()) if !is_answering.load(Ordering::Relaxed) => break ConnectionEnd::Closed,

@@ -8,14 +8,16 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
 
 /// All answers were sent.
 const IDLE: u8 = 0;
@@ -25,13 +27,35 @@ const ANSWERING: u8 = 1;
 const BUFFERED: u8 = 2;
 
 /// Whether an answer of the service is in progress on a connection. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct AnswerPhase(Arc<AtomicU8>);
+#[derive(Clone, Debug)]
+pub(super) struct AnswerPhase(Arc<AnswerPhaseState>);
+
+#[derive(Debug)]
+struct AnswerPhaseState {
+    phase: AtomicU8,
+    /// When the connection was opened.
+    opened: Instant,
+    /// Milliseconds from there to the end of the last answer.
+    ended_ms: AtomicU64,
+}
 
 impl AnswerPhase {
+    /// Returns the phase of a connection that has sent no request so far.
+    pub(super) fn new() -> Self {
+        let (opened, ended_ms) = (Instant::now(), AtomicU64::new(0));
+        Self(Arc::new(AnswerPhaseState { phase: AtomicU8::new(IDLE), opened, ended_ms }))
+    }
+
     /// Records that the service got a request.
     pub(super) fn begin(&self) {
-        self.0.store(ANSWERING, Ordering::Relaxed);
+        self.0.phase.store(ANSWERING, Ordering::Relaxed);
+    }
+
+    /// Returns the time since the last answer, or since the connection was opened; `None` while an answer is in
+    /// progress.
+    pub(super) fn idle_time(&self) -> Option<Duration> {
+        let ended = Duration::from_millis(self.0.ended_ms.load(Ordering::Relaxed));
+        self.is_idle().then(|| self.0.opened.elapsed().saturating_sub(ended))
     }
 
     /// Records the end of the answer when hyper drops its body.
@@ -47,11 +71,11 @@ impl AnswerPhase {
     }
 
     fn is_idle(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == IDLE
+        self.0.phase.load(Ordering::Relaxed) == IDLE
     }
 
     fn record_flush(&self) {
-        let _ = self.0.compare_exchange(BUFFERED, IDLE, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.0.phase.compare_exchange(BUFFERED, IDLE, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -59,7 +83,9 @@ struct AnswerPhaseGuard(AnswerPhase);
 
 impl Drop for AnswerPhaseGuard {
     fn drop(&mut self) {
-        self.0.0.store(BUFFERED, Ordering::Relaxed);
+        let AnswerPhaseState { phase, opened, ended_ms } = &*self.0.0;
+        ended_ms.store(u64::try_from(opened.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        phase.store(BUFFERED, Ordering::Relaxed);
     }
 }
 
@@ -143,7 +169,7 @@ mod tests {
 
     #[test]
     fn only_bytes_between_two_answers_are_held_back() {
-        let progress = AnswerPhase::default();
+        let progress = AnswerPhase::new();
         let mut filter = HyperResponseFilter::new(Vec::new(), progress.clone());
         let write = |filter: &mut HyperResponseFilter<Vec<u8>>, bytes: &[u8], flushes: bool| {
             filter.write_all(bytes).now_or_never().unwrap().unwrap();

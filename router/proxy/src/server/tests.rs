@@ -37,6 +37,24 @@ async fn connections_beyond_the_cap_wait_for_a_free_slot() {
 }
 
 #[tokio::test]
+async fn idle_connections_are_closed_where_new_ones_wait_for_room() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let router = start_router(&[&worker], &["proxy.max_connections=2"]).await;
+    let address = router.proxy_address();
+    let mut busy = raw(address, &request_bytes("/v1/completions", STREAM)).await;
+    read_until(&mut busy, "data: 0").await;
+    let mut idle = raw(address, &request_bytes("/tokenize", "{}")).await;
+    read_until(&mut idle, "served_by").await;
+    let mut third = raw(address, b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    assert!(read_to_end(&mut third).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(read_to_end(&mut idle).await, "", "it was closed for the third");
+    let busy_end = tokio::time::timeout(Duration::from_millis(100), read_to_end(&mut busy)).await;
+    assert!(busy_end.is_err(), "the stream goes on");
+    let closed = &router.gateway.metrics.process.idle_closed;
+    assert!(closed.with_label_values(&["clients"]).get() >= 1);
+}
+
+#[tokio::test]
 async fn stopping_server_finishes_requests_and_accepts_none() {
     let worker = StubWorker::start("one", "tiny").await;
     let router = start_router(&[&worker], &[]).await;

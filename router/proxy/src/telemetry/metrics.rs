@@ -227,6 +227,8 @@ families! {
             {listener = ["clients", "operators"], reason = ClosedConnections::CAUSES},
             "Connections closed before they had authenticated: for a newer one because there were too many altogether or of \
              one address, or because they took too long.";
+        idle_closed: IntCounterVec = "idle_connections_closed_total" {listener = ["clients", "operators"]},
+            "Idle connections closed because a new one waited for room.";
         audit_failed: IntCounterVec = "audit_log_failures_total" {kind},
             "Operators' writes that were refused because the audit log had no room, and lines that it lost.";
         tasks_ended: IntCounterVec = "background_task_restarts_total" {task},
