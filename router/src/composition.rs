@@ -25,6 +25,7 @@ use proxy::catalog::{Catalog, CatalogError};
 use proxy::discovery::{WorkerDiscovery, WorkerFileError, WorkerFileWatcher, WorkerSource, dns, kubernetes};
 use proxy::drains;
 use proxy::peer_exchange::{PeerExchange, RouterPeers, SnapshotClient};
+use proxy::server::descriptors;
 use proxy::telemetry::metrics::Metrics;
 use proxy::watched_files::{ReloadReporter, StaleFiles};
 use proxy::worker_pool::WorkerPool;
@@ -94,6 +95,7 @@ impl Subsystems {
             liveness: Some(liveness),
             routed_limits: RoutedBlockLimits::default(),
             snapshots: Some(Arc::new(SnapshotClient::new(router_peers.clone(), metrics.exchange.clone()))),
+            extra_ranks: descriptors::extra_event_ranks(descriptors::limit()),
         };
         let fleet = Arc::new(Fleet::start_supervised(options, task_supervisor)?);
         let (pool, stale_files) = (Arc::new(WorkerPool::default()), Arc::new(StaleFiles::default()));
@@ -249,6 +251,7 @@ mod tests {
             liveness: Some(liveness),
             routed_limits: RoutedBlockLimits::default(),
             snapshots: None,
+            extra_ranks: 16,
         });
         let fleet = Arc::new(fleet.unwrap());
         let pool = Arc::new(WorkerPool::default());

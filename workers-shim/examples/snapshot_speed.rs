@@ -24,6 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         liveness: None,
         routed_limits: RoutedBlockLimits::default(),
         snapshots: None,
+        extra_ranks: 16,
     })?;
     let first = fleet.snapshot()[0].id;
     let unchanged = time_each(|| drop(black_box(fleet.snapshot())));

@@ -42,7 +42,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use residency::RoutedBlockLimits;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use vocabulary::{Bytes, DpRank, Incarnation, KvIndexState, Micros, Tokens, WorkerHealth, WorkerId, WorkerView};
 
@@ -78,6 +78,8 @@ pub struct FleetOptions {
     /// The other routers, if there are any: a router that starts late gets the events from them that engines no longer
     /// replay.
     pub snapshots: Option<Arc<dyn SnapshotProvider>>,
+    /// Maximum number of connected event publishers beyond the first rank of each worker.
+    pub extra_ranks: usize,
 }
 
 /// Creates the future of a task; called again after a panic.
@@ -131,6 +133,7 @@ impl Fleet {
             routed_limits: options.routed_limits,
             snapshots: options.snapshots,
             rediscover_after: options.pace.every.saturating_mul(DISCOVERY_EVERY),
+            extra_ranks: Arc::new(Semaphore::new(options.extra_ranks)),
         };
         let fleet = Self {
             registry: Arc::default(),

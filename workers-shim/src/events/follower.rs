@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use residency::{BlockMappingRules, RoutedBlockLimits};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use vocabulary::{Incarnation, ModelId, Tokens};
@@ -45,6 +45,8 @@ pub(crate) struct FollowerEnvironment {
     pub(crate) snapshots: Option<Arc<dyn SnapshotProvider>>,
     /// Interval for discovering the sources of a worker that had none.
     pub(crate) rediscover_after: Duration,
+    /// Connections to the ranks of all workers beyond the first of each: an engine may name any number of ranks.
+    pub(crate) extra_ranks: Arc<Semaphore>,
 }
 
 /// Follows a worker until it has left, and then removes it from the index.
@@ -144,8 +146,8 @@ impl FollowedWorker {
         let (misfit, _) = watch::channel(None);
         let mut ranks = JoinSet::new();
         let rank_rules = rules.clone().among_ranks(sources.len());
-        for source in sources {
-            let rank = RankFollower::new(self.clone(), source, rank_rules.clone());
+        for (at, source) in sources.into_iter().enumerate() {
+            let rank = RankFollower::new(self.clone(), source, (rank_rules.clone(), at > 0));
             let misfit = misfit.clone();
             ranks.spawn(async move {
                 let mut misfits = misfit.subscribe();

@@ -159,6 +159,7 @@ impl FleetHarness {
             liveness: Some(alive),
             routed_limits: RoutedBlockLimits::default(),
             snapshots: imprints,
+            extra_ranks: 16,
         };
         Self { fleet: Arc::new(start(options).unwrap()), index, alive: reports }
     }

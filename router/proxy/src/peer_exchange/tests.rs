@@ -65,6 +65,7 @@ impl TestPeer {
             liveness: None,
             routed_limits: RoutedBlockLimits::default(),
             snapshots: Some(Arc::new(SnapshotClient::new(peers.clone(), metrics.exchange.clone()))),
+            extra_ranks: 16,
         };
         let fleet = Arc::new(Fleet::start(options).unwrap());
         let exchange = PeerExchange::new(fleet.clone(), peers, metrics.exchange.clone());

@@ -10,6 +10,10 @@ const OPERATORS: u64 = 256;
 const NODES: u64 = 1024;
 /// Sockets per worker that no client causes: its events, their replay, probes.
 const PER_WORKER: u64 = 4;
+/// Maximum number of event publishers beyond the first of each worker, and the sockets of each: live events, their
+/// replay, and a probe of the publisher.
+const EXTRA_RANKS: u64 = 1024;
+const PER_EXTRA_RANK: u64 = 3;
 /// Per client: its connection, the connection to its worker, and an idle one kept for reuse.
 const DESCRIPTORS_PER_CLIENT: u64 = 3;
 /// Upper bound for the requested limit: some systems allow a thousand million, for which nobody has memory.
@@ -32,6 +36,16 @@ pub fn raise_limit() -> u64 {
     }
 }
 
+/// Returns the limit of open files in force.
+pub fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(MAX_DESCRIPTORS)
+}
+
+/// Returns how many event publishers beyond the first rank of each worker `limit` descriptors allow.
+pub fn extra_event_ranks(limit: u64) -> usize {
+    EXTRA_RANKS.min(limit / 16 / PER_EXTRA_RANK).max(1) as usize
+}
+
 /// What the process needs file descriptors for.
 #[derive(Clone, Copy, Debug)]
 pub struct DescriptorDemand {
@@ -48,7 +62,7 @@ impl DescriptorDemand {
     fn descriptors(&self) -> u64 {
         let nodes = if self.is_in_cluster { NODES } else { 0 };
         let events = (self.workers as u64).saturating_mul(PER_WORKER);
-        let reserved = FILES + OPERATORS + nodes + events;
+        let reserved = FILES + OPERATORS + nodes + events + EXTRA_RANKS * PER_EXTRA_RANK;
         (self.clients as u64)
             .saturating_mul(DESCRIPTORS_PER_CLIENT)
             .saturating_add(reserved)
@@ -73,7 +87,8 @@ impl ConnectionLimits {
         let operators = OPERATORS.min(eighth / 2).max(2);
         let nodes = if needs.is_in_cluster { NODES.min(eighth) } else { 0 };
         let events = (needs.workers as u64).saturating_mul(PER_WORKER).min(eighth);
-        let reserved = FILES.min(eighth) + operators + nodes + events;
+        let ranks = extra_event_ranks(limit) as u64 * PER_EXTRA_RANK;
+        let reserved = FILES.min(eighth) + operators + nodes + events + ranks;
         let possible =
             usize::try_from(limit.saturating_sub(reserved) / DESCRIPTORS_PER_CLIENT).unwrap_or(usize::MAX).max(1);
         if possible < needs.clients {
@@ -108,7 +123,8 @@ mod tests {
         assert_eq!(ConnectionLimits::of(1 << 20, DescriptorDemand { clients: 100, ..needs }).clients, 100);
         for limit in [64, 256, 1024, 4096, 20_000] {
             let ConnectionLimits { clients, operators } = ConnectionLimits::of(limit, needs);
-            let kept = FILES.min(limit / 8) + NODES.min(limit / 8) + (64 * PER_WORKER).min(limit / 8);
+            let ranks = extra_event_ranks(limit) as u64 * PER_EXTRA_RANK;
+            let kept = FILES.min(limit / 8) + NODES.min(limit / 8) + (64 * PER_WORKER).min(limit / 8) + ranks;
             assert!(
                 clients as u64 * DESCRIPTORS_PER_CLIENT + operators as u64 + kept <= limit,
                 "{limit}: {clients}, {operators}"

@@ -7,7 +7,7 @@ use residency::{
     BlockMappingRules, KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, ResidencyFeed, SequenceTracker,
     turnover_blocks,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::{interval_at, sleep};
 use vocabulary::{KvIndexState, Tokens};
 
@@ -56,6 +56,8 @@ pub(super) struct RankFollower {
     pub(super) stream: SequenceTracker,
     pub(super) feed: ResidencyFeed,
     rules: BlockMappingRules,
+    /// Whether its connection is one of [`FollowerEnvironment::extra_ranks`](super::FollowerEnvironment).
+    is_extra: bool,
     last_report: ReportedState,
     /// Whether blocks were stored outside of device memory: how many of those fit is unknown.
     pub(super) is_tiered: bool,
@@ -64,7 +66,11 @@ pub(super) struct RankFollower {
 }
 
 impl RankFollower {
-    pub(super) fn new(worker: FollowedWorker, source: EventSource, rules: BlockMappingRules) -> Self {
+    pub(super) fn new(
+        worker: FollowedWorker,
+        source: EventSource,
+        (rules, is_extra): (BlockMappingRules, bool),
+    ) -> Self {
         let feed = ResidencyFeed::new(worker.member.id, source.rank, rules.clone());
         let mut stream = SequenceTracker::new();
         stream.expect_process(worker.incarnation);
@@ -75,7 +81,7 @@ impl RankFollower {
             is_disconnected: false,
             has_loss: false,
         };
-        Self { worker, source, stream, feed, rules, last_report, is_tiered: false, snapshot_requests }
+        Self { worker, source, stream, feed, rules, is_extra, last_report, is_tiered: false, snapshot_requests }
     }
 
     /// Follows the rank until the incarnation ends, or its block size or another rank's does not fit.
@@ -106,6 +112,7 @@ impl RankFollower {
     /// Opens one connection to the publisher and reads it to its end.
     async fn run_connection(&mut self) -> FollowEnd {
         let endpoint = self.source.live.clone();
+        let _permit = if self.is_extra { Some(self.acquire_extra_rank().await) } else { None };
         let connection = match subscribe(&endpoint).await {
             Ok(connection) => connection,
             Err(loss) => return FollowEnd::Lost(loss),
@@ -114,6 +121,25 @@ impl RankFollower {
             end = self.read_live(connection) => end,
             () = wait_unresponsive(&endpoint) => FollowEnd::Lost(ConnectionLoss::Unresponsive),
         }
+    }
+
+    /// Waits until one more rank may be connected.
+    async fn acquire_extra_rank(&self) -> OwnedSemaphorePermit {
+        let ranks = &self.worker.environment.extra_ranks;
+        let permit = match ranks.clone().try_acquire_owned() {
+            Ok(permit) => Ok(permit),
+            Err(_) => {
+                let (worker, rank) = (&self.worker.member.spec.endpoint, self.source.rank.0);
+                tracing::warn!(
+                    worker = %worker,
+                    rank,
+                    "the events of this rank are not read: the ranks of all workers have no more connections. Raise the limit \
+                     of open files, or follow fewer ranks"
+                );
+                ranks.clone().acquire_owned().await
+            }
+        };
+        permit.expect("the semaphore is never closed")
     }
 
     /// Reads a connection to its end. Cancel-safe: messages are applied without a wait in between.

@@ -181,6 +181,7 @@ async fn duplicate_worker_is_an_error() {
         liveness: None,
         routed_limits: RoutedBlockLimits::default(),
         snapshots: None,
+        extra_ranks: 16,
     };
     assert!(matches!(Fleet::start(options), Err(FleetError::DuplicateWorker(_))));
 }
