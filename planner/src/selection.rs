@@ -2,7 +2,7 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use vocabulary::{WorkerId, WorkerLoad};
+use vocabulary::WorkerId;
 
 use crate::candidate_table::CandidateTable;
 use crate::candidates::candidates;
@@ -20,7 +20,7 @@ pub fn plan(inputs: &PlanningInputs<'_>) -> Result<Decision, PlanningError> {
         SelectionRule::RoundRobin => round_robin(inputs, allowed()),
         SelectionRule::SessionPinning => allowed().min_by_key(|candidate| affinity_key(inputs, candidate)),
         SelectionRule::MatchRateMinusLoad => {
-            let most = inputs.workers.iter().map(|view| request_count(&view.load)).max().unwrap_or(0);
+            let most = inputs.workers.iter().map(|view| view.load.requests()).max().unwrap_or(0);
             allowed().min_by_key(|candidate| {
                 (Reverse(match_rate_minus_load(inputs, candidate, most)), affinity_key(inputs, candidate))
             })
@@ -72,12 +72,8 @@ fn round_robin<'a>(
 fn match_rate_minus_load(inputs: &PlanningInputs<'_>, candidate: &PlanCandidate, most: u64) -> i64 {
     let leg = candidate.sequence.answer_leg();
     let own = inputs.workers.iter().find(|view| view.id == leg.worker);
-    let load = own.map_or(0, |view| request_count(&view.load));
+    let load = own.map_or(0, |view| view.load.requests());
     thousandths(leg.cached_tokens.0, inputs.request.prompt_tokens.0) - thousandths(load, most)
-}
-
-fn request_count(load: &WorkerLoad) -> u64 {
-    u64::from(load.running) + u64::from(load.waiting)
 }
 
 fn thousandths(part: u64, whole: u64) -> i64 {

@@ -116,6 +116,13 @@ pub struct WorkerLoad {
     pub kv_usage: f64,
 }
 
+impl WorkerLoad {
+    /// Returns the number of all its requests. The sum of what an engine reports cannot wrap.
+    pub fn requests(&self) -> u64 {
+        u64::from(self.running) + u64::from(self.waiting)
+    }
+}
+
 /// Capacity limits of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 pub struct WorkerCapacity {
@@ -207,4 +214,16 @@ pub struct WorkerView {
     pub kv_bytes_per_token: Bytes,
     /// How it receives KV; `None` if it cannot.
     pub link: Option<KvLink>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_claims_the_most_requests_is_the_busiest() {
+        let absurd = WorkerLoad { running: u32::MAX, waiting: 16, ..WorkerLoad::default() };
+        let busy = WorkerLoad { running: 1_000, waiting: 1_000, ..WorkerLoad::default() };
+        assert!(absurd.requests() > busy.requests());
+    }
 }

@@ -208,9 +208,7 @@ impl TransferCheck<'_> {
                 && view.link.as_ref().is_none_or(|link| link.carries.computes_prompts())
                 && view.models.contains(&self.prompt.model)
         });
-        let best = can.min_by_key(|view| {
-            (view.id == self.transfer.link.from, view.load.running.saturating_add(view.load.waiting), view.id)
-        });
+        let best = can.min_by_key(|view| (view.id == self.transfer.link.from, view.load.requests(), view.id));
         best.map(|view| view.id)
     }
 }

@@ -115,9 +115,13 @@ impl WorkerPool {
             worker.health != WorkerHealth::Unreachable && !tried.contains(&worker.id) && serves(worker)
         };
         let chosen = workers.iter().enumerate().filter(|(_, worker)| able(worker)).min_by_key(|(index, worker)| {
-            let load = worker.load.running.saturating_add(worker.load.waiting);
             let is_last = (ejected.contains(&worker.id), worker.health == WorkerHealth::Draining);
-            (is_last, worker.role == WorkerRole::Prefill, load, (index + count - turn % count) % count)
+            (
+                is_last,
+                worker.role == WorkerRole::Prefill,
+                worker.load.requests(),
+                (index + count - turn % count) % count,
+            )
         });
         chosen
             .and_then(|(_, worker)| self.dispatch(fleet, worker.id))

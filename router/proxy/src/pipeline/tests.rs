@@ -47,6 +47,19 @@ async fn a_truncated_choice_ends_with_an_error_event_even_if_another_finished() 
 }
 
 #[tokio::test]
+async fn a_small_body_whose_tree_needs_more_memory_than_there_is_is_refused() {
+    let worker = StubWorker::start("one", "tiny").await;
+    let settings = ["proxy.body_limit=\"64KiB\"", "proxy.request_memory_limit=\"512KiB\""];
+    let router = start_router(&[&worker], &settings).await;
+    let ask = async |lists: usize| {
+        let body = format!("{{\"model\":\"tiny\",\"prompt\":\"x\",\"extra\":[{}0]}}", "[0],".repeat(lists));
+        post(router.proxy_address(), PATH, body).await.status
+    };
+    assert_eq!((ask(10).await, ask(5_000).await), (200, 413));
+    assert_eq!(router.gateway.metrics.memory.reserved.get(), 0, "nothing stays reserved");
+}
+
+#[tokio::test]
 async fn a_spawned_session_records_its_parent_in_the_ledger() {
     let (_worker, router) = router_with_lease(&[]).await;
     let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
