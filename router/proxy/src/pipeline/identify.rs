@@ -32,6 +32,9 @@ pub struct IdentifiedPrompt {
     pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
+/// Bytes of text that cost as much as one message's look at another one in a quadratic template.
+const QUADRATIC_BYTES: usize = 32;
+
 /// A request whose prompt is not yet identified.
 #[derive(Debug)]
 pub struct IdentificationInput {
@@ -182,6 +185,13 @@ fn wall_time() -> WallTime {
     WallTime { unix_seconds: now.as_secs() as i64 }
 }
 
+/// Returns the cost of rendering and tokenizing a body, in bytes of a plain text: a chat template may take time in the
+/// square of the number of messages. Each message is an object, so there are at most as many as opening braces.
+fn rendering_cost(body: &[u8]) -> usize {
+    let messages = memchr::memchr_iter(b'{', body).count();
+    body.len().max(messages.saturating_mul(messages).saturating_mul(QUADRATIC_BYTES))
+}
+
 /// What identifying a prompt uses.
 #[derive(Debug)]
 pub struct IdentifyStage {
@@ -271,12 +281,28 @@ async fn compute_whole(
     (request, known): (IdentificationInput, Option<TokenCheckpoint>),
     derived: Option<MemoryReservation>,
 ) -> Result<(IdentificationInput, IdentifiedPrompt), ApiError> {
-    let (load, conversations) =
+    let (mut load, conversations) =
         (OffloadSpec::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
+    if request.model.identifier.text().is_some() {
+        load = load.on(rendering_cost(&request.request.incoming.body));
+    }
     let work = move || {
         let found = request.compute_whole(&conversations, known.as_ref());
         drop(derived);
         (request, found)
     };
     load.run(&stage.offload_pool, work).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload_pool::MIN_OFFLOAD_BYTES;
+
+    #[test]
+    fn a_small_body_of_many_messages_costs_as_much_as_a_long_one() {
+        let of = |messages: usize| rendering_cost("{\"role\":\"user\"}".repeat(messages).as_bytes());
+        assert!(of(10) < MIN_OFFLOAD_BYTES && of(100) > MIN_OFFLOAD_BYTES);
+        assert_eq!(rendering_cost(&[b'x'; 70_000]), 70_000);
+    }
 }
