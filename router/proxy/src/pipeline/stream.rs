@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::poll_fn;
@@ -53,6 +53,8 @@ use crate::telemetry::metrics::RequestMetrics;
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 use crate::worker_client::WorkerClient;
 
+/// Events that arrived together leave together, up to this many bytes in one piece. Nothing waits for more.
+const MAX_JOINED_BYTES: usize = 16 << 10;
 /// Maximum number of resumes: a request that kills its workers must not reach all of them.
 const MAX_RESUMES: usize = 3;
 
@@ -121,13 +123,48 @@ fn response_listener(
 struct ClientEventStream {
     stage: Arc<StreamStage>,
     client: ErrorRecipient,
-    ready: VecDeque<Bytes>,
+    ready: ReadyEvents,
     /// Whether more than one choice was requested.
     has_several_choices: bool,
     listener: Option<ResponseRecorder>,
     state: StreamState,
     /// The span of stage `stream`.
     span: Span,
+}
+
+/// Events that the client gets next, in order.
+#[derive(Default)]
+struct ReadyEvents {
+    pieces: VecDeque<Bytes>,
+    /// Bytes of all pieces.
+    bytes: usize,
+}
+
+impl ReadyEvents {
+    fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.bytes += piece.len();
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// Takes the next pieces as one, at most [`MAX_JOINED_BYTES`] of them; a longer piece alone. A single piece is not
+    /// copied.
+    fn take_joined(&mut self) -> Option<Bytes> {
+        let first = self.pieces.pop_front()?;
+        self.bytes -= first.len();
+        let fits = |length: usize, next: &Bytes| length + next.len() <= MAX_JOINED_BYTES;
+        if !self.pieces.front().is_some_and(|next| fits(first.len(), next)) {
+            return Some(first);
+        }
+        let mut joined = BytesMut::with_capacity((first.len() + self.bytes).min(MAX_JOINED_BYTES));
+        joined.extend_from_slice(&first);
+        while let Some(next) = self.pieces.pop_front_if(|next| fits(joined.len(), next)) {
+            self.bytes -= next.len();
+            joined.extend_from_slice(&next);
+        }
+        Some(joined.freeze())
+    }
 }
 
 enum StreamState {
@@ -260,7 +297,7 @@ impl ClientEventStream {
         Self {
             stage: stage.clone(),
             client,
-            ready: VecDeque::new(),
+            ready: ReadyEvents::default(),
             has_several_choices,
             listener,
             state: StreamState::of(stage, (body, scanner), streaming),
@@ -276,7 +313,7 @@ impl ClientEventStream {
         if let Some(listener) = &mut self.listener {
             passes.iter().for_each(|piece| listener.on_chunk(piece));
         }
-        self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));
+        passes.into_iter().for_each(|piece| self.ready.push(piece));
         if is_abandoned {
             self.on_end(AttemptEvent::EngineError, None);
         }
@@ -287,7 +324,7 @@ impl ClientEventStream {
         let StreamState::Answering(mut answering) = mem::replace(&mut self.state, StreamState::Over) else { return };
         let cut = answering.scanner.finish();
         if let Some(closing) = answering.scanner.closing_events() {
-            self.ready.push_back(closing);
+            self.ready.push(closing);
             self.count("complete");
             let usage = answering.usage();
             return answering.end_with(|worker| worker.ended(AnswerCompletion::Complete, usage));
@@ -304,7 +341,7 @@ impl ClientEventStream {
                 self.count_interrupted();
                 answering.streaming.record_failure();
             }
-            self.ready.extend(cut);
+            cut.into_iter().for_each(|piece| self.ready.push(piece));
             return answering.end_with(|worker| worker.ended(state, usage));
         }
         let error = error.map(tracing::field::display);
@@ -348,14 +385,14 @@ impl ClientEventStream {
                 self.state = StreamState::of(&self.stage, (body, scanner), streaming);
                 self.on_chunk(first_chunk);
             }
-            Err(error) => self.ready.push_back(error.stream_event(self.client, self.sequence_number())),
+            Err(error) => self.ready.push(error.stream_event(self.client, self.sequence_number())),
         }
     }
 
     /// Ends the client's stream with an error event that gives the reason.
     fn end_with_error(&mut self, mut answering: EndGuard<AnsweringWorker>, (event, why): (AttemptEvent, &str)) {
         let number = self.sequence_number();
-        self.ready.push_back(match answering.scanner.failure() {
+        self.ready.push(match answering.scanner.failure() {
             Some(error_event) => error_event.clone(),
             None => {
                 let detail = format!("it broke off inside its answer, which cannot go on elsewhere because {why}");
@@ -392,28 +429,39 @@ impl ClientEventStream {
             if let StreamState::Answering(answering) = mem::replace(&mut self.state, StreamState::Over) {
                 answering.end(RequestOutcome::Interrupted);
             }
-            self.ready.clear();
+            self.ready = ReadyEvents::default();
             Poll::Ready(Some(Ok(ApiError::Internal { request: request.to_string() }.stream_event(self.client, number))))
         })
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
-        loop {
-            if let Some(piece) = self.ready.pop_front() {
-                return Poll::Ready(Some(Ok(piece)));
-            }
-            match &mut self.state {
-                StreamState::Over => return Poll::Ready(None),
-                StreamState::Answering(answering) => match ready!(answering.poll_item(cx)) {
-                    StreamItem::Chunk(piece) => self.on_chunk(piece),
-                    StreamItem::End(event, error) => self.on_end(event, error.as_ref()),
+        while self.ready.bytes < MAX_JOINED_BYTES {
+            let is_pending = match &mut self.state {
+                StreamState::Over => return Poll::Ready(self.ready.take_joined().map(Ok)),
+                StreamState::Answering(answering) => match answering.poll_item(cx) {
+                    Poll::Ready(StreamItem::Chunk(piece)) => {
+                        self.on_chunk(piece);
+                        false
+                    }
+                    Poll::Ready(StreamItem::End(event, error)) => {
+                        self.on_end(event, error.as_ref());
+                        false
+                    }
+                    Poll::Pending => true,
                 },
-                StreamState::Resuming(resuming, _) => {
-                    let resumed = ready!(resuming.poll_unpin(cx));
-                    self.on_resumed(resumed);
-                }
+                StreamState::Resuming(resuming, _) => match resuming.poll_unpin(cx) {
+                    Poll::Ready(resumed) => {
+                        self.on_resumed(resumed);
+                        false
+                    }
+                    Poll::Pending => true,
+                },
+            };
+            if is_pending {
+                break;
             }
         }
+        self.ready.take_joined().map_or(Poll::Pending, |piece| Poll::Ready(Some(Ok(piece))))
     }
 }
 

@@ -44,3 +44,28 @@ async fn an_answer_with_a_panic_ends_as_broken_and_is_recorded() {
     drop(events);
     assert_eq!(receipts().len(), 1, "it ends once");
 }
+
+#[test]
+fn events_that_arrived_together_leave_as_one_piece() {
+    let mut ready = ReadyEvents::default();
+    assert_eq!(ready.take_joined(), None);
+    for piece in ["data: a\n\n", "", "data: b\n\n"] {
+        ready.push(Bytes::from_static(piece.as_bytes()));
+    }
+    assert_eq!(ready.take_joined().as_deref(), Some(&b"data: a\n\ndata: b\n\n"[..]));
+    assert_eq!((ready.bytes, ready.take_joined()), (0, None));
+}
+
+#[test]
+fn joined_events_are_bounded_and_stay_in_order() {
+    let mut ready = ReadyEvents::default();
+    let pieces: Vec<Bytes> = (0..9_u8).map(|byte| vec![byte; MAX_JOINED_BYTES / 3].into()).collect();
+    pieces.iter().for_each(|piece| ready.push(piece.clone()));
+    let long = Bytes::from(vec![9; 2 * MAX_JOINED_BYTES]);
+    ready.push(long.clone());
+    let joined: Vec<Bytes> = std::iter::from_fn(|| ready.take_joined()).collect();
+    assert_eq!(joined.iter().map(Bytes::len).max(), Some(long.len()));
+    assert_eq!((joined.len(), joined[3].as_ptr()), (4, long.as_ptr()), "a long piece is not copied");
+    assert_eq!(joined.concat(), [pieces.concat(), long.to_vec()].concat());
+    assert_eq!(ready.bytes, 0);
+}
