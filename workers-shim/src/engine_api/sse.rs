@@ -277,8 +277,7 @@ impl SseFilter {
     fn read_event(&mut self, event: Bytes) -> EventRewrite {
         // What follows an engine's error event is hidden, too.
         let mut passage = if self.withheld_error.is_some() { EventRewrite::Hidden } else { EventRewrite::Unchanged };
-        for line in event.split(|byte| *byte == b'\n') {
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
+        for line in lines(&event) {
             let Some(payload) = line.strip_prefix(b"data:") else { continue };
             let payload = payload.trim_ascii();
             if payload == b"[DONE]" {
@@ -370,6 +369,20 @@ impl SseFilter {
             }
         }
     }
+}
+
+/// Returns the lines of an event without their ends.
+fn lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(event);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let (line, after) = match memchr::memchr(b'\n', text) {
+            Some(at) => (&text[..at], Some(&text[at + 1..])),
+            None => (text, None),
+        };
+        rest = after;
+        Some(line.strip_suffix(b"\r").unwrap_or(line))
+    })
 }
 
 /// Returns the event's name, if its first line contains it.

@@ -1,9 +1,13 @@
 //! Extracts the prompt's token ids from a stream event, so that later parsers need not scan a list as long as the
 //! context. Engines put it beside the choices or into the first one; the field name counts wherever it occurs.
 
-use bytes::Bytes;
+use std::sync::LazyLock;
 
-const NAME: &[u8] = b"\"prompt_token_ids\"";
+use bytes::Bytes;
+use memchr::memmem::Finder;
+
+// Made once: a search of a short event takes less time than making it.
+static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"prompt_token_ids\""));
 
 /// An event without its prompt's token ids.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,8 +21,8 @@ impl ExtractedPromptIds {
     /// Extracts the ids; None if the event contains none.
     pub(super) fn of(event: &[u8]) -> Option<Self> {
         // Inside a JSON string the quotes would be escaped, so this matches field names only.
-        memchr::memmem::find_iter(event, NAME).find_map(|at| {
-            let from = preceding_byte_at(event, at + NAME.len(), b':')?;
+        NAME.find_iter(event).find_map(|at| {
+            let from = preceding_byte_at(event, at + NAME.needle().len(), b':')?;
             let (ids, to) = parse_ids(event, from).filter(|(ids, _)| !ids.is_empty())?;
             Some(Self { event: [&event[..from], b"null", &event[to..]].concat().into(), ids })
         })
