@@ -4,11 +4,14 @@
 mod attention;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lru::LruCache;
 use ownership::ledger::{KvBlockSpec, KvFormatDigest, KvKinds, Scope};
+use parking_lot::Mutex;
 use planner::AttentionSpec;
 use prefix::{
     ModelTokenizer, ModelTokenizerSource, PrefixError, PromptResolver, PromptResolverOptions, PromptWorkLimits,
@@ -159,10 +162,23 @@ pub enum CatalogError {
     },
 }
 
+/// Maximum number of models without a configuration that are kept: clients choose their names.
+const MAX_UNCONFIGURED: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
+/// Maximum length of their names, in bytes.
+const MAX_KEPT_NAME: usize = 256;
+
 /// All configured models.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Catalog {
     models: BTreeMap<ModelId, Arc<Model>>,
+    /// Models that clients have named and nobody has configured.
+    unconfigured: Mutex<LruCache<ModelId, Arc<Model>>>,
+}
+
+impl Default for Catalog {
+    fn default() -> Self {
+        Self { models: BTreeMap::new(), unconfigured: Mutex::new(LruCache::new(MAX_UNCONFIGURED)) }
+    }
 }
 
 impl Catalog {
@@ -182,15 +198,26 @@ impl Catalog {
             }
             models.insert(id, Arc::new(model));
         }
-        Ok(Self { models })
+        Ok(Self { models, ..Self::default() })
     }
 
     /// Returns the model of this name; prompts of one that is not configured are identified by their bytes only.
     pub fn model(&self, name: &ModelId) -> Arc<Model> {
         match self.models.get(name) {
             Some(model) => model.clone(),
-            None => Arc::new(Model::new(name, &ModelConfig::default(), LoadedModelFiles::default())),
+            None => self.unconfigured_model(name),
         }
+    }
+
+    fn unconfigured_model(&self, name: &ModelId) -> Arc<Model> {
+        if let Some(model) = self.unconfigured.lock().get(name) {
+            return model.clone();
+        }
+        let model = Arc::new(Model::new(name, &ModelConfig::default(), LoadedModelFiles::default()));
+        if name.0.len() <= MAX_KEPT_NAME {
+            self.unconfigured.lock().put(name.clone(), model.clone());
+        }
+        model
     }
 
     /// Returns the configured adapters, each with its base model.

@@ -265,6 +265,11 @@ async fn extend_known(
     (request, model): (ParsedRequest, Arc<Model>),
     derived: Option<MemoryReservation>,
 ) -> Result<(IdentificationInput, Option<IdentifiedPrompt>, Option<MemoryReservation>), ApiError> {
+    // Without a tokenizer no conversation is known, and a client's name for the session needs no look at the body.
+    let is_chat = request.endpoint.chat_form().is_none_or(|form| form == ChatEndpoint::Chat);
+    if model.identifier.text().is_none() && is_chat && request.session_key.is_some() {
+        return Ok((IdentificationInput::new(request, model), None, derived));
+    }
     let (load, conversations) = (OffloadSpec::of(&request.incoming), stage.prefix_cache.conversations.clone());
     let work = move || {
         // The fingerprint of an unnamed session reads the body, too.
