@@ -301,6 +301,11 @@ impl Fleet {
         self.member(worker).map_or_else(EngineKind::default, |member| member.engine())
     }
 
+    /// Returns the number of the worker's data-parallel ranks; one if it is not known.
+    pub fn ranks(&self, worker: WorkerId) -> u16 {
+        self.member(worker).map_or(1, |member| member.probed_state().ranks())
+    }
+
     /// Returns the LoRA adapters that the worker lists.
     pub fn adapters(&self, worker: WorkerId) -> Arc<[Adapter]> {
         self.member(worker).map(|member| member.probed_state().adapters.clone()).unwrap_or_default()

@@ -194,12 +194,6 @@ impl Legs {
         Ok(LegResponse::Whole(Response::from_parts(head, body), answer))
     }
 
-    /// Number of the worker's data-parallel ranks. If there are several, an engine that gets no rank header picks one.
-    fn ranks(&self, worker: WorkerId) -> u16 {
-        let workers = self.client.fleet().snapshot();
-        workers.iter().find(|view| view.id == worker).map_or(1, |view| view.ranks)
-    }
-
     /// Reserves memory for a leg's body until it was sent, unless it is the body that legs are derived from.
     pub(crate) fn charge(&self, body: Bytes) -> Result<Bytes, LegError> {
         match &self.reserved {
@@ -212,7 +206,8 @@ impl Legs {
         let body = self.charge(body)?;
         let worker = self.client.worker(leg.worker).ok_or(LegError::UnknownWorker)?;
         let mut headers = self.client.headers_for(&worker, &self.client_headers);
-        if self.ranks(leg.worker) > 1 {
+        // Of several ranks, an engine that gets no rank header picks one.
+        if self.client.fleet().ranks(leg.worker) > 1 {
             headers.insert(RANK_HEADER, HeaderValue::from(leg.rank.0));
         }
         let request = WorkerRequest { method: Method::POST, path: path.to_owned(), headers, body };
