@@ -470,13 +470,17 @@ impl ReceiptBuffer {
 
     /// Adds a finished receipt and drops the oldest ones beyond the limits.
     pub fn push(&self, receipt: Arc<Receipt>) {
+        // Freed after the lock is released.
+        let mut dropped = Vec::new();
         let mut ring = self.ring.lock();
         ring.candidates += receipt.candidates();
         ring.receipts.push_back(receipt);
         while ring.receipts.len() > self.capacity || ring.candidates > self.capacity * MAX_CANDIDATES_PER_RECEIPT {
             let Some(oldest) = ring.receipts.pop_front() else { break };
             ring.candidates -= oldest.candidates();
+            dropped.push(oldest);
         }
+        drop(ring);
     }
 
     /// Returns at most `limit` receipts that `wanted` accepts, newest first.

@@ -26,6 +26,9 @@ const MAX_QUEUED_RECORDS: usize = 4_096;
 /// queued. About 40 MB.
 const MAX_QUEUED_ENTRIES: usize = 40 * MAX_QUEUED_RECORDS;
 
+/// Bytes of the line buffer that are kept for the next record.
+const MAX_KEPT_LINE: usize = 64 << 10;
+
 /// How long records collect before they are written.
 const COLLECT_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -145,6 +148,8 @@ struct SegmentedLog {
     limit: LogSizeLimit,
     head: Vec<u8>,
     file: Option<OpenSegment>,
+    /// Buffer of the line that is written.
+    line: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -158,7 +163,7 @@ struct OpenSegment {
 impl SegmentedLog {
     fn open(folder: &Path, limit: LogSizeLimit, head: Vec<u8>) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let mut log = Self { folder: folder.to_owned(), limit, head, file: None };
+        let mut log = Self { folder: folder.to_owned(), limit, head, file: None, line: Vec::new() };
         // The policy may have changed since the existing file was written.
         let times = super::reader::arrival_range(&folder.join(CURRENT_FILE));
         let set_aside = times.map_or(Ok(()), |times| files::rotate(folder, times));
@@ -182,22 +187,30 @@ impl SegmentedLog {
     }
 
     fn append(&mut self, record: &DecisionRecord) -> io::Result<()> {
-        let mut line = serde_json::to_vec(&RecordLine { receipt: &record.receipt, case: record.case.as_ref() })?;
+        let mut line = std::mem::take(&mut self.line);
+        line.clear();
+        serde_json::to_writer(&mut line, &RecordLine { receipt: &record.receipt, case: record.case.as_ref() })?;
         line.push(b'\n');
+        let written = self.append_line(&line, record.receipt.arrived_at);
+        line.shrink_to(MAX_KEPT_LINE);
+        self.line = line;
+        written
+    }
+
+    fn append_line(&mut self, line: &[u8], at: u64) -> io::Result<()> {
         let is_full = |open: &OpenSegment| open.size + line.len() as u64 > self.limit.current_file;
         if let Some(times) = self.file.as_ref().filter(|open| is_full(open)).and_then(|open| open.arrival_range) {
             self.flush();
             self.file = None;
             files::rotate(&self.folder, times)?;
         }
-        let at = record.receipt.arrived_at;
         let open = match &mut self.file {
             Some(open) => open,
             None => self.create_segment()?,
         };
         open.size += line.len() as u64;
         open.arrival_range = Some(open.arrival_range.map_or((at, at), |(first, last)| (first.min(at), last.max(at))));
-        let (written, times) = (open.file.write_all(&line), open.arrival_range);
+        let (written, times) = (open.file.write_all(line), open.arrival_range);
         if written.is_err() {
             self.abandon_segment(times);
         }
