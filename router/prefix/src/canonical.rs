@@ -5,84 +5,128 @@
 //! closes the list. Lines cannot contain line feeds: JSON escapes them in strings, and other insignificant white
 //! space is removed. Strings are copied as sent, with their escapes.
 
-use memchr::{memchr, memchr2};
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::ops::Range;
 
-/// Fields that determine the prompt of a request of any endpoint, as unparsed JSON.
-#[derive(Deserialize)]
-struct RawBody<'a> {
-    #[serde(borrow)]
-    tools: Option<&'a RawValue>,
-    documents: Option<&'a RawValue>,
-    chat_template: Option<&'a RawValue>,
-    chat_template_kwargs: Option<&'a RawValue>,
-    system: Option<&'a RawValue>,
-    instructions: Option<&'a RawValue>,
-    input: Option<&'a RawValue>,
-    messages: Option<&'a RawValue>,
-    prompt: Option<&'a RawValue>,
-}
+use memchr::{memchr, memchr2};
+
+use crate::chat_body_layout::field_spans;
+
+/// Fields before the conversation, in the order of the canonical bytes.
+const HEAD_FIELDS: [&str; 6] =
+    ["tools", "documents", "chat_template", "chat_template_kwargs", "system", "instructions"];
+const MESSAGES: usize = HEAD_FIELDS.len();
+const INPUT: usize = MESSAGES + 1;
+const PROMPT: usize = INPUT + 1;
 
 /// Returns the canonical bytes of a request, truncated to `limit` bytes.
 pub(crate) fn canonical_bytes(body: &[u8], limit: usize) -> Vec<u8> {
+    field_spans(body).map_or_else(|| verbatim(body, limit), |fields| canonical_fields(body, fields.into_iter(), limit))
+}
+
+/// Returns the canonical bytes of a request whose top-level fields are known, truncated to `limit` bytes. `body` must be
+/// valid JSON. Reads only the fields that determine the prompt, once.
+pub(crate) fn canonical_fields<'n>(
+    body: &[u8],
+    fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>,
+    limit: usize,
+) -> Vec<u8> {
+    let mut values: [Option<&[u8]>; PROMPT + 1] = [None; PROMPT + 1];
+    for (name, range) in fields {
+        let place = match &*name {
+            "messages" => MESSAGES,
+            "input" => INPUT,
+            "prompt" => PROMPT,
+            name => match HEAD_FIELDS.iter().position(|head| *head == name) {
+                Some(place) => place,
+                None => continue,
+            },
+        };
+        // Of a duplicate field only the engine knows what it means, but equal bytes mean the same.
+        let Some(value) = body.get(range).filter(|_| values[place].is_none()) else { return verbatim(body, limit) };
+        values[place] = Some(value);
+    }
+    let values = values.map(|value| value.filter(|value| *value != b"null"));
     let mut out = Vec::with_capacity(body.len().min(limit));
-    let is_object = body.trim_ascii_start().starts_with(b"{");
-    match serde_json::from_slice::<RawBody<'_>>(body) {
-        Ok(raw) if is_object => raw.write(&mut out, limit),
-        // Not an object, or a duplicate field: only the engine knows what it means, but equal bytes mean the same.
-        _ => out.extend_from_slice(&body[..body.len().min(limit)]),
+    for (name, value) in HEAD_FIELDS.iter().zip(values) {
+        if let Some(value) = value {
+            line(name, value, &mut out);
+        }
+    }
+    match values[MESSAGES].or(values[INPUT]) {
+        Some(list) if list.starts_with(b"[") => elements(list, &mut out, limit),
+        Some(other) => line("messages", other, &mut out),
+        None => {}
+    }
+    if let Some(prompt) = values[PROMPT].filter(|_| out.len() < limit) {
+        out.extend_from_slice(b"prompt:");
+        // The closing quote is dropped so that a longer text extends a shorter one.
+        compact(prompt.strip_suffix(b"\"").unwrap_or(prompt), &mut out);
     }
     out.truncate(limit);
     out
 }
 
-impl RawBody<'_> {
-    fn write(&self, out: &mut Vec<u8>, limit: usize) {
-        let head = [
-            ("tools", self.tools),
-            ("documents", self.documents),
-            ("chat_template", self.chat_template),
-            ("chat_template_kwargs", self.chat_template_kwargs),
-            ("system", self.system),
-            ("instructions", self.instructions),
-        ];
-        for (name, value) in head {
-            if let Some(value) = value {
-                line(name, value.get(), out);
-            }
-        }
-        let list = self.messages.or(self.input).map(|raw| (raw, serde_json::from_str::<Vec<&RawValue>>(raw.get())));
-        match list {
-            Some((_, Ok(messages))) => {
-                for message in messages {
-                    if out.len() >= limit {
-                        return;
-                    }
-                    line("", message.get(), out);
-                }
-            }
-            Some((raw, Err(_))) => line("messages", raw.get(), out),
-            None => {}
-        }
-        if let Some(prompt) = self.prompt {
-            out.extend_from_slice(b"prompt:");
-            // The closing quote is dropped so that a longer text extends a shorter one.
-            compact(prompt.get().strip_suffix('"').unwrap_or(prompt.get()), out);
-        }
-    }
+/// Returns the beginning of a body that is not an object, or not clear.
+fn verbatim(body: &[u8], limit: usize) -> Vec<u8> {
+    body[..body.len().min(limit)].to_vec()
 }
 
-fn line(name: &str, json: &str, out: &mut Vec<u8>) {
+fn line(name: &str, json: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(name.as_bytes());
     out.push(b':');
     compact(json, out);
     out.push(b'\n');
 }
 
+/// Writes each element of a list as a line, until `out` has `limit` bytes.
+fn elements(list: &[u8], out: &mut Vec<u8>, limit: usize) {
+    let (mut rest, mut depth, mut is_inside) = (&list[1..], 0_usize, false);
+    while let Some((&byte, after)) = rest.split_first() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\r' => {
+                rest = after;
+                continue;
+            }
+            b']' if depth == 0 => break,
+            b',' if depth == 0 => {
+                out.push(b'\n');
+                is_inside = false;
+                if out.len() >= limit {
+                    return;
+                }
+                rest = after;
+                continue;
+            }
+            _ => {}
+        }
+        if !is_inside {
+            out.push(b':');
+            is_inside = true;
+        }
+        let length = match byte {
+            b'"' => string_length(rest),
+            b'[' | b'{' => {
+                depth += 1;
+                1
+            }
+            b']' | b'}' => {
+                depth -= 1;
+                1
+            }
+            _ => 1 + after.iter().position(|byte| b"\"[]{}, \t\n\r".contains(byte)).unwrap_or(after.len()),
+        };
+        out.extend_from_slice(&rest[..length]);
+        rest = &rest[length..];
+    }
+    if is_inside {
+        out.push(b'\n');
+    }
+}
+
 /// Copies valid JSON without the insignificant white space.
-fn compact(json: &str, out: &mut Vec<u8>) {
-    let mut rest = json.as_bytes();
+fn compact(json: &[u8], out: &mut Vec<u8>) {
+    let mut rest = json;
     while !rest.is_empty() {
         let (between, string) = rest.split_at(memchr(b'"', rest).unwrap_or(rest.len()));
         out.extend(between.iter().filter(|byte| !byte.is_ascii_whitespace()));
@@ -108,6 +152,9 @@ fn string_length(json: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use serde_json::value::RawValue;
+
     use super::*;
 
     fn bytes(body: &str) -> String {
@@ -168,8 +215,43 @@ mod tests {
                 number /= parts.len();
             }
             let mut out = Vec::new();
-            compact(&text, &mut out);
+            compact(text.as_bytes(), &mut out);
             assert_eq!(out, by_bytes(&text), "{text:?}");
+        }
+    }
+
+    fn any_json() -> impl Strategy<Value = String> {
+        let space = "[ \t\n\r]{0,2}";
+        let leaf = prop_oneof![
+            "[a-z \\[\\]{},:]{0,6}".prop_map(|text| format!("\"{text}\"")),
+            "(\\\\\"|\\\\\\\\|[,\\]} ]){0,4}".prop_map(|text| format!("\"{text}\"")),
+            Just("null".to_owned()),
+            (0..1000_u32).prop_map(|number| number.to_string()),
+        ];
+        (leaf, space, space).prop_map(|(leaf, before, after)| format!("{before}{leaf}{after}")).prop_recursive(
+            4,
+            24,
+            4,
+            |inner| {
+                let list = prop::collection::vec(inner.clone(), 0..4).prop_map(|list| format!("[{}]", list.join(",")));
+                let named = inner.prop_map(|value| format!(" \"a]\" :{value}"));
+                let object = prop::collection::vec(named, 0..4).prop_map(|fields| format!("{{{}}} ", fields.join(",")));
+                prop_oneof![list, object]
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn each_element_of_a_list_is_a_line(values in prop::collection::vec(any_json(), 0..5)) {
+            let list = format!("[ {}\n]", values.join(","));
+            let mut expected = Vec::new();
+            for element in serde_json::from_str::<Vec<&RawValue>>(&list).unwrap() {
+                line("", element.get().as_bytes(), &mut expected);
+            }
+            let mut out = Vec::new();
+            elements(list.as_bytes(), &mut out, usize::MAX);
+            prop_assert_eq!(String::from_utf8(out), String::from_utf8(expected));
         }
     }
 

@@ -79,10 +79,7 @@ impl<'a> ChatBodyLayout<'a> {
 
     /// Parses a body's top-level fields. Returns `None` if it is not a JSON object with one message list.
     pub fn read(body: &'a [u8]) -> Option<Self> {
-        let mut reader = serde_json::Deserializer::from_slice(body);
-        let fields = reader.deserialize_map(FieldSpanVisitor(body)).ok()?;
-        reader.end().ok()?;
-        Self::new(body, fields.into_iter())
+        Self::new(body, field_spans(body)?.into_iter())
     }
 
     /// Returns the bytes from the first message to the end of the body.
@@ -94,6 +91,15 @@ impl<'a> ChatBodyLayout<'a> {
     pub(crate) fn body_up_to(&self, end: usize) -> Option<&'a [u8]> {
         self.body.get(..self.list_start + end)
     }
+}
+
+/// Returns the top-level fields of a body, in order: their names and the byte ranges of their values. Returns `None` if
+/// it is not a JSON object.
+pub(crate) fn field_spans(body: &[u8]) -> Option<Vec<(Cow<'_, str>, Range<usize>)>> {
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let fields = reader.deserialize_map(FieldSpanVisitor(body)).ok()?;
+    reader.end().ok()?;
+    Some(fields)
 }
 
 struct FieldSpanVisitor<'a>(&'a [u8]);

@@ -1,10 +1,12 @@
 //! Resolves a request's bytes to a [`Prompt`]: by token ids if they can be predicted, otherwise by canonical bytes.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use vocabulary::{HashSeed, ModelNamespace, PrefixChain, PrefixId, RequestNamespace, Tokens};
 
-use crate::canonical::canonical_bytes;
+use crate::canonical::{canonical_bytes, canonical_fields};
 use crate::chat::CallFieldOrder;
 use crate::completion::{CompletionBody, CompletionPrompt};
 use crate::conversion;
@@ -15,6 +17,10 @@ use crate::{
 
 /// Maximum characters of an error's text kept for the log.
 const MAX_DETAIL_CHARS: usize = 300;
+const NO_TOKENIZER: PrefixError = PrefixError::Unresolvable {
+    reason: FallbackReason::NoTokenizer,
+    detail: "no tokenizer is configured for this model",
+};
 
 /// Parts of a [`PromptResolver`].
 #[derive(Clone, Debug)]
@@ -187,23 +193,45 @@ impl PromptResolver {
 
     /// Builds a prompt from the canonical bytes of its request.
     pub fn fallback_prompt(&self, body: &[u8], error: &PrefixError, keys: RequestNamespace<'_>) -> Prompt {
-        let bytes = canonical_bytes(body, usize::try_from(self.limits.rendered_bytes.0).unwrap_or(usize::MAX));
+        let detail: String = error.to_string().chars().take(MAX_DETAIL_CHARS).collect();
+        let bytes = canonical_bytes(body, self.max_canonical_bytes());
+        self.prompt_of_bytes(bytes, (fallback_reason(error, body), detail.into()), keys)
+    }
+
+    /// Builds the prompt of a chat request for a model without a tokenizer from the request's top-level fields: their
+    /// names and the byte ranges of their values. `body` must be valid JSON.
+    pub fn prompt_without_tokenizer<'n>(
+        &self,
+        body: &[u8],
+        fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>,
+        keys: RequestNamespace<'_>,
+    ) -> Prompt {
+        let bytes = canonical_fields(body, fields, self.max_canonical_bytes());
+        self.prompt_of_bytes(bytes, (FallbackReason::NoTokenizer, NO_TOKENIZER.to_string().into()), keys)
+    }
+
+    fn max_canonical_bytes(&self) -> usize {
+        usize::try_from(self.limits.rendered_bytes.0).unwrap_or(usize::MAX)
+    }
+
+    fn prompt_of_bytes(
+        &self,
+        bytes: Vec<u8>,
+        (reason, detail): (FallbackReason, Box<str>),
+        keys: RequestNamespace<'_>,
+    ) -> Prompt {
         let root = self.bytes_namespace.root(self.seed, keys);
         let chain = PrefixChain::over_bytes(root, self.seed, self.block_size, &bytes);
-        let detail: String = error.to_string().chars().take(MAX_DETAIL_CHARS).collect();
         Prompt {
             content: PromptContent::Bytes(bytes),
             chain,
-            identity: PromptIdentity::Fallback(fallback_reason(error, body)),
-            detail: Some(detail.into()),
+            identity: PromptIdentity::Fallback(reason),
+            detail: Some(detail),
         }
     }
 
     pub(crate) fn model_tokenizer(&self) -> Result<&ModelTokenizer, PrefixError> {
-        self.text.as_deref().ok_or(PrefixError::Unresolvable {
-            reason: FallbackReason::NoTokenizer,
-            detail: "no tokenizer is configured for this model",
-        })
+        self.text.as_deref().ok_or(NO_TOKENIZER)
     }
 
     fn tokenize_chat(

@@ -32,6 +32,13 @@ pub struct IdentifiedPrompt {
     pub next_checkpoint: Option<TokenCheckpoint>,
 }
 
+impl IdentifiedPrompt {
+    /// A prompt of which nothing was known before.
+    fn first_seen(prompt: Prompt) -> Self {
+        Self { prompt, other_chains: Vec::new(), tier: None, known_tokens: Tokens::ZERO, next_checkpoint: None }
+    }
+}
+
 /// Bytes of text that cost as much as one message's look at another one in a quadratic template.
 const QUADRATIC_BYTES: usize = 32;
 
@@ -132,6 +139,11 @@ impl IdentificationInput {
         checkpoint: Option<&TokenCheckpoint>,
     ) -> IdentifiedPrompt {
         let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.prompt_options());
+        if identifier.text().is_none() && self.request.endpoint.chat_form() == Some(ChatEndpoint::Chat) {
+            let fields = self.request.body.scanned_json();
+            let prompt = identifier.prompt_without_tokenizer(fields.body(), fields.all(), asked.keys);
+            return IdentifiedPrompt::first_seen(prompt);
+        }
         let remembered = self.memory(conversations).and_then(|memory| Some((self.layout()?, memory)));
         let ResolvedPrompt { prompt, reused_tokens: checkpoint, next_checkpoint: next } =
             match (self.request.endpoint.chat_form(), &self.converted, remembered) {
@@ -142,13 +154,7 @@ impl IdentificationInput {
                 (None, ..) => {
                     let mut batch = identifier.resolve_completion(body, asked);
                     let others = batch.drain(1..).map(|prompt| prompt.chain).collect();
-                    return IdentifiedPrompt {
-                        prompt: batch.remove(0),
-                        other_chains: others,
-                        tier: None,
-                        known_tokens: Tokens::ZERO,
-                        next_checkpoint: None,
-                    };
+                    return IdentifiedPrompt { other_chains: others, ..IdentifiedPrompt::first_seen(batch.remove(0)) };
                 }
             };
         let tier = if checkpoint == Tokens::ZERO { LookupTier::Miss } else { LookupTier::Checkpoint };
