@@ -65,6 +65,8 @@ pub(super) struct FieldSpan {
     /// The name without its quotes, still escaped.
     pub(super) name: Range<usize>,
     pub(super) value: Range<usize>,
+    /// Whether a string in the value may be a name of a media part.
+    pub(super) names_media: bool,
 }
 
 /// A cursor over text that is known to be UTF-8.
@@ -73,12 +75,14 @@ pub(super) struct JsonWalker<'a> {
     at: usize,
     values: usize,
     containers: usize,
+    /// Strings so far that may be names of media parts.
+    media_names: usize,
 }
 
 impl<'a> JsonWalker<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
-        std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
-        Ok(Self { bytes, at: 0, values: 0, containers: 0 })
+        simdutf8::compat::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
+        Ok(Self { bytes, at: 0, values: 0, containers: 0, media_names: 0 })
     }
 
     fn peek(&self) -> u8 {
@@ -141,9 +145,9 @@ impl<'a> JsonWalker<'a> {
             }
             self.at += 1;
             self.skip_space();
-            let start = self.at;
+            let (start, media_names) = (self.at, self.media_names);
             self.value(depth)?;
-            field(FieldSpan { name, value: start..self.at })?;
+            field(FieldSpan { name, value: start..self.at, names_media: self.media_names > media_names })?;
             self.skip_space();
             match self.peek() {
                 b',' => self.at += 1,
@@ -242,6 +246,7 @@ impl<'a> JsonWalker<'a> {
 
     fn string(&mut self) -> Result<(), JsonError> {
         self.at += 1;
+        let start = self.at;
         loop {
             self.at += plain_length(&self.bytes[self.at..]);
             match self.bytes.get(self.at) {
@@ -251,6 +256,7 @@ impl<'a> JsonWalker<'a> {
                 None => return self.syntax_error("a closing double quote"),
             }
         }
+        self.media_names += usize::from(may_name_media(&self.bytes[start..self.at]));
         self.at += 1;
         Ok(())
     }
@@ -271,6 +277,13 @@ impl<'a> JsonWalker<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns whether a string is the name of a message part that is not text, such as `image_url`, or may be one: engines
+/// have more of them with each version, so the beginnings and the end of names are compared.
+fn may_name_media(string: &[u8]) -> bool {
+    const BEGINNINGS: [&[u8]; 5] = [b"image", b"audio", b"video", b"input_", b"file"];
+    string.ends_with(b"_url") || BEGINNINGS.iter().any(|beginning| string.starts_with(beginning))
 }
 
 /// Returns how many bytes from here on are neither quote, backslash nor control character. Checks eight bytes at a

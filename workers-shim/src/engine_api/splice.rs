@@ -86,6 +86,12 @@ impl ScannedJson {
         self.get(name).is_some_and(|value| value != b"null")
     }
 
+    /// Returns whether a string in the field's value, at any depth, is the name of a message part that is not text, or
+    /// may be one.
+    pub fn names_media(&self, name: &str) -> bool {
+        self.positions(name).any(|position| self.fields[position].names_media)
+    }
+
     /// Returns whether any occurrence of the field is not null, also one that a later one overrides.
     pub fn has_any(&self, name: &str) -> bool {
         self.positions(name).any(|position| self.body[self.fields[position].value.clone()] != b"null"[..])

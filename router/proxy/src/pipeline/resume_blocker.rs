@@ -1,9 +1,6 @@
 //! Decides whether another worker can produce the rest of a partly delivered answer as a plain continuation of token
 //! ids: only where the engine keeps no other state of the answer.
 
-use std::sync::LazyLock;
-
-use aho_corasick::AhoCorasick;
 use planner::RequestTransferBlocker;
 use prefix::FallbackReason;
 use serde_json::Value;
@@ -27,11 +24,6 @@ const FORMAT_FIELDS: [&str; 7] = [
 /// Fields that make an engine count or inspect the tokens of the answer so far.
 const HISTORY_DEPENDENT_FIELDS: [&str; 5] =
     ["bad_words", "repetition_detection", "thinking_token_budget", "logits_processors", "watermarking"];
-/// Byte patterns of message parts that are not text, searched for in one pass.
-static MEDIA_KEYS: LazyLock<AhoCorasick> = LazyLock::new(|| {
-    let keys = ["_url\"", "\"image", "\"audio", "\"video", "\"input_", "\"file"];
-    AhoCorasick::new(keys).expect("six short keys")
-});
 
 /// Returns why this request's answer cannot resume by token ids; `None` where it can, from an engine that returns them.
 pub fn resume_blocker(identified: &IdentifiedRequest, config: ResumeConfig) -> Option<ResumeBlocker> {
@@ -101,10 +93,7 @@ fn is_more_than_text(identified: &IdentifiedRequest) -> bool {
         None => false,
         Some(FallbackReason::Multimodal) => true,
         Some(_) if fields.has("prompt_embeds") || fields.has("suffix") => true,
-        Some(_) => {
-            let messages = fields.get("messages").unwrap_or_default();
-            MEDIA_KEYS.is_match(messages)
-        }
+        Some(_) => fields.names_media("messages") || fields.names_media("input"),
     }
 }
 

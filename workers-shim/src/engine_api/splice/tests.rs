@@ -155,3 +155,20 @@ fn escaped_name_is_decoded_only_if_it_may_match() {
     assert_eq!(fields.get("/"), Some(&b"3"[..]));
     assert_eq!(fields.get("mode"), None);
 }
+
+#[test]
+fn a_field_with_a_media_part_is_told_from_one_with_text_about_it() {
+    let names = |content: &str| {
+        let body =
+            format!(r#"{{"tools":[{{"name":"image"}}],"messages":[{{"role":"user","content":{content}}}],"n":1}}"#);
+        let scanned = ScannedJson::scan(body.into(), &[]).unwrap();
+        assert!(scanned.names_media("tools") && !scanned.names_media("n") && !scanned.names_media("absent"));
+        scanned.names_media("messages")
+    };
+    for part in [r#"[{"type":"image_url"}]"#, r#"[{"x_url":1}]"#, r#"[[{"input_audio":{}}]]"#, r#""file""#] {
+        assert!(names(part), "{part}");
+    }
+    for text in [r#""say \"image\" or \"x_url\" once""#, r#"[{"type":"text","text":"an image"}]"#] {
+        assert!(!names(text), "{text}");
+    }
+}
