@@ -31,6 +31,9 @@ use crate::error::ApiError;
 /// resets it, and the client would see the reset instead of the answer.
 const LINGER: (Duration, u64) = (Duration::from_secs(1), 1 << 20);
 
+/// How long the last answer and the end of the stream may take, which TLS writes as well.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long a connection must be without a request before it is closed to make room: a client that is about to send
 /// its next one is spared.
 const MIN_IDLE: Duration = Duration::from_secs(1);
@@ -187,10 +190,14 @@ pub(super) async fn drive(
     // An idle connection that timed out is closed silently; a partial request gets an answer.
     let is_late = matches!(end, ConnectionEnd::TimedOut) && !parts.read_buf.is_empty();
     let error = if is_late { Some(ApiError::HeadTimeout) } else { status.map(refused) };
-    if let Some(error) = &error {
-        let _ = stream.write_all(&http1_message(encode(error, "")).await).await;
-    }
-    let _ = stream.shutdown().await;
+    // A client that reads nothing keeps neither its answer nor the end of TLS waiting.
+    let close = async {
+        if let Some(error) = &error {
+            stream.write_all(&http1_message(encode(error, "")).await).await?;
+        }
+        stream.shutdown().await
+    };
+    let _ = timeout(CLOSE_TIMEOUT, close).await;
     if error.is_some() {
         let (time, bytes) = LINGER;
         let mut surplus = stream.take(bytes);
@@ -205,7 +212,58 @@ pub(super) async fn drive(
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use tokio::io::ReadBuf;
+
     use super::*;
+
+    /// A stream on which nothing comes and that never ends, as TLS does while its client reads nothing.
+    struct StuckStream;
+
+    impl AsyncRead for StuckStream {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for StuckStream {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Pending
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_keeps_no_connection_after_its_time() {
+        let mut http = http1::Builder::new();
+        http.timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(Duration::from_secs(60));
+        let setup = ConnectionSetup {
+            http,
+            routes: Router::new(),
+            encode: super::super::api_error_response,
+            write_timeout: Duration::from_secs(60),
+            idle_closed: IntCounter::new("idle_closed", "not shown").unwrap(),
+        };
+        let (_evict, evicted) = oneshot::channel();
+        let client = UnauthenticatedClient {
+            remote: None,
+            authentication: UnauthenticatedPermit::not_required(),
+            evicted,
+            authenticates_until: Instant::now() + Duration::from_millis(100),
+        };
+        let (_signal, signals) = watch::channel(ListenerSignal::default());
+        timeout(Duration::from_secs(30), drive(StuckStream, client, setup, signals)).await.expect("it ends");
+    }
 
     #[tokio::test]
     async fn an_error_becomes_a_complete_http_message() {
