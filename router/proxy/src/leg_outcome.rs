@@ -37,8 +37,8 @@ pub enum LegError {
     /// The prefill leg failed, and its target computes no prompts or is waiting for a source that is gone.
     #[error("there is no prompt's KV to go on with")]
     NoSource,
-    /// The memory budget has no room for the leg's body; nothing was sent.
-    #[error("no memory for the body of the leg: {0}")]
+    /// The memory budget has no room for the leg's body, and nothing was sent; or none for its whole answer.
+    #[error("no memory for the leg: {0}")]
     OverBudget(ApiError),
 }
 

@@ -18,6 +18,7 @@ use workers_shim::fleet::InFlightGuard;
 use workers_shim::scrape::EngineKind;
 
 use crate::client_request::GenerationEndpoint;
+use crate::error::ApiError;
 use crate::identified_request::{ParsedRequest, leg_options};
 use crate::leg_outcome::{LegError, LegResponse};
 use crate::liveness_watch::LivenessWatch;
@@ -219,7 +220,7 @@ impl Legs {
     }
 }
 
-/// Collects a whole answer. An answer that does not fit into what is left of `budget` counts as broken off.
+/// Collects a whole answer, which must fit into what is left of `budget`.
 async fn collect_body(body: WorkerBody, budget: EventBufferBudget) -> Result<Bytes, LegError> {
     let mut share = EventBufferShare::of(budget);
     let (mut body, mut chunks, mut length) = (Limited::new(body, MAX_ANSWER_BYTES), Vec::<Bytes>::new(), 0);
@@ -231,7 +232,8 @@ async fn collect_body(body: WorkerBody, budget: EventBufferBudget) -> Result<Byt
                 length,
                 "no memory is left for an answer that comes as one body; see upstream.stream_buffer_limit"
             );
-            return Err(LegError::Broken);
+            let what = "answers on their way hold all the memory there is for them";
+            return Err(LegError::OverBudget(ApiError::Overloaded { what }));
         }
         chunks.push(data);
     }

@@ -50,12 +50,16 @@ async fn bad_input_gets_an_openai_error() {
 }
 
 #[tokio::test]
-async fn a_whole_answer_without_room_in_memory_counts_as_broken_off() {
+async fn a_whole_answer_without_room_in_memory_is_refused_and_counts_against_no_worker() {
     let worker = worker().await;
     let body = json!({"model": "tiny", "prompt": "", "behave": "long answer"}).to_string();
-    for (limit, status) in [("256MiB", 200), ("64KiB", 502)] {
+    for (limit, status) in [("256MiB", 200), ("64KiB", 429)] {
         let router = start_router(&[&worker], &[&format!("upstream.stream_buffer_limit={limit:?}")]).await;
-        assert_eq!(post(router.proxy_address(), "/v1/completions", body.clone()).await.status, status, "{limit}");
+        let before = worker.requests().len();
+        for _ in 0..6 {
+            assert_eq!(post(router.proxy_address(), "/v1/completions", body.clone()).await.status, status, "{limit}");
+        }
+        assert_eq!(worker.requests().len() - before, 6, "not sent again, and the worker is not ejected");
     }
 }
 
