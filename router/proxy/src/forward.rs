@@ -18,6 +18,7 @@ use crate::outliers::SharedOutlierDetector;
 use crate::passthrough::{PassthroughOutcome, ResponseObserver, is_event_stream, relay};
 use crate::quotas::{BYTES_PER_TOKEN, TokenReservation};
 use crate::receipt::RequestOutcome;
+use crate::request_parser::refuse_media_ids;
 use crate::stored_responses::StoredResponses;
 use crate::stored_responses::answer_recorder::{ForwardedAnswerReader, ObservedAnswer};
 use crate::stored_responses::listener::{BodyFormat, ResponseRecorder};
@@ -82,6 +83,9 @@ impl UnplannedForwarder {
         let load = OffloadSpec::of(&request);
         let work = move || {
             let body = ClientRequestBody::read(request.body.clone()).map_err(ApiError::invalid_body)?;
+            if options.salt.is_some() {
+                refuse_media_ids(body.scanned_json())?;
+            }
             let stripped = body.stripped(&options);
             request.body = request.charge_derived(body.plain(&options))?;
             Ok((request, stripped))

@@ -84,7 +84,7 @@ fn require(fields: &ScannedJson, name: &str, accepted: &str, starts: &[u8]) -> R
 
 /// Refuses media parts with an id. vLLM keeps media by these ids, without a salt: a part with an id and no data gets
 /// what another tenant has sent under it.
-fn refuse_media_ids(fields: &ScannedJson) -> Result<(), ApiError> {
+pub(crate) fn refuse_media_ids(fields: &ScannedJson) -> Result<(), ApiError> {
     // An escaped name has such an escape in it.
     let may_have_id = [&b"uuid"[..], b"\\u00"].iter().any(|text| memmem::find(fields.body(), text).is_some());
     let has_id = |list: &str| fields.read::<Vec<&RawValue>>(list).into_iter().flatten().any(has_media_id);

@@ -461,6 +461,11 @@ async fn router_only_fields_are_stripped_on_every_path_and_tenants_are_salted() 
         salts.insert(seen["cache_salt"].as_str().unwrap().to_owned());
     }
     assert!(salts.len() == 2 && !salts.contains("guessed"), "one salt a tenant: {salts:?}");
+    let part = r#"{"model":"tiny","prompt":"","input":"","messages":[{"role":"user","content":[{"type":"image_url","uuid":"a"}]}]}"#;
+    for path in [CHAT, "/v1/embeddings", "/tokenize"] {
+        let request = Request::post(path).header("authorization", "Bearer k1");
+        assert_eq!(send(router.proxy_address(), request, part).await.status, 400, "{path}: media of another tenant");
+    }
     let stripped = |name| router.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
     assert_eq!(["kv_transfer_params", "kv_cache_report_mode", "cache_salt"].map(stripped), [12, 12, 12]);
 }
