@@ -31,6 +31,8 @@ const MAX_RESUME_ATTEMPTS: usize = 4;
 const MAX_RETOKENIZED_BYTES: usize = 64 << 10;
 /// Maximum bytes of new messages rendered here; larger bodies are left to a thread that may block.
 const MAX_NEW_BYTES: usize = 256 << 10;
+/// Maximum number of new messages rendered here: a template may take time in the square of it.
+const MAX_NEW_MESSAGES: usize = 64;
 /// Lower bound of bytes per token for most texts; sizes the id buffer.
 const MIN_BYTES_PER_TOKEN: usize = 3;
 
@@ -246,6 +248,9 @@ impl PromptResolver {
             return None;
         }
         let scan = MessageScan::from_offset(list, known.body_bytes, request.text.content_literals())?;
+        if scan.messages.len() > MAX_NEW_MESSAGES {
+            return None;
+        }
         if !request.rendering.supports_late_system && scan.has_late_system(0) {
             return None;
         }
