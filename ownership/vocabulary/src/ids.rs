@@ -154,6 +154,13 @@ mod tests {
     }
 
     #[test]
+    fn a_session_id_is_the_beginning_of_a_sha_256() {
+        // Of each part's length (8 bytes, little endian) and the part; computed by another implementation.
+        let id = SessionId::of_key(&TenantId::default(), &ModelId::from("tiny"), "k");
+        assert_eq!(id.to_string(), "s-399f7c23dd2d35626f98b41028564add");
+    }
+
+    #[test]
     fn a_session_key_is_scoped_by_tenant_and_model() {
         let (a, b) = (TenantId(Arc::from("a")), TenantId(Arc::from("ab")));
         let (m, n) = (ModelId::from("bm"), ModelId::from("m"));
