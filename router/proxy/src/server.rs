@@ -14,6 +14,7 @@ mod unauthenticated;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -54,8 +55,12 @@ const LONGEST_URI: usize = 32 << 10;
 /// TCP keepalive: idle time after which the kernel probes whether the peer is still there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// How long a new connection waits for room before idle ones are closed for it, and then before more are.
+/// How long a new connection waits for room before idle ones are closed for it, and then before more are; doubled up to
+/// the maximum while there is none.
 const ROOM_INTERVAL: Duration = Duration::from_millis(250);
+const MAX_ROOM_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum number of idle connections that are closed at once.
+const MAX_CLOSED_AT_ONCE: usize = 64;
 /// Minimum time between two logged warnings of the same kind.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -249,6 +254,7 @@ impl HttpServer {
                 routes,
                 encode: bound.encode,
                 write_timeout: limits.write_timeout,
+                room_needed: Arc::default(),
                 idle_closed,
             },
             first_header_timeout: limits.header_timeout,
@@ -318,18 +324,25 @@ impl ConnectionAcceptor {
 }
 
 impl ConnectionAcceptor {
-    /// Waits for room for a connection that was accepted. Idle connections are closed for it: a client may keep as many
-    /// as there are.
+    /// Waits for room for a connection that was accepted. Idle connections are closed for it: one client could otherwise
+    /// hold all.
     async fn acquire_room(&self, warnings: &mut RareWarning) -> OwnedSemaphorePermit {
+        let mut interval = ROOM_INTERVAL;
         loop {
-            if let Ok(permit) = timeout(ROOM_INTERVAL, self.permits.clone().acquire_owned()).await {
+            if let Ok(permit) = timeout(interval, self.permits.clone().acquire_owned()).await {
+                self.protocol.room_needed.store(0, Ordering::Relaxed);
                 return permit.expect("the semaphore is never closed");
             }
+            interval = (2 * interval).min(MAX_ROOM_INTERVAL);
+            self.protocol.room_needed.store(MAX_CLOSED_AT_ONCE, Ordering::Relaxed);
             if let Some(signal) = self.signal.upgrade() {
                 signal.send_modify(|signal| signal.room_requests += 1);
             }
             if let Some(times) = warnings.record(Instant::now()) {
-                tracing::warn!(times, "all connections are taken: idle ones are closed for new ones");
+                tracing::warn!(
+                    times,
+                    "all connections of a listener are in use: idle ones are closed for new ones; see proxy.max_connections"
+                );
             }
         }
     }

@@ -2,7 +2,8 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -31,7 +32,7 @@ use crate::error::ApiError;
 /// resets it, and the client would see the reset instead of the answer.
 const LINGER: (Duration, u64) = (Duration::from_secs(1), 1 << 20);
 
-/// How long the last answer and the end of the stream may take, which TLS writes as well.
+/// Time limit for writing the error answer and closing the stream, for which TLS writes a message of its own.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a connection must be without a request before it is closed to make room: a client that is about to send
@@ -56,7 +57,9 @@ pub(super) struct ConnectionSetup {
     pub(super) encode: HeadErrorEncoder,
     /// Period in which a client must take a minimum of what waits for it.
     pub(super) write_timeout: Duration,
-    /// Counts idle connections that are closed to make room.
+    /// How many idle connections are to be closed to make room.
+    pub(super) room_needed: Arc<AtomicUsize>,
+    /// Counts them once they are closed.
     pub(super) idle_closed: IntCounter,
 }
 
@@ -115,7 +118,7 @@ pub(super) async fn drive(
     mut signals: watch::Receiver<ListenerSignal>,
 ) {
     let UnauthenticatedClient { remote, authentication, evicted: mut closed, authenticates_until } = client;
-    let ConnectionSetup { http, routes, encode, write_timeout, idle_closed } = protocol;
+    let ConnectionSetup { http, routes, encode, write_timeout, room_needed, idle_closed } = protocol;
     let stranger = authentication.clone();
     let is_answering = Arc::new(AtomicBool::new(false));
     let answering = is_answering.clone();
@@ -144,6 +147,8 @@ pub(super) async fn drive(
     let (mut draining, mut authenticated) = (false, false);
     let end = loop {
         tokio::select! {
+            // A request that has arrived is read before its connection is taken for idle.
+            biased;
             ended = poll_fn(|cx| connection.poll_without_shutdown(cx)) => break match ended {
                 Ok(()) => ConnectionEnd::Closed,
                 Err(error) => {
@@ -157,8 +162,11 @@ pub(super) async fn drive(
             gone = signals.changed() => {
                 let Ok(()) = gone else { return };
                 let is_stopping = signals.borrow_and_update().is_stopping;
-                let is_idle = || phase.idle_time().is_some_and(|idle| idle >= MIN_IDLE);
-                if !draining && (is_stopping || is_idle()) {
+                let makes_room = || {
+                    let is_idle = phase.idle_time().is_some_and(|idle| idle >= MIN_IDLE);
+                    is_idle && room_needed.fetch_update(Relaxed, Relaxed, |needed| needed.checked_sub(1)).is_ok()
+                };
+                if !draining && (is_stopping || makes_room()) {
                     draining = true;
                     if !is_stopping {
                         idle_closed.inc();
@@ -190,7 +198,7 @@ pub(super) async fn drive(
     // An idle connection that timed out is closed silently; a partial request gets an answer.
     let is_late = matches!(end, ConnectionEnd::TimedOut) && !parts.read_buf.is_empty();
     let error = if is_late { Some(ApiError::HeadTimeout) } else { status.map(refused) };
-    // A client that reads nothing keeps neither its answer nor the end of TLS waiting.
+    // A client that does not read must not keep the connection.
     let close = async {
         if let Some(error) = &error {
             stream.write_all(&http1_message(encode(error, "")).await).await?;
@@ -252,6 +260,7 @@ mod tests {
             routes: Router::new(),
             encode: super::super::api_error_response,
             write_timeout: Duration::from_secs(60),
+            room_needed: Arc::default(),
             idle_closed: IntCounter::new("idle_closed", "not shown").unwrap(),
         };
         let (_evict, evicted) = oneshot::channel();

@@ -35,15 +35,15 @@ struct AnswerPhaseState {
     phase: AtomicU8,
     /// When the connection was opened.
     opened: Instant,
-    /// Milliseconds from there to the end of the last answer.
-    ended_ms: AtomicU64,
+    /// Milliseconds from there to the last byte of an answer, or of a head that is on its way.
+    active_ms: AtomicU64,
 }
 
 impl AnswerPhase {
     /// Returns the phase of a connection that has sent no request so far.
     pub(super) fn new() -> Self {
-        let (opened, ended_ms) = (Instant::now(), AtomicU64::new(0));
-        Self(Arc::new(AnswerPhaseState { phase: AtomicU8::new(IDLE), opened, ended_ms }))
+        let (opened, active_ms) = (Instant::now(), AtomicU64::new(0));
+        Self(Arc::new(AnswerPhaseState { phase: AtomicU8::new(IDLE), opened, active_ms }))
     }
 
     /// Records that the service got a request.
@@ -51,11 +51,16 @@ impl AnswerPhase {
         self.0.phase.store(ANSWERING, Ordering::Relaxed);
     }
 
-    /// Returns the time since the last answer, or since the connection was opened; `None` while an answer is in
-    /// progress.
+    /// Returns the time since the last byte of an answer or of a request's head, or since the connection was opened;
+    /// `None` while an answer is in progress.
     pub(super) fn idle_time(&self) -> Option<Duration> {
-        let ended = Duration::from_millis(self.0.ended_ms.load(Ordering::Relaxed));
-        self.is_idle().then(|| self.0.opened.elapsed().saturating_sub(ended))
+        let active = Duration::from_millis(self.0.active_ms.load(Ordering::Relaxed));
+        self.is_idle().then(|| self.0.opened.elapsed().saturating_sub(active))
+    }
+
+    fn record_activity(&self) {
+        let AnswerPhaseState { opened, active_ms, .. } = &*self.0;
+        active_ms.store(u64::try_from(opened.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Records the end of the answer when hyper drops its body.
@@ -75,7 +80,10 @@ impl AnswerPhase {
     }
 
     fn record_flush(&self) {
-        let _ = self.0.phase.compare_exchange(BUFFERED, IDLE, Ordering::Relaxed, Ordering::Relaxed);
+        let phase = &self.0.phase;
+        if phase.compare_exchange(BUFFERED, IDLE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.record_activity();
+        }
     }
 }
 
@@ -83,8 +91,7 @@ struct AnswerPhaseGuard(AnswerPhase);
 
 impl Drop for AnswerPhaseGuard {
     fn drop(&mut self) {
-        let AnswerPhaseState { phase, opened, ended_ms } = &*self.0.0;
-        ended_ms.store(u64::try_from(opened.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let AnswerPhaseState { phase, .. } = &*self.0.0;
         phase.store(BUFFERED, Ordering::Relaxed);
     }
 }
@@ -120,7 +127,12 @@ impl<S> HyperResponseFilter<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for HyperResponseFilter<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        if buffer.filled().len() > before && self.progress.is_idle() {
+            self.progress.record_activity();
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
