@@ -124,6 +124,8 @@ struct ClientEventStream {
     stage: Arc<StreamStage>,
     client: ErrorRecipient,
     ready: ReadyEvents,
+    /// The end of the worker's answer, until its events have left.
+    held_end: Option<(AttemptEvent, Option<WorkerBodyError>)>,
     /// Whether more than one choice was requested.
     has_several_choices: bool,
     listener: Option<ResponseRecorder>,
@@ -146,6 +148,10 @@ impl ReadyEvents {
             self.bytes += piece.len();
             self.pieces.push_back(piece);
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
     }
 
     /// Takes the next pieces as one, at most [`MAX_JOINED_BYTES`] of them; a longer piece alone. A single piece is not
@@ -298,6 +304,7 @@ impl ClientEventStream {
             stage: stage.clone(),
             client,
             ready: ReadyEvents::default(),
+            held_end: None,
             has_several_choices,
             listener,
             state: StreamState::of(stage, (body, scanner), streaming),
@@ -429,36 +436,43 @@ impl ClientEventStream {
             if let StreamState::Answering(answering) = mem::replace(&mut self.state, StreamState::Over) {
                 answering.end(RequestOutcome::Interrupted);
             }
-            self.ready = ReadyEvents::default();
-            Poll::Ready(Some(Ok(ApiError::Internal { request: request.to_string() }.stream_event(self.client, number))))
+            // What came before it counts as delivered.
+            self.ready.push(ApiError::Internal { request: request.to_string() }.stream_event(self.client, number));
+            Poll::Ready(self.ready.take_joined().map(Ok))
         })
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
-        while self.ready.bytes < MAX_JOINED_BYTES {
-            let is_pending = match &mut self.state {
+        let mut read = 0;
+        // Ready events wait for nothing: neither for the end of an answer, nor for another worker, nor for input that may
+        // hold none.
+        while self.ready.bytes < MAX_JOINED_BYTES && (self.ready.is_empty() || read < MAX_JOINED_BYTES) {
+            match &mut self.state {
                 StreamState::Over => return Poll::Ready(self.ready.take_joined().map(Ok)),
-                StreamState::Answering(answering) => match answering.poll_item(cx) {
-                    Poll::Ready(StreamItem::Chunk(piece)) => {
-                        self.on_chunk(piece);
-                        false
+                StreamState::Answering(answering) => {
+                    let end = match self.held_end.take() {
+                        Some(end) => end,
+                        None => match answering.poll_item(cx) {
+                            Poll::Ready(StreamItem::Chunk(piece)) => {
+                                read += piece.len().max(1);
+                                self.on_chunk(piece);
+                                continue;
+                            }
+                            Poll::Ready(StreamItem::End(event, error)) => (event, error),
+                            Poll::Pending => break,
+                        },
+                    };
+                    if !self.ready.is_empty() {
+                        self.held_end = Some(end);
+                        break;
                     }
-                    Poll::Ready(StreamItem::End(event, error)) => {
-                        self.on_end(event, error.as_ref());
-                        false
-                    }
-                    Poll::Pending => true,
-                },
-                StreamState::Resuming(resuming, _) => match resuming.poll_unpin(cx) {
-                    Poll::Ready(resumed) => {
-                        self.on_resumed(resumed);
-                        false
-                    }
-                    Poll::Pending => true,
-                },
-            };
-            if is_pending {
-                break;
+                    self.on_end(end.0, end.1.as_ref());
+                }
+                StreamState::Resuming(..) if !self.ready.is_empty() => break,
+                StreamState::Resuming(resuming, _) => {
+                    let resumed = ready!(resuming.poll_unpin(cx));
+                    self.on_resumed(resumed);
+                }
             }
         }
         self.ready.take_joined().map_or(Poll::Pending, |piece| Poll::Ready(Some(Ok(piece))))
