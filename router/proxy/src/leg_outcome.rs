@@ -37,9 +37,12 @@ pub enum LegError {
     /// The prefill leg failed, and its target computes no prompts or is waiting for a source that is gone.
     #[error("there is no prompt's KV to go on with")]
     NoSource,
-    /// The memory budget has no room for the leg's body, and nothing was sent; or none for its whole answer.
-    #[error("no memory for the leg: {0}")]
+    /// The memory budget has no room for the leg's body; nothing was sent.
+    #[error("no memory for the body of the leg: {0}")]
     OverBudget(ApiError),
+    /// There is no memory left for an answer that comes as one body.
+    #[error("no memory for the answer; see upstream.stream_buffer_limit")]
+    AnswerOverBudget,
 }
 
 impl LegError {
@@ -53,7 +56,7 @@ impl LegError {
                 AttemptEvent::DecodeFailed
             }
             LegError::Busy(_) => AttemptEvent::DecodeBusy,
-            LegError::OverBudget(_) => AttemptEvent::MemoryBudgetExceeded,
+            LegError::OverBudget(_) | LegError::AnswerOverBudget => AttemptEvent::MemoryBudgetExceeded,
         }
     }
 
@@ -61,7 +64,7 @@ impl LegError {
     pub fn retryable(&self) -> bool {
         match self {
             LegError::Upstream(error) => error.retryable(),
-            LegError::OverBudget(_) => false,
+            LegError::OverBudget(_) | LegError::AnswerOverBudget => false,
             LegError::UnknownWorker
             | LegError::Broken
             | LegError::Silent
@@ -71,11 +74,17 @@ impl LegError {
         }
     }
 
+    /// Whether the request itself may be the cause: it may break an engine's answer at every worker.
+    pub(crate) fn may_be_the_requests(&self) -> bool {
+        matches!(self, LegError::Failed(_) | LegError::Broken | LegError::Upstream(UpstreamError::Broken(_)))
+    }
+
     /// Returns the error for the client, which does not reveal the worker's address.
     pub fn client_error(&self) -> ApiError {
         match self {
             LegError::Upstream(error) => error.client_error(),
             LegError::OverBudget(error) => error.clone(),
+            LegError::AnswerOverBudget => ApiError::Overloaded { what: "the memory for answers is full" },
             LegError::Busy(_) => ApiError::Overloaded { what: "the workers take no more requests" },
             LegError::UnknownWorker
             | LegError::Broken

@@ -18,7 +18,6 @@ use workers_shim::fleet::InFlightGuard;
 use workers_shim::scrape::EngineKind;
 
 use crate::client_request::GenerationEndpoint;
-use crate::error::ApiError;
 use crate::identified_request::{ParsedRequest, leg_options};
 use crate::leg_outcome::{LegError, LegResponse};
 use crate::liveness_watch::LivenessWatch;
@@ -232,8 +231,7 @@ async fn collect_body(body: WorkerBody, budget: EventBufferBudget) -> Result<Byt
                 length,
                 "no memory is left for an answer that comes as one body; see upstream.stream_buffer_limit"
             );
-            let what = "answers on their way hold all the memory there is for them";
-            return Err(LegError::OverBudget(ApiError::Overloaded { what }));
+            return Err(LegError::AnswerOverBudget);
         }
         chunks.push(data);
     }

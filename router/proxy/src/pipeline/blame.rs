@@ -22,7 +22,7 @@ pub(super) fn culprit(
     match opened {
         // If the target refuses the request, too, it is the client's error.
         Ok(opened) => prefill.filter(|_| opened.status().is_success()),
-        Err(LegError::UnknownWorker | LegError::Busy(_) | LegError::OverBudget(_)) => None,
+        Err(LegError::UnknownWorker | LegError::Busy(_) | LegError::OverBudget(_) | LegError::AnswerOverBudget) => None,
         Err(LegError::NoSource) => prefill,
         Err(_) => Some(plan.target()),
     }

@@ -10,7 +10,7 @@ use super::plan::PlanGuards;
 use super::planning::{AttemptLog, GivenUpStep, InterruptedAnswer, LastFailure, Planning, UnansweredStep};
 use super::request_end::RequestEnd;
 use super::streaming::Streaming;
-use crate::leg_outcome::{FailedAttempt, LegError, LegResponse, StartedAnswer};
+use crate::leg_outcome::{FailedAttempt, LegResponse, StartedAnswer};
 use crate::outliers::TrialGuard;
 use crate::receipt::{RequestOutcome, StreamResumption};
 use crate::request_states::{ClassifiedStep, PlannedStep};
@@ -79,10 +79,9 @@ impl Dispatched {
         let trials = guards.trials.take();
         match (suspects, failed_worker) {
             (Some(suspects), _) => blame.suspects = Some((suspects, trials)),
-            (None, Some(worker)) if matches!(cause, LegError::Failed(_)) => {
-                blame.failures.push((worker, sent_at, trials));
-            }
-            // No answer at all is always the worker's fault, whatever the request is.
+            // A request can make engines fail, or close their connections.
+            (None, Some(worker)) if cause.may_be_the_requests() => blame.failures.push((worker, sent_at, trials)),
+            // Silence is the worker's fault, whatever the request is.
             (None, Some(worker)) => reporter.outliers.record_failure(&step.located.workers, (worker, sent_at)),
             (None, None) => {}
         }

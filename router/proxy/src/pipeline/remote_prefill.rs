@@ -128,7 +128,7 @@ async fn prefill(
 fn failed_prefill_event(error: &LegError) -> AttemptEvent {
     match error {
         LegError::Busy(_) | LegError::UnknownWorker => AttemptEvent::PrefillBusy,
-        LegError::OverBudget(_) => AttemptEvent::MemoryBudgetExceeded,
+        LegError::OverBudget(_) | LegError::AnswerOverBudget => AttemptEvent::MemoryBudgetExceeded,
         _ => AttemptEvent::PrefillFailed,
     }
 }
