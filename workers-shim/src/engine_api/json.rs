@@ -67,6 +67,8 @@ pub(super) struct FieldSpan {
     pub(super) value: Range<usize>,
     /// Whether a string in the value may be a name of a media part.
     pub(super) names_media: bool,
+    /// Number of its elements, if the value is a list.
+    pub(super) elements: usize,
 }
 
 /// A cursor over text that is known to be UTF-8.
@@ -77,12 +79,14 @@ pub(super) struct JsonWalker<'a> {
     containers: usize,
     /// Strings so far that may be names of media parts.
     media_names: usize,
+    /// Number of elements of the list that ended last.
+    elements: usize,
 }
 
 impl<'a> JsonWalker<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
         simdutf8::compat::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
-        Ok(Self { bytes, at: 0, values: 0, containers: 0, media_names: 0 })
+        Ok(Self { bytes, at: 0, values: 0, containers: 0, media_names: 0, elements: 0 })
     }
 
     fn peek(&self) -> u8 {
@@ -147,7 +151,13 @@ impl<'a> JsonWalker<'a> {
             self.skip_space();
             let (start, media_names) = (self.at, self.media_names);
             self.value(depth)?;
-            field(FieldSpan { name, value: start..self.at, names_media: self.media_names > media_names })?;
+            let is_list = self.bytes.get(start) == Some(&b'[');
+            field(FieldSpan {
+                name,
+                value: start..self.at,
+                names_media: self.media_names > media_names,
+                elements: if is_list { self.elements } else { 0 },
+            })?;
             self.skip_space();
             match self.peek() {
                 b',' => self.at += 1,
@@ -163,13 +173,16 @@ impl<'a> JsonWalker<'a> {
         let depth = self.enter_nested(depth)?;
         self.at += 1;
         self.skip_space();
+        self.elements = 0;
         if self.peek() == b']' {
             self.at += 1;
             return Ok(());
         }
+        let mut elements = 0;
         loop {
             self.skip_space();
             self.value(depth)?;
+            elements += 1;
             self.skip_space();
             match self.peek() {
                 b',' => self.at += 1,
@@ -178,6 +191,7 @@ impl<'a> JsonWalker<'a> {
             }
         }
         self.at += 1;
+        self.elements = elements;
         Ok(())
     }
 

@@ -92,6 +92,11 @@ impl ScannedJson {
         self.positions(name).any(|position| self.fields[position].names_media)
     }
 
+    /// Returns the number of elements of the field's list; 0 where it is none.
+    pub fn elements(&self, name: &str) -> usize {
+        self.position(name).map_or(0, |position| self.fields[position].elements)
+    }
+
     /// Returns whether any occurrence of the field is not null, also one that a later one overrides.
     pub fn has_any(&self, name: &str) -> bool {
         self.positions(name).any(|position| self.body[self.fields[position].value.clone()] != b"null"[..])

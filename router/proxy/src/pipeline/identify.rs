@@ -39,7 +39,7 @@ impl IdentifiedPrompt {
     }
 }
 
-/// Bytes of text that cost as much as one message's look at another one in a quadratic template.
+/// Cost of one pair of messages in a template that is quadratic in messages, in bytes of plain text.
 const QUADRATIC_BYTES: usize = 32;
 
 /// A request whose prompt is not yet identified.
@@ -191,11 +191,10 @@ fn wall_time() -> WallTime {
     WallTime { unix_seconds: now.as_secs() as i64 }
 }
 
-/// Returns the cost of rendering and tokenizing a body, in bytes of a plain text: a chat template may take time in the
-/// square of the number of messages. Each message is an object, so there are at most as many as opening braces.
-fn rendering_cost(body: &[u8]) -> usize {
-    let messages = memchr::memchr_iter(b'{', body).count();
-    body.len().max(messages.saturating_mul(messages).saturating_mul(QUADRATIC_BYTES))
+/// Returns the cost of rendering and tokenizing a conversation, in bytes of plain text: a chat template may take time in
+/// the square of the number of messages.
+fn rendering_cost(body_bytes: usize, messages: usize) -> usize {
+    body_bytes.max(messages.saturating_mul(messages).saturating_mul(QUADRATIC_BYTES))
 }
 
 /// What identifying a prompt uses.
@@ -295,7 +294,9 @@ async fn compute_whole(
     let (mut load, conversations) =
         (OffloadSpec::of(&request.request().incoming), stage.prefix_cache.conversations.clone());
     if request.model.identifier.text().is_some() {
-        load = load.on(rendering_cost(&request.request.incoming.body));
+        let fields = request.request.body.scanned_json();
+        let messages = fields.elements("messages").max(fields.elements("input"));
+        load = load.on(rendering_cost(fields.body().len(), messages));
     }
     let work = move || {
         let found = request.compute_whole(&conversations, known.as_ref());
@@ -312,8 +313,7 @@ mod tests {
 
     #[test]
     fn a_small_body_of_many_messages_costs_as_much_as_a_long_one() {
-        let of = |messages: usize| rendering_cost("{\"role\":\"user\"}".repeat(messages).as_bytes());
-        assert!(of(10) < MIN_OFFLOAD_BYTES && of(100) > MIN_OFFLOAD_BYTES);
-        assert_eq!(rendering_cost(&[b'x'; 70_000]), 70_000);
+        assert!(rendering_cost(1_000, 10) < MIN_OFFLOAD_BYTES && rendering_cost(1_000, 100) > MIN_OFFLOAD_BYTES);
+        assert_eq!(rendering_cost(70_000, 1), 70_000);
     }
 }
