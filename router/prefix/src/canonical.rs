@@ -67,7 +67,7 @@ pub(crate) fn canonical_fields<'n>(
     out
 }
 
-/// Returns the beginning of a body that is not an object, or not clear.
+/// Returns the beginning of a body that is not an object, or has a field twice.
 fn verbatim(body: &[u8], limit: usize) -> Vec<u8> {
     body[..body.len().min(limit)].to_vec()
 }

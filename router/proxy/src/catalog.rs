@@ -214,9 +214,11 @@ impl Catalog {
             return model.clone();
         }
         let model = Arc::new(Model::new(name, &ModelConfig::default(), LoadedModelFiles::default()));
-        if name.0.len() <= MAX_KEPT_NAME {
-            self.unconfigured.lock().put(name.clone(), model.clone());
-        }
+        let evicted = match name.0.len() <= MAX_KEPT_NAME {
+            true => self.unconfigured.lock().push(name.clone(), model.clone()),
+            false => None,
+        };
+        drop(evicted);
         model
     }
 

@@ -58,6 +58,8 @@ pub(super) struct RankFollower {
     rules: BlockMappingRules,
     /// Whether its connection is one of [`FollowerEnvironment::extra_ranks`](super::FollowerEnvironment).
     is_extra: bool,
+    /// Whether it was logged that no connection was left for it.
+    has_waited: bool,
     last_report: ReportedState,
     /// Whether blocks were stored outside of device memory: how many of those fit is unknown.
     pub(super) is_tiered: bool,
@@ -81,7 +83,18 @@ impl RankFollower {
             is_disconnected: false,
             has_loss: false,
         };
-        Self { worker, source, stream, feed, rules, is_extra, last_report, is_tiered: false, snapshot_requests }
+        Self {
+            worker,
+            source,
+            stream,
+            feed,
+            rules,
+            is_extra,
+            has_waited: false,
+            last_report,
+            is_tiered: false,
+            snapshot_requests,
+        }
     }
 
     /// Follows the rank until the incarnation ends, or its block size or another rank's does not fit.
@@ -124,19 +137,21 @@ impl RankFollower {
     }
 
     /// Waits until one more rank may be connected.
-    async fn acquire_extra_rank(&self) -> OwnedSemaphorePermit {
-        let ranks = &self.worker.environment.extra_ranks;
+    async fn acquire_extra_rank(&mut self) -> OwnedSemaphorePermit {
+        let ranks = self.worker.environment.extra_ranks.clone();
         let permit = match ranks.clone().try_acquire_owned() {
             Ok(permit) => Ok(permit),
+            Err(_) if self.has_waited => ranks.acquire_owned().await,
             Err(_) => {
+                self.has_waited = true;
                 let (worker, rank) = (&self.worker.member.spec.endpoint, self.source.rank.0);
                 tracing::warn!(
                     worker = %worker,
                     rank,
-                    "the events of this rank are not read: the ranks of all workers have no more connections. Raise the limit \
-                     of open files, or follow fewer ranks"
+                    "the events of this rank are not read: all connections for ranks beyond each worker's first are in use. \
+                     There are 1,024 where the limit of open files is at least 49,152"
                 );
-                ranks.clone().acquire_owned().await
+                ranks.acquire_owned().await
             }
         };
         permit.expect("the semaphore is never closed")
