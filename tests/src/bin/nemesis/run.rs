@@ -117,7 +117,10 @@ async fn build_testbed(
     for subject in subjects.iter().take(ARTIFACTS) {
         artifacts.extend(cluster.addresses().head_artifact(leader, *subject).await?);
     }
-    let objects = (subjects, registers::registers(&artifacts), owners);
+    let registers = registers::registers(&artifacts);
+    // Their first values are part of the history, so that no later read is taken for them.
+    registers::read_all(&registers, (cluster.addresses(), &[leader]), &history).await?;
+    let objects = (subjects, registers, owners);
     let load = LoadClients::start(load, history.clone(), cluster.addresses().clone(), objects);
     load.set_slots(cluster.running_slots());
     let watchers = WatchClients::start(cluster.addresses(), &cluster.seats()).await?;

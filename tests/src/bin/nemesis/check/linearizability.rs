@@ -54,6 +54,11 @@ pub(super) trait SequentialModel {
     /// The operation in words, for violation messages.
     fn describe(operation: &Self::Operation) -> String;
 
+    /// Whether two writes with unknown outcomes have the same effect wherever they take it.
+    fn is_same_write(_first: &Self::Operation, _second: &Self::Operation) -> bool {
+        false
+    }
+
     /// Returns the state after an operation with this reply, or `None` if the ledger would not have given it. Nothing
     /// is known of the state before the first operation.
     fn state_after_answer(
@@ -141,10 +146,17 @@ pub(super) fn search<M: SequentialModel>(
         }
         let (candidates, until) = candidates::<M>(&known, &position);
         // The last candidate is tried first: answered operations before those that may have happened.
-        let writes = unknown
-            .iter()
-            .enumerate()
-            .filter(|(at, write)| M::interval(write).0 <= until && position.assumed_applied.binary_search(at).is_err());
+        let is_open = |at: usize, write: &M::Operation| {
+            M::interval(write).0 <= until && position.assumed_applied.binary_search(&at).is_err()
+        };
+        // Of equal writes the first will do: once requested, each stays available.
+        let is_repeated = |at: usize, write: &M::Operation| {
+            unknown[..at]
+                .iter()
+                .enumerate()
+                .any(|(before, first)| M::is_same_write(first, write) && is_open(before, first))
+        };
+        let writes = unknown.iter().enumerate().filter(|(at, write)| is_open(*at, write) && !is_repeated(*at, write));
         let happened = writes.filter_map(|(at, write)| {
             Some(position.with_assumed(at, M::effect(write), model.state_after_unknown(position.state, write)?))
         });

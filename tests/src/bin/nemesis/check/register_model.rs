@@ -43,6 +43,10 @@ impl SequentialModel for RegisterModel {
         )
     }
 
+    fn is_same_write(first: &RegisterOperation, second: &RegisterOperation) -> bool {
+        first.asked == second.asked
+    }
+
     fn state_after_answer(
         &self,
         state: Option<RegisterState>,
@@ -153,6 +157,28 @@ mod tests {
             unavailable,
             op((4, 5), RegisterRequest::Read, RegisterReply::Found(RegisterValue(None)))
         ]));
+    }
+
+    #[test]
+    fn an_unknown_write_is_read_only_once() {
+        // The first value is known, as in a run.
+        let begin = [read((0, 1), 4), lost((2, 3), 6), read((10, 11), 6), write((20, 21), 5)];
+        assert!(is_linearizable(&[&begin[..], &[read((30, 31), 5)]].concat()));
+        assert!(!is_linearizable(&[&begin[..], &[read((30, 31), 6)]].concat()));
+        assert!(is_linearizable(&[&begin[..], &[lost((22, 23), 6), read((30, 31), 6)]].concat()));
+    }
+
+    #[test]
+    fn equal_unknown_writes_do_not_exhaust_the_search() {
+        let mut operations = vec![read((0, 1), 0)];
+        for round in 0..60_u64 {
+            let when = 100 * round + 10;
+            operations.extend([lost((when, when + 1), u128::from(round % 2)), write((when + 10, when + 20), 0)]);
+        }
+        operations.push(read((10_000, 10_001), 1));
+        assert!(is_linearizable(&operations));
+        operations.push(read((10_010, 10_011), 7));
+        assert!(!is_linearizable(&operations));
     }
 
     #[test]
