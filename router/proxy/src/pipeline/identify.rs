@@ -308,6 +308,9 @@ async fn compute_whole(
 
 #[cfg(test)]
 mod tests {
+    use vocabulary::ModelId;
+    use workers_shim::engine_api::ScannedJson;
+
     use super::*;
     use crate::offload_pool::MIN_OFFLOAD_BYTES;
 
@@ -315,5 +318,27 @@ mod tests {
     fn a_small_body_of_many_messages_costs_as_much_as_a_long_one() {
         assert!(rendering_cost(1_000, 10) < MIN_OFFLOAD_BYTES && rendering_cost(1_000, 100) > MIN_OFFLOAD_BYTES);
         assert_eq!(rendering_cost(70_000, 1), 70_000);
+    }
+
+    #[test]
+    fn a_prompt_by_the_parsers_fields_equals_one_by_the_whole_body() {
+        let model = Catalog::default().model(&ModelId::from("m"));
+        let keys = model.root_keys(None);
+        let long = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, r#"words \n \"é\" "#.repeat(200));
+        for body in [
+            r#"{"model":"m","messages":[{"role":"user","content":" a  b "}, {"role":"x" , "n":[1, 2,{"y":null}]}],"tools":[{"a" : 1}]}"#,
+            r#"{"tools":null,"messages":[ ],"documents":[[],{}],"system":"s"}"#,
+            r#"{"messages":[{"content":"]}\""},"text",7]}"#,
+            r#"{"messages":[1],"messages":[2]}"#,
+            r#"{"tools":[1],"tools":null,"messages":[2]}"#,
+            r#"{"m\u0065ssages":[{"role":"user"}],"stream":true}"#,
+            r#"{"messages":{"not":"a list"}}"#,
+            &long,
+        ] {
+            let scanned = ScannedJson::scan(body.to_owned().into(), &[]).unwrap();
+            let by_fields = model.identifier.prompt_without_tokenizer(scanned.body(), scanned.all(), keys);
+            let whole = model.identifier.resolve_chat(body.as_bytes(), ExtraPromptInputs { keys, now: wall_time() });
+            assert_eq!(by_fields, whole, "{body}");
+        }
     }
 }
