@@ -4,6 +4,7 @@
 //! It knows no path and no API. `axum::serve` is not used because it gives hyper no timer, and then slow headers have
 //! no timeout.
 
+mod answer_phase;
 mod body;
 mod connection;
 pub mod descriptors;
@@ -198,20 +199,11 @@ impl From<IntGauge> for ConnectionMetrics {
     }
 }
 
-/// What a listener tells its connections.
-#[derive(Clone, Copy, Default, Debug)]
-struct ListenerSignal {
-    /// Whether every connection ends with its present request.
-    is_stopping: bool,
-    /// How often idle connections were asked to make room for a new one.
-    room_requests: u64,
-}
-
 /// A running listener. [`HttpServer::stop`] ends it gracefully; dropping it cuts every connection.
 #[derive(Debug)]
 pub struct HttpServer {
     address: SocketAddr,
-    signal: Arc<watch::Sender<ListenerSignal>>,
+    stop: Arc<watch::Sender<bool>>,
     acceptor: JoinHandle<()>,
     connection_permits: Arc<Semaphore>,
     limits: ServerLimits,
@@ -239,16 +231,16 @@ impl HttpServer {
         let ConnectionMetrics { open, closed, idle_closed } = counts.into();
         let listener = bound.socket.listen(ACCEPT_BACKLOG)?;
         let address = listener.local_addr()?;
-        let (signal, signals) = watch::channel(ListenerSignal::default());
-        let signal = Arc::new(signal);
+        let (stop, stopping) = watch::channel(false);
+        let stop = Arc::new(stop);
         let connection_permits = Arc::new(Semaphore::new(limits.connections));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_headers(MAX_HEADERS);
         http.max_buf_size(MAX_HEAD_BYTES);
         let accepting = ConnectionAcceptor {
             permits: connection_permits.clone(),
-            signal: Arc::downgrade(&signal),
-            signals,
+            stop: Arc::downgrade(&stop),
+            stopping,
             protocol: ConnectionSetup {
                 http,
                 routes,
@@ -264,7 +256,7 @@ impl HttpServer {
         };
         let listener = Arc::new(listener);
         let accepting = tasks.supervise(name, move || accept(listener.clone(), accepting.clone()));
-        Ok(Self { address, signal, acceptor: accepting, connection_permits, limits })
+        Ok(Self { address, stop, acceptor: accepting, connection_permits, limits })
     }
 
     /// Returns the address that it listens on.
@@ -276,7 +268,7 @@ impl HttpServer {
     ///
     /// Returns how many connections had to be cut.
     pub async fn stop(self) -> usize {
-        self.signal.send_modify(|signal| signal.is_stopping = true);
+        self.stop.send_replace(true);
         let _ = self.acceptor.await;
         let all = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
         let drained = tokio::time::timeout(self.limits.drain_timeout, self.connection_permits.acquire_many(all)).await;
@@ -292,8 +284,8 @@ impl HttpServer {
 struct ConnectionAcceptor {
     permits: Arc<Semaphore>,
     /// Upgrades as long as the listener runs: dropping it cuts every connection.
-    signal: Weak<watch::Sender<ListenerSignal>>,
-    signals: watch::Receiver<ListenerSignal>,
+    stop: Weak<watch::Sender<bool>>,
+    stopping: watch::Receiver<bool>,
     protocol: ConnectionSetup,
     /// Timeout for the first request's headers, where connections need not authenticate.
     first_header_timeout: Duration,
@@ -335,8 +327,9 @@ impl ConnectionAcceptor {
             }
             interval = (2 * interval).min(MAX_ROOM_INTERVAL);
             self.protocol.room_needed.store(MAX_CLOSED_AT_ONCE, Ordering::Relaxed);
-            if let Some(signal) = self.signal.upgrade() {
-                signal.send_modify(|signal| signal.room_requests += 1);
+            if let Some(stop) = self.stop.upgrade() {
+                // Wakes every connection; nothing else changes.
+                stop.send_modify(|_| {});
             }
             if let Some(times) = warnings.record(Instant::now()) {
                 tracing::warn!(
@@ -365,7 +358,7 @@ impl Drop for OpenConnectionGuard {
 }
 
 async fn accept(listener: Arc<TcpListener>, accepting: ConnectionAcceptor) {
-    let mut stopping = accepting.signals.clone();
+    let mut stopping = accepting.stopping.clone();
     let (mut warnings, mut room_warnings) = (RareWarning::default(), RareWarning::default());
     loop {
         let accepted = async {
@@ -374,16 +367,16 @@ async fn accept(listener: Arc<TcpListener>, accepting: ConnectionAcceptor) {
         };
         let (stream, permit) = tokio::select! {
             accepted = accepted => accepted,
-            _ = stopping.wait_for(|signal| signal.is_stopping) => return,
+            _ = stopping.wait_for(|stop| *stop) => return,
         };
         let client = accepting.register_client(&stream);
-        let (protocol, signals) = (accepting.protocol.clone(), accepting.signals.clone());
+        let (protocol, stopping) = (accepting.protocol.clone(), accepting.stopping.clone());
         let tls = accepting.tls.clone();
         let open = OpenConnectionGuard::count(&accepting.open);
         tokio::spawn(async move {
             match tls {
-                None => connection::drive(stream, client, protocol, signals).await,
-                Some(tls) => serve_tls(stream, tls, (client, protocol, signals)).await,
+                None => connection::drive(stream, client, protocol, stopping).await,
+                Some(tls) => serve_tls(stream, tls, (client, protocol, stopping)).await,
             }
             drop((open, permit));
         });
@@ -395,7 +388,7 @@ async fn accept(listener: Arc<TcpListener>, accepting: ConnectionAcceptor) {
 async fn serve_tls(
     stream: TcpStream,
     tls: TlsAcceptor,
-    (mut client, protocol, signals): (UnauthenticatedClient, ConnectionSetup, watch::Receiver<ListenerSignal>),
+    (mut client, protocol, stopping): (UnauthenticatedClient, ConnectionSetup, watch::Receiver<bool>),
 ) {
     let handshake = timeout_at(client.authenticates_until, tls.accept(stream));
     tokio::pin!(handshake);
@@ -414,7 +407,7 @@ async fn serve_tls(
             if !is_bounded {
                 client.evicted = oneshot::channel().1;
             }
-            connection::drive(stream, client, protocol, signals).await;
+            connection::drive(stream, client, protocol, stopping).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "a client did not speak TLS"),
         Err(_) => {

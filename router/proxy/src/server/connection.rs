@@ -22,10 +22,11 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::Service as _;
 
-use super::head_refusal::{AnswerPhase, HyperResponseFilter};
+use super::answer_phase::AnswerPhase;
+use super::head_refusal::HyperResponseFilter;
 use super::minimum_rate_writer::MinimumRateWriter;
 use super::unauthenticated::UnauthenticatedPermit;
-use super::{HeadErrorEncoder, LONGEST_URI, ListenerSignal, MAX_HEAD_BYTES, MAX_HEADERS, RemoteAddr, RouteResult};
+use super::{HeadErrorEncoder, LONGEST_URI, MAX_HEAD_BYTES, MAX_HEADERS, RemoteAddr, RouteResult};
 use crate::error::ApiError;
 
 /// How long, and for how many bytes, a client is read whose head was refused: closing a connection with unread data
@@ -109,13 +110,13 @@ async fn http1_message(answer: Response) -> Vec<u8> {
     message
 }
 
-/// Serves `stream` until it ends, the listener stops or the idle connection must make room (a running request still
-/// ends), or the sender of the signals is dropped (at once).
+/// Serves `stream` until it ends, `stopping` turns true or its sender asks idle connections to make room (a running
+/// request still ends), or that sender is dropped (at once).
 pub(super) async fn drive(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     client: UnauthenticatedClient,
     protocol: ConnectionSetup,
-    mut signals: watch::Receiver<ListenerSignal>,
+    mut stopping: watch::Receiver<bool>,
 ) {
     let UnauthenticatedClient { remote, authentication, evicted: mut closed, authenticates_until } = client;
     let ConnectionSetup { http, routes, encode, write_timeout, room_needed, idle_closed } = protocol;
@@ -159,9 +160,9 @@ pub(super) async fn drive(
                     if error.is_timeout() { ConnectionEnd::TimedOut } else { ConnectionEnd::Closed }
                 }
             },
-            gone = signals.changed() => {
+            gone = stopping.changed() => {
                 let Ok(()) = gone else { return };
-                let is_stopping = signals.borrow_and_update().is_stopping;
+                let is_stopping = *stopping.borrow_and_update();
                 let makes_room = || {
                     let is_idle = phase.idle_time().is_some_and(|idle| idle >= MIN_IDLE);
                     is_idle && room_needed.fetch_update(Relaxed, Relaxed, |needed| needed.checked_sub(1)).is_ok()
@@ -270,8 +271,8 @@ mod tests {
             evicted,
             authenticates_until: Instant::now() + Duration::from_millis(100),
         };
-        let (_signal, signals) = watch::channel(ListenerSignal::default());
-        timeout(Duration::from_secs(30), drive(StuckStream, client, setup, signals)).await.expect("it ends");
+        let (_stop, stopping) = watch::channel(false);
+        timeout(Duration::from_secs(30), drive(StuckStream, client, setup, stopping)).await.expect("it ends");
     }
 
     #[tokio::test]

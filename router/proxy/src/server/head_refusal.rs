@@ -7,94 +7,12 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::Response;
 use http::StatusCode;
-use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Instant;
 
-/// All answers were sent.
-const IDLE: u8 = 0;
-/// The service has a request, or its answer is not complete.
-const ANSWERING: u8 = 1;
-/// The answer is complete, and hyper has it to send.
-const BUFFERED: u8 = 2;
-
-/// Whether an answer of the service is in progress on a connection. Clones share it.
-#[derive(Clone, Debug)]
-pub(super) struct AnswerPhase(Arc<AnswerPhaseState>);
-
-#[derive(Debug)]
-struct AnswerPhaseState {
-    phase: AtomicU8,
-    /// When the connection was opened.
-    opened: Instant,
-    /// Milliseconds from there to the last byte of an answer, or of a head that is on its way.
-    active_ms: AtomicU64,
-}
-
-impl AnswerPhase {
-    /// Returns the phase of a connection that has sent no request so far.
-    pub(super) fn new() -> Self {
-        let (opened, active_ms) = (Instant::now(), AtomicU64::new(0));
-        Self(Arc::new(AnswerPhaseState { phase: AtomicU8::new(IDLE), opened, active_ms }))
-    }
-
-    /// Records that the service got a request.
-    pub(super) fn begin(&self) {
-        self.0.phase.store(ANSWERING, Ordering::Relaxed);
-    }
-
-    /// Returns the time since the last byte of an answer or of a request's head, or since the connection was opened;
-    /// `None` while an answer is in progress.
-    pub(super) fn idle_time(&self) -> Option<Duration> {
-        let active = Duration::from_millis(self.0.active_ms.load(Ordering::Relaxed));
-        self.is_idle().then(|| self.0.opened.elapsed().saturating_sub(active))
-    }
-
-    fn record_activity(&self) {
-        let AnswerPhaseState { opened, active_ms, .. } = &*self.0;
-        active_ms.store(u64::try_from(opened.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// Records the end of the answer when hyper drops its body.
-    pub(super) fn wrap(&self, answer: Response) -> Response {
-        let body_end = AnswerPhaseGuard(self.clone());
-        answer.map(|body| {
-            Body::new(body.map_err(move |error| {
-                // Moves the guard into the closure, so that it lives as long as the body.
-                let _ = &body_end;
-                error
-            }))
-        })
-    }
-
-    fn is_idle(&self) -> bool {
-        self.0.phase.load(Ordering::Relaxed) == IDLE
-    }
-
-    fn record_flush(&self) {
-        let phase = &self.0.phase;
-        if phase.compare_exchange(BUFFERED, IDLE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            self.record_activity();
-        }
-    }
-}
-
-struct AnswerPhaseGuard(AnswerPhase);
-
-impl Drop for AnswerPhaseGuard {
-    fn drop(&mut self) {
-        let AnswerPhaseState { phase, .. } = &*self.0.0;
-        phase.store(BUFFERED, Ordering::Relaxed);
-    }
-}
+use super::answer_phase::AnswerPhase;
 
 /// A connection's stream, without hyper's own answers.
 #[derive(Debug)]
@@ -116,7 +34,7 @@ impl<S> HyperResponseFilter<S> {
 
     /// Holds back bytes that are not the service's.
     fn hold_back(&mut self, bytes: &[u8]) -> bool {
-        if bytes.is_empty() || !self.progress.is_idle() {
+        if bytes.is_empty() || self.progress.is_answering() {
             return false;
         }
         let status = bytes.strip_prefix(b"HTTP/1.1 ").and_then(|rest| StatusCode::from_bytes(rest.get(..3)?).ok());
@@ -129,8 +47,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for HyperResponseFilter<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        if buffer.filled().len() > before && self.progress.is_idle() {
-            self.progress.record_activity();
+        if buffer.filled().len() > before {
+            self.progress.record_read();
         }
         Poll::Ready(Ok(()))
     }
@@ -174,6 +92,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for HyperResponseFilter<S> {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use axum::response::Response;
     use futures::FutureExt as _;
     use tokio::io::AsyncWriteExt as _;
 
