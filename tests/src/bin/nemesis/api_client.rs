@@ -201,11 +201,13 @@ impl ApiClient {
                 self.raw(slot, (Method::POST, &format!("{session}/migrate")), Some(body), within).await
             }
         };
-        match reply {
-            Ok(reply) => (read_reply(asked, &reply), revision(&reply)),
-            Err(HttpFailure::NotSent(_)) => (OwnershipReply::Unavailable, None),
-            Err(HttpFailure::Lost(_)) => (OwnershipReply::Unknown, None),
-        }
+        let answer = match ReplyOutcome::of(&reply) {
+            ReplyOutcome::Done(body) => parse_reply(asked, body).unwrap_or(OwnershipReply::Unknown),
+            ReplyOutcome::Refused => OwnershipReply::Refused,
+            ReplyOutcome::Unavailable => OwnershipReply::Unavailable,
+            ReplyOutcome::Unknown => OwnershipReply::Unknown,
+        };
+        (answer, reply.ok().as_ref().and_then(revision))
     }
 
     /// Sends a request about a register.
@@ -225,21 +227,14 @@ impl ApiClient {
                 self.raw(slot, (Method::PUT, &path), Some((body, None)), within).await
             }
         };
-        match reply {
-            Ok(reply) => match (reply.status, asked) {
-                (StatusCode::OK, RegisterRequest::Write(_)) => RegisterReply::Written,
-                (StatusCode::OK, RegisterRequest::Read) => {
-                    json::register_value(register, &reply.body).map_or(RegisterReply::Unknown, RegisterReply::Found)
-                }
-                // Nothing was proposed to the ledger.
-                (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS, _) => RegisterReply::Unavailable,
-                (StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND, _) => {
-                    RegisterReply::Refused
-                }
-                _ => RegisterReply::Unknown,
-            },
-            Err(HttpFailure::NotSent(_)) => RegisterReply::Unavailable,
-            Err(HttpFailure::Lost(_)) => RegisterReply::Unknown,
+        match (ReplyOutcome::of(&reply), asked) {
+            (ReplyOutcome::Done(_), RegisterRequest::Write(_)) => RegisterReply::Written,
+            (ReplyOutcome::Done(body), RegisterRequest::Read) => {
+                json::register_value(register, body).map_or(RegisterReply::Unknown, RegisterReply::Found)
+            }
+            (ReplyOutcome::Refused, _) => RegisterReply::Refused,
+            (ReplyOutcome::Unavailable, _) => RegisterReply::Unavailable,
+            (ReplyOutcome::Unknown, _) => RegisterReply::Unknown,
         }
     }
 
@@ -281,14 +276,30 @@ impl ApiClient {
     }
 }
 
-/// Maps an HTTP response to the reply as the client understands it.
-fn read_reply(request: OwnershipRequest, reply: &HttpReply) -> OwnershipReply {
-    match reply.status {
-        StatusCode::OK => parse_reply(request, &reply.body).unwrap_or(OwnershipReply::Unknown),
-        // Nothing was proposed to the ledger.
-        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => OwnershipReply::Unavailable,
-        StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND => OwnershipReply::Refused,
-        _ => OwnershipReply::Unknown,
+/// What a client knows after a request.
+enum ReplyOutcome<'a> {
+    /// It succeeded, with this body.
+    Done(&'a [u8]),
+    /// The ledger refused it.
+    Refused,
+    /// Nothing was proposed to the ledger.
+    Unavailable,
+    /// It may still take effect.
+    Unknown,
+}
+
+impl ReplyOutcome<'_> {
+    fn of(reply: &Result<HttpReply, HttpFailure>) -> ReplyOutcome<'_> {
+        match reply {
+            Ok(reply) => match reply.status {
+                StatusCode::OK => ReplyOutcome::Done(&reply.body),
+                StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => ReplyOutcome::Unavailable,
+                StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND => ReplyOutcome::Refused,
+                _ => ReplyOutcome::Unknown,
+            },
+            Err(HttpFailure::NotSent(_)) => ReplyOutcome::Unavailable,
+            Err(HttpFailure::Lost(_)) => ReplyOutcome::Unknown,
+        }
     }
 }
 

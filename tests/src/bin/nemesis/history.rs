@@ -234,22 +234,12 @@ impl OperationHistory {
 
     /// Records an operation. Returns `false` if there is no room, which a run must not ignore.
     pub(crate) fn record(&self, operation: ClientOperation) -> bool {
-        let operations = &mut self.lock().operations;
-        let fits = operations.len() < MAX_OPERATIONS;
-        if fits {
-            operations.push(operation);
-        }
-        fits
+        push_bounded(&mut self.lock().operations, operation)
     }
 
     /// Records an operation on a register. Returns `false` if there is no room, which a run must not ignore.
     pub(crate) fn record_register(&self, operation: RegisterOperation) -> bool {
-        let operations = &mut self.lock().register_operations;
-        let fits = operations.len() < MAX_OPERATIONS;
-        if fits {
-            operations.push(operation);
-        }
-        fits
+        push_bounded(&mut self.lock().register_operations, operation)
     }
 
     /// Records a lease, unless its last sighting was equal.
@@ -290,6 +280,14 @@ impl OperationHistory {
     fn lock(&self) -> std::sync::MutexGuard<'_, HistoryRecords> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn push_bounded<T>(operations: &mut Vec<T>, operation: T) -> bool {
+    let fits = operations.len() < MAX_OPERATIONS;
+    if fits {
+        operations.push(operation);
+    }
+    fits
 }
 
 fn write_line(file: &mut impl Write, operation: &impl Serialize) -> std::io::Result<()> {
