@@ -214,11 +214,10 @@ impl Catalog {
             return model.clone();
         }
         let model = Arc::new(Model::new(name, &ModelConfig::default(), LoadedModelFiles::default()));
-        let evicted = match name.0.len() <= MAX_KEPT_NAME {
-            true => self.unconfigured.lock().push(name.clone(), model.clone()),
-            false => None,
-        };
-        drop(evicted);
+        if name.0.len() <= MAX_KEPT_NAME {
+            // Freed after the lock is released.
+            let _evicted = self.unconfigured.lock().push(name.clone(), model.clone());
+        }
         model
     }
 

@@ -147,7 +147,7 @@ impl FollowedWorker {
         let mut ranks = JoinSet::new();
         let rank_rules = rules.clone().among_ranks(sources.len());
         for (at, source) in sources.into_iter().enumerate() {
-            let rank = RankFollower::new(self.clone(), source, (rank_rules.clone(), at > 0));
+            let rank = RankFollower::new(self.clone(), source, rank_rules.clone(), at > 0);
             let misfit = misfit.clone();
             ranks.spawn(async move {
                 let mut misfits = misfit.subscribe();

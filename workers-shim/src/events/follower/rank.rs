@@ -68,11 +68,7 @@ pub(super) struct RankFollower {
 }
 
 impl RankFollower {
-    pub(super) fn new(
-        worker: FollowedWorker,
-        source: EventSource,
-        (rules, is_extra): (BlockMappingRules, bool),
-    ) -> Self {
+    pub(super) fn new(worker: FollowedWorker, source: EventSource, rules: BlockMappingRules, is_extra: bool) -> Self {
         let feed = ResidencyFeed::new(worker.member.id, source.rank, rules.clone());
         let mut stream = SequenceTracker::new();
         stream.expect_process(worker.incarnation);
