@@ -7,6 +7,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use planner::Policy;
 
 use crate::config::{Config, Overrides};
+use crate::file_modes::config_file_warning;
 use crate::what_if_command::PolicyError;
 use crate::{ctl, demo, reference, serve, sim_command, simulate_command, trace_command, validate_sim, what_if_command};
 use proxy::telemetry;
@@ -123,6 +124,8 @@ async fn run_serve(args: &ServeArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report_failure(&error),
     };
+    let warning = args.config.as_deref().and_then(|file| config_file_warning(&config, file));
+    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     match serve::run(config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report_failure(&error),

@@ -270,6 +270,7 @@ impl Config {
     fn problem(&self) -> Option<(&'static str, &'static str)> {
         self.cluster
             .problem()
+            .or_else(|| self.auth.problem())
             .or_else(|| self.shared_cache.problem())
             .or_else(|| self.decision_log.problem())
             .or_else(|| self.transfer_check.problem())

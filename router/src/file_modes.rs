@@ -28,14 +28,28 @@ fn is_shared(mode: u32) -> bool {
 
 /// Returns one sentence per secret file that others can access.
 pub(crate) fn warnings(config: &Config) -> Vec<String> {
-    let warning = |(setting, path): (&str, &Path)| {
-        let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
-        let path = path.display();
-        is_shared(mode).then(|| {
-            format!("{setting} {path} holds secrets, and other users of this machine can reach it (mode {mode:03o}): chmod 600 {path}")
-        })
-    };
-    secret_files(config).filter_map(warning).collect()
+    secret_files(config).filter_map(|(setting, path)| warning(setting, path)).collect()
+}
+
+/// Returns one sentence if `file`, from which `config` was read, can be accessed by others and the configuration has
+/// secrets.
+pub(crate) fn config_file_warning(config: &Config, file: &Path) -> Option<String> {
+    let Config { auth, shared_cache, discovery, workers, .. } = config;
+    let has_secrets = auth.cache_salt_secret.is_some()
+        || shared_cache.encryption_secret.is_some()
+        || shared_cache.redis_url.is_some()
+        || workers.iter().any(|worker| worker.api_key.is_some())
+        || discovery.dns.iter().any(|dns| dns.api_key.is_some())
+        || discovery.kubernetes.iter().any(|service| service.api_key.is_some());
+    has_secrets.then(|| warning("the configuration", file)).flatten()
+}
+
+fn warning(what: &str, path: &Path) -> Option<String> {
+    let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
+    let path = path.display();
+    is_shared(mode).then(|| {
+        format!("{what} {path} holds secrets, and other users of this machine can reach it (mode {mode:03o}): chmod 600 {path}")
+    })
 }
 
 #[cfg(test)]
@@ -67,6 +81,29 @@ mod tests {
             assert_eq!(told.len(), if is_told { 5 } else { 0 }, "{mode:o}: {told:?}");
             assert!(told.iter().all(|told| told.contains(&format!("chmod 600 {}", path.display()))), "{told:?}");
         }
+    }
+
+    #[test]
+    fn a_configuration_with_secrets_that_others_can_access_is_warned_about() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ownerserve.toml");
+        let told = |text: &str, mode: u32| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let config = Config::load(Some(&path), &Overrides::default()).unwrap();
+            config_file_warning(&config, &path)
+        };
+        for secret in [
+            "auth.cache_salt_secret = \"0123456789abcdef\"",
+            "[shared_cache]\nredis_url = \"redis://:word@127.0.0.1\"\nencryption_secret = \"0123456789abcdef\"",
+            "[[workers]]\nurl = \"http://127.0.0.1:1\"\napi_key = \"sk-upstream\"",
+            "[[discovery.dns]]\naddress = \"engines.example:8000\"\napi_key = \"sk-upstream\"",
+        ] {
+            let sentence = told(secret, 0o644).unwrap_or_default();
+            assert!(sentence.contains("(mode 644): chmod 600"), "{secret}: {sentence:?}");
+            assert_eq!(told(secret, 0o600), None, "{secret}");
+        }
+        assert_eq!(told("proxy.listen = \"127.0.0.1:0\"", 0o644), None);
     }
 
     #[test]

@@ -324,7 +324,7 @@ fn tls_advice(endpoint: &str, detail: &str) -> Option<&'static str> {
             "its certificate does not name this host: dial it by a name that it has, or let one be made that names it",
         ),
         (
-            &["certificate expired", "certificate not valid yet"],
+            &["certificate expired", "certificate not valid yet", "certificate: Expired", "certificate: NotValidYet"],
             "its certificate does not hold at this time: let it be renewed, or set this machine's clock",
         ),
         (
@@ -465,6 +465,7 @@ mod tests {
         assert!(
             https("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))").contains("this authority signed")
         );
+        assert!(https("invalid peer certificate: Expired").contains("renewed"));
         assert!(https("certificate not valid for name \"a\"").contains("does not name this host"));
         assert!(https("received fatal alert: CertificateRequired").contains("cluster.listen"));
         assert!(https("operation was canceled: connection was not ready").contains("cluster.listen"));

@@ -24,6 +24,9 @@ use proxy::discovery::WorkerSource;
 use proxy::prefix_cache::tokenizer_drift::{DriftSignal, MismatchScope, TokenizerMismatch, advice};
 use proxy::tenant_isolation::NotServingReason;
 
+/// Most tenants whose names the message about quotas without effect shows.
+const MAX_NAMED_TENANTS: usize = 8;
+
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
     responses((status = 200, description = "The process lives.", body = String, content_type = "text/plain")))]
@@ -267,21 +270,25 @@ impl Readiness {
     /// Reports quotas that apply to no tenant, as after a misspelt name.
     fn of_tenants(state: &OperatorState) -> Option<Degradation> {
         let keys = state.parts.fleet.isolation.keys();
-        let count = keys.tenants_without_key(state.settings.tenants.iter().map(String::as_str)).len();
+        let without = keys.tenants_without_key(state.settings.tenants.iter().map(String::as_str));
         let why = match keys.required() {
-            true => "no key of auth.keys_file names them",
+            true => "no key of auth.keys_file names it",
             false => "without auth.keys_file everybody is the tenant \"default\"",
         };
-        (count > 0).then(|| Degradation {
+        let named = |count: usize| {
+            without[..count].iter().map(|tenant| format!("tenants.{tenant}")).collect::<Vec<_>>().join(", ")
+        };
+        (!without.is_empty()).then(|| Degradation {
             component: "tenants",
             reason: "quota_without_api_key",
-            // Anybody may read this, so tenant names are only logged.
-            detail: match count {
-                1 => format!("quotas of one section limit nobody, because {why}; the log names it"),
-                count => {
-                    format!("quotas of {count} sections limit nobody, because {why}; the log names the first of them")
+            detail: format!(
+                "quotas of {}{} limit nobody, because {why}: give a key to the tenant, or remove its section",
+                named(without.len().min(MAX_NAMED_TENANTS)),
+                match without.len().saturating_sub(MAX_NAMED_TENANTS) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
                 }
-            },
+            ),
         })
     }
 

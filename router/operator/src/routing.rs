@@ -124,7 +124,7 @@ pub(super) async fn set_routing(
     State(routing): State<RoutingSources>,
     body: Result<JsonBody<RoutingPatch>, Problem>,
 ) -> Result<Json<RoutingResource>, Problem> {
-    let accepted = "accepted is {\"mode\": \"active\" | \"shadow\" | \"bypass\" | \"active\", \"rollout_percent\": 0 to 100, \
+    let accepted = "accepted is {\"mode\": \"active\" | \"shadow\" | \"bypass\", \"rollout_percent\": 0 to 100, \
                     \"disabled_actions\": [\"artifact_fetch\", ...]}";
     let JsonBody(change) = body.map_err(|problem| problem.with_accepted(accepted))?;
     let before = routing.live.get();

@@ -46,6 +46,17 @@ pub struct AuthConfig {
     pub verify_cache_salt: bool,
 }
 
+impl AuthConfig {
+    /// Returns the first setting that is out of bounds, and what is accepted.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        let is_short = |secret: &Secret| secret.expose().chars().count() < 16;
+        self.cache_salt_secret.as_ref().is_some_and(is_short).then_some((
+            "auth.cache_salt_secret",
+            "accepted are 16 characters or more, the same at every router; who guesses it can find out which prompts other tenants have cached",
+        ))
+    }
+}
+
 /// Why a keys file was rejected. Never contains a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
@@ -183,7 +194,7 @@ fn read(path: &Path) -> Result<KeyTable, KeysError> {
         malformed(&format!("is not valid at line {line}, column {column}"))
     })?;
     if file.keys.is_empty() {
-        return Err(malformed("has no keys"));
+        tracing::warn!(path = %path.display(), "the table [keys] is empty: every request of a client is refused with 401");
     }
     let short = file.keys.keys().filter(|key| !key.starts_with("sha256:") && key.chars().count() < SHORT_KEY).count();
     if short > 0 {

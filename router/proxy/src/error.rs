@@ -249,6 +249,15 @@ const INVALID_REQUEST_ERROR: &str = "invalid_request_error";
 const SERVER_ERROR: &str = "server_error";
 
 impl ApiError {
+    /// Returns the label of this error in metrics.
+    pub(crate) fn reason(&self) -> ErrorReason {
+        ErrorReason(match self {
+            Self::Host(HostRefusal::NoHost | HostRefusal::BadHost) => "invalid_host",
+            Self::Host(HostRefusal::ForeignOrigin { .. }) => "origin_not_allowed",
+            other => other.into(),
+        })
+    }
+
     /// Returns the HTTP status of this error.
     pub fn status(&self) -> StatusCode {
         self.openai_fields().status

@@ -8,7 +8,7 @@ use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
 use vocabulary::RequestId;
 
-use super::{ApiError, ErrorReason, OpenAiErrorFields, error_object};
+use super::{ApiError, OpenAiErrorFields, error_object};
 
 /// Error format that a path's clients understand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +59,7 @@ impl ApiError {
             response.headers_mut().insert("request-id", id);
         }
         // For logs and metrics of this request; never sent.
-        response.extensions_mut().insert(ErrorReason(self.into()));
+        response.extensions_mut().insert(self.reason());
         response
     }
 
@@ -120,6 +120,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::error::ErrorReason;
     use crate::host_check::HostRefusal;
 
     const REQUEST: RequestId = RequestId(7);
