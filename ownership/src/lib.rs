@@ -14,7 +14,6 @@ mod directory;
 mod drop_thread;
 mod error;
 mod exchange_handler;
-mod failure;
 mod flush;
 mod frames;
 #[doc(hidden)]

@@ -14,9 +14,7 @@ mod peer_link;
 mod refusal_log;
 mod registry;
 mod served_connection;
-mod service;
 pub(crate) mod socket;
-mod task;
 pub(crate) mod tls;
 
 use std::fmt;
@@ -24,7 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
+use tokio::task::JoinHandle;
 use vocabulary::NodeId;
 
 pub use certificate::TlsFiles;
@@ -36,9 +36,7 @@ pub use method::RouterTopic;
 pub(crate) use peer_link::{AwaitedReply, ExchangeReceiver, ExchangeSender, PeerLink};
 pub(crate) use registry::PeerRegistry;
 pub(crate) use served_connection::{ExchangeHandler, IncomingExchange, ReplySender};
-pub use service::PeerService;
 pub(crate) use socket::DialTarget;
-pub(crate) use task::AbortingTask;
 pub(crate) use tls::PeerTls;
 
 /// Decodes another node's message.
@@ -78,5 +76,29 @@ impl ClusterPeers {
         }
         let link = self.registry.link(node, Lane::Topic);
         link.call(PeerMethod::of_topic(topic), question, CALL_TIMEOUT).await
+    }
+}
+
+/// Service that answers other nodes' calls on one topic.
+pub trait PeerService: Send + Sync + 'static {
+    /// Answers one call. `from` is the id that the caller claims; it belongs to this cluster.
+    fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
+}
+
+#[derive(Debug)]
+pub(crate) struct AbortingTask(pub(crate) JoinHandle<()>);
+
+impl AbortingTask {
+    /// Aborts the task and waits until it has released everything.
+    pub(crate) async fn abort_and_wait(mut self) {
+        self.0.abort();
+        // It was aborted, or it panicked and logged that.
+        drop((&mut self.0).await);
+    }
+}
+
+impl Drop for AbortingTask {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }

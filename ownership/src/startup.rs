@@ -16,23 +16,21 @@ use vocabulary::LedgerTime;
 use crate::command_queue::QueuedCommand;
 use crate::data_dir_watch::{self, DataDirWatch};
 use crate::error::LedgerNodeError;
-use crate::failure::{start_failure, unsupported_level};
 use crate::joining::{self, PersistedJoin, UnidentifiedNode};
 use crate::log_loss::refuse_log_loss;
 use crate::log_store::LogStore;
 use crate::maintenance_task::MaintenanceTask;
 use crate::members::is_retired;
-use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts};
+use crate::node_core::{KnownLeader, NodeCore, NodeCoreParts, start_failure, unsupported_level};
 use crate::node_folder::{LockedFolder, NodeFolder, NodeIdentity, founder};
 use crate::node_observer::{NodeApplyObserver, NodeStateMachine};
 use crate::node_options::Options;
 use crate::peers::{AbortingTask, PeerListener, PeerRegistry, PeerTls};
-use crate::proposer;
 use crate::raft::TokioTypeConfig;
-use crate::raft_follower;
 use crate::raft_network::RaftClientFactory;
 use crate::snapshot_file::SnapshotFile;
 use crate::terms::MAX_TERM;
+use crate::{proposer, raft_follower};
 
 /// How long the quorum may take to start.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);

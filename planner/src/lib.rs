@@ -13,7 +13,6 @@ mod candidates;
 mod cost;
 mod cost_terms;
 mod decision;
-mod eviction_cost;
 mod inputs;
 mod kv_occupancy;
 mod lcm;

@@ -9,8 +9,7 @@ use smart_default::SmartDefault;
 use vocabulary::{Blocks, Bytes, DpRank, KvIndexState, Micros, Overlap, Tier, WorkerHealth, WorkerId};
 
 use crate::candidate_table::CandidateTable;
-use crate::cost::CostModel;
-use crate::eviction_cost::StoredKvKind;
+use crate::cost::{CostModel, StoredKvKind};
 use crate::micros::{micros, valid_or_zero};
 use crate::worker_candidate::SpeedAndLoad;
 use crate::{

@@ -4,8 +4,7 @@ use std::cell::OnceCell;
 
 use vocabulary::{Micros, Owner, Tokens, WorkerHealth, WorkerRole, WorkerView};
 
-use crate::cost::SharedTargetCost;
-use crate::eviction_cost::ExaminedVictimTotals;
+use crate::cost::{ExaminedVictimTotals, SharedTargetCost};
 use crate::kv_occupancy::{RankHeadroom, SessionLookup};
 use crate::recovery_cost::RecoveryCostModel;
 use crate::{

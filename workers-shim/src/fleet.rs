@@ -8,7 +8,6 @@
 //! **Load** without `/metrics` is this router's own requests in flight.
 
 mod endpoint_discovery;
-mod error;
 mod estimate;
 mod in_flight;
 mod kv_connector;
@@ -16,26 +15,14 @@ mod link_estimate;
 pub(crate) mod peer_in_flight;
 pub(crate) mod probe;
 mod probe_round;
-mod router_peers;
 mod speeds;
 mod worker_definition;
 pub(crate) mod worker_handle;
 mod worker_registry;
 
-pub use crate::events::BlockMappingResolver;
-pub use error::FleetError;
-pub use estimate::{Confidence, SpeedConfidence};
-pub use in_flight::InFlightGuard;
-pub use peer_in_flight::{InFlightReport, MergeOutcome, RankInFlightCounts, SILENCE_TIMEOUT};
-pub use probe_round::Adapter;
-pub use worker_definition::{
-    EventSourceSetting, KvExchangeSetting, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile,
-};
-pub use worker_handle::LivenessReport;
-pub use worker_registry::FleetChangeCounts;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
@@ -44,17 +31,29 @@ use parking_lot::Mutex;
 use residency::RoutedBlockLimits;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
-use vocabulary::{Bytes, DpRank, Incarnation, KvIndexState, Micros, Tokens, WorkerHealth, WorkerId, WorkerView};
+use vocabulary::{
+    Bytes, DpRank, Incarnation, KvIndexState, Micros, NodeId, Tokens, WorkerHealth, WorkerId, WorkerView,
+};
 
 use crate::engine_api::KvTransfer;
+pub use crate::events::BlockMappingResolver;
 use crate::events::{
-    EventCounts, EventSourceCount, FollowerEnvironment, InexactReason, SharedIndex, SnapshotProvider, StepPromptChains,
-    follow,
+    EncodedSnapshot, EventCounts, EventSourceCount, FollowerEnvironment, InexactReason, SharedIndex, SnapshotProvider,
+    StepPromptChains, follow,
 };
 use crate::scrape::EngineKind;
+pub use estimate::{Confidence, SpeedConfidence};
+pub use in_flight::InFlightGuard;
 use peer_in_flight::PeerInFlightTables;
+pub use peer_in_flight::{InFlightReport, MergeOutcome, RankInFlightCounts, SILENCE_TIMEOUT};
 use probe::Prober;
+pub use probe_round::Adapter;
+pub use worker_definition::{
+    EventSourceSetting, KvExchangeSetting, LinkProfile, ProbeSettings, WorkerDefinition, WorkerProfile,
+};
+pub use worker_handle::LivenessReport;
 use worker_handle::WorkerHandle;
+pub use worker_registry::FleetChangeCounts;
 use worker_registry::{WorkerRegistry, WorkerSuccession};
 
 /// Number of probe intervals between attempts to discover event sources of a worker that had none.
@@ -340,6 +339,80 @@ impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fleet").field("workers", &self.registry.load().members.len()).finish_non_exhaustive()
     }
+}
+
+impl Fleet {
+    /// Returns this router's counters, one entry for each rank to which anything was ever sent.
+    pub fn in_flight(&self) -> Vec<RankInFlightCounts> {
+        let flows = |member: &std::sync::Arc<worker_handle::WorkerHandle>| {
+            let worker = member.id;
+            member.in_flight.entries().into_iter().map(move |flow| RankInFlightCounts { worker, ..flow })
+        };
+        let table = self.registry.load();
+        table.members.iter().chain(&table.leaving).flat_map(flows).collect()
+    }
+
+    /// Stores another router's report of its requests in flight. It counts as load of the workers until that router is
+    /// silent for [`SILENCE_TIMEOUT`].
+    pub fn merge_peer_table(&self, node: NodeId, table: InFlightReport, now: Instant) -> MergeOutcome {
+        let mut overlay = self.peers.lock();
+        let merged = overlay.merge(node, table, now);
+        if merged == MergeOutcome::Changed {
+            self.update_peer_in_flight(&overlay);
+        }
+        merged
+    }
+
+    /// Removes silent routers. Must be called periodically.
+    pub fn expire_peers(&self, now: Instant) {
+        let mut overlay = self.peers.lock();
+        if overlay.expire(now) {
+            self.update_peer_in_flight(&overlay);
+        }
+    }
+
+    /// Returns the number of reporting routers.
+    pub fn peer_count(&self) -> usize {
+        self.peer_count.load(Ordering::Relaxed)
+    }
+
+    /// Returns the reporting routers and the ages of their reports.
+    pub fn peer_ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
+        self.peers.lock().ages(now)
+    }
+
+    /// Returns a snapshot of a rank's blocks for another router; None unless they are known exactly.
+    pub fn residency_snapshot(
+        &self,
+        worker: WorkerId,
+        rank: DpRank,
+    ) -> impl Future<Output = Option<EncodedSnapshot>> + Send + 'static {
+        let requests = self.member(worker).map(|member| member.exports.request(rank));
+        async move { requests?.await }
+    }
+
+    fn update_peer_in_flight(&self, overlay: &peer_in_flight::PeerInFlightTables) {
+        self.peer_count.store(overlay.live_routers(), Ordering::Relaxed);
+        let sums = overlay.sums();
+        let table = self.registry.load();
+        for member in table.members.iter().chain(&table.leaving) {
+            let others = sums.get(&member.id).copied().unwrap_or(overlay.empty_sum());
+            if member.in_flight.counters.set_peer_in_flight(others) {
+                member.invalidate_views();
+            }
+        }
+    }
+}
+
+/// Why a fleet cannot be started or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// The HTTP client could not be created.
+    #[error("no HTTP client for probes: {0}")]
+    Client(#[from] reqwest::Error),
+    /// An endpoint is listed twice.
+    #[error("the worker {0} is listed twice")]
+    DuplicateWorker(Arc<str>),
 }
 
 #[cfg(test)]

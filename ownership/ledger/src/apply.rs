@@ -2,17 +2,15 @@
 
 pub(crate) mod control;
 mod owners;
-mod replicas;
 mod seal;
 mod sessions;
-mod sweep;
 mod workers;
 
-use vocabulary::{ClientId, ClientSerial, Epoch, Micros, NodeId};
+use vocabulary::{ClientId, ClientSerial, Epoch, LedgerTime, Micros, NodeId};
 
-use crate::artifact::Artifact;
+use crate::artifact::{Artifact, ParentPoint, Replica};
 use crate::clients::{ClientRecord, OutcomeLimits, SerialStatus};
-use crate::command::{Command, LedgerEntry, PrefixRef, Submission};
+use crate::command::{Command, DropReplica, LedgerEntry, PrefixRef, ReplicateReadonly, Submission};
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
 
@@ -178,4 +176,100 @@ fn next_epoch(epoch: &mut Epoch) -> Epoch {
     let current = *epoch;
     epoch.position += 1;
     current
+}
+
+impl Ledger {
+    fn replicate_readonly(&mut self, copy: ReplicateReadonly) -> CommandResult {
+        self.check_live(copy.holder)?;
+        self.check_not_draining(copy.holder)?;
+        let artifact = match self.resolve_prefix(copy.place) {
+            Ok(artifact) => artifact.id,
+            Err(unresolved) => return unresolved.into(),
+        };
+        let expires = self.now().after(copy.ttl);
+        for here in self.path(artifact, copy.place.point) {
+            self.add_replica(here, Replica { holder: copy.holder, upto: here.at, expires });
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn add_replica(&mut self, here: ParentPoint, mut replica: Replica) {
+        let owned = |holder| move |artifact: &crate::Artifact| artifact.owner != Some(holder);
+        let Some(mut artifact) = self.artifact(here.artifact).filter(owned(replica.holder)) else { return };
+        if let Some(known) = artifact.replicas.iter().find(|known| known.holder == replica.holder) {
+            replica.expires = replica.expires.max(known.expires);
+            replica.upto = if known.upto.blocks > replica.upto.blocks { known.upto } else { replica.upto };
+        }
+        let now = self.now();
+        artifact.replicas.retain(|known| known.holder != replica.holder && known.expires > now);
+        if artifact.replicas.len() >= self.records.limits.replicas.max(1) as usize {
+            let first = artifact.replicas.iter().map(|known| (known.expires, known.holder)).min();
+            artifact.replicas.retain(|known| Some((known.expires, known.holder)) != first);
+        }
+        let place = artifact.replicas.partition_point(|known| known.holder < replica.holder);
+        artifact.replicas.insert(place, replica);
+        artifact.touched = now;
+        self.put_artifact(artifact);
+    }
+
+    fn drop_replica(&mut self, copy: DropReplica) -> CommandResult {
+        let artifact = match self.resolve_prefix(copy.place) {
+            Ok(artifact) => artifact.id,
+            Err(unresolved) => return unresolved.into(),
+        };
+        for here in self.path(artifact, copy.place.point) {
+            let found = self.artifact(here.artifact).filter(|a| a.replicas.iter().any(|r| r.holder == copy.holder));
+            if let Some(mut artifact) = found {
+                artifact.replicas.retain(|known| known.holder != copy.holder);
+                self.put_artifact(artifact);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl Ledger {
+    /// Forgets expired intents and copies, and sessions and unreferenced artifacts that were idle too long.
+    fn sweep(&mut self) {
+        let mut budget = self.records.limits.sweep;
+        while budget > 0 && self.sweep_one() {
+            budget -= 1;
+        }
+    }
+
+    /// Forgets one record; returns false if there is none to forget.
+    fn sweep_one(&mut self) -> bool {
+        let now = self.now();
+        let limits = self.records.limits;
+        if let Some((_, session)) = self.index.intents.get_min().filter(|(end, _)| *end <= now).copied() {
+            let intents = self.intents(session).copied().collect();
+            self.put_intents(session, intents);
+        } else if let Some((_, id, holder)) = self.index.replicas.get_min().filter(|(end, ..)| *end <= now).copied() {
+            if let Some(mut artifact) = self.artifact(id) {
+                artifact.replicas.retain(|copy| copy.holder != holder);
+                self.put_artifact(artifact);
+            }
+        } else if self
+            .index
+            .sessions
+            .first()
+            .is_some_and(|([touched, ..], ())| is_idle(LedgerTime(*touched), limits.session_idle, now))
+        {
+            self.close_coldest_session();
+        } else if self
+            .index
+            .idle_artifacts
+            .get_min()
+            .is_some_and(|(touched, _)| is_idle(*touched, limits.artifact_idle, now))
+        {
+            self.evict_coldest_artifact();
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+fn is_idle(touched_at: LedgerTime, after: Micros, now: LedgerTime) -> bool {
+    touched_at.after(after) <= now
 }

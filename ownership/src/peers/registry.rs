@@ -12,6 +12,7 @@ use vocabulary::NodeId;
 
 use crate::members::is_retired;
 use crate::node_folder::NodeIdentity;
+use crate::peers::PeerService;
 use crate::peers::caller_identity::CallerIdentity;
 use crate::peers::dial_failures::DialFailures;
 use crate::peers::error::HandshakeRefusal;
@@ -20,7 +21,6 @@ use crate::peers::log_throttle::RejectionLog;
 use crate::peers::method::RouterTopic;
 use crate::peers::peer_link::PeerLink;
 use crate::peers::refusal_log::RefusalLog;
-use crate::peers::service::PeerService;
 use crate::peers::socket::{DialDelegate, DialError, DialTarget, HandshakeResult, LaneDialer};
 use crate::peers::tls::PeerTls;
 use crate::snapshot_stream::DiskReservations;

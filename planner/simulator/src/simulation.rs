@@ -3,7 +3,6 @@
 mod delayed_residency;
 mod dispatch;
 mod memory_sampler;
-mod prefix_replication;
 mod replication_tracker;
 mod reuse;
 mod session_scheduler;
@@ -16,13 +15,15 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use engine_model::runs::{IdealSharedCache, RunEngine, RunRequestEvent, RunRequestId, Seconds, SharedEngineState};
+use engine_model::runs::{
+    IdealSharedCache, OutgoingTransfer, RunEngine, RunRequestEvent, RunRequestId, Seconds, SharedEngineState,
+};
 use vocabulary::Tokens;
 
-use self::replication_tracker::ReplicationTracker;
+use self::replication_tracker::{AwaitedReplication, ReplicationState, ReplicationTracker, ReplicationTransfer};
 use crate::hardware_profile::{HardwareProfile, LinkSpeed};
 use crate::kv_model::KvModel;
-use crate::policies::{PolicyKind, RoutingPolicy, StepRef, Stopwatch};
+use crate::policies::{PolicyKind, ReplicationOrder, RoutingPolicy, StepRef, Stopwatch};
 use crate::report::RunStats;
 use crate::tier_policy::TierPolicy;
 use crate::trace::{ArrivalProcess, MAX_SECONDS, Trace};
@@ -455,6 +456,73 @@ impl LinkSchedule {
         (self.free_to_send_at[from], self.free_to_receive_at[to]) = (arrived, arrived);
         self.moved_tokens += tokens;
         arrived
+    }
+}
+
+/// Most replications in flight at once.
+const MAX_CONCURRENT: usize = 4;
+
+impl Simulation<'_> {
+    /// Asks the policy for replications, as long as more events will follow.
+    fn start_replications(&mut self, period: Seconds) {
+        let most = MAX_CONCURRENT.saturating_sub(self.links.replication.in_flight.len());
+        if most > 0 {
+            let moves = self.ask_policy(|policy, fleet| policy.replications(most, fleet));
+            moves.into_iter().for_each(|chosen| self.start_replication(chosen));
+        }
+        if !self.events.is_empty() {
+            self.events.add(self.now + period, WorldEvent::PollReplication);
+        }
+    }
+
+    fn start_replication(&mut self, ReplicationOrder { after, path, from, to, until }: ReplicationOrder) {
+        let runs = &self.trace.runs;
+        let (source, target) = (&self.engines[from].engine, &self.engines[to].engine);
+        let until = until.min(source.cached_depths(runs, &path).with_disk);
+        let needed = path.iter().take_while(|run| runs.depth(**run) <= until);
+        let missing: Vec<_> = needed.copied().filter(|run| !target.has(*run)).collect();
+        if missing.is_empty() {
+            return;
+        }
+        let tokens: Tokens = missing.iter().map(|run| runs.device_size(*run)).sum();
+        let OutgoingTransfer { pinned: kept, load_seconds: loads } =
+            self.engines[from].engine.pin_for_transfer(runs, &missing);
+        let arrives = self.links.send(self.now + Seconds(loads), (from, to), tokens);
+        let for_whom = (after.session, self.trace.sessions[after.session].steps[after.step].agent);
+        let number = self.links.replication.figures.moves;
+        self.links.replication.figures.moves += 1;
+        self.links.replication.figures.tokens += tokens.0;
+        self.links
+            .replication
+            .expected
+            .insert(for_whom, AwaitedReplication { number, to, state: ReplicationState::InFlight });
+        self.links
+            .replication
+            .in_flight
+            .insert(number, ReplicationTransfer { from, to, agent: for_whom, runs: missing, pinned_runs: kept });
+        self.events.add(arrives, WorldEvent::ReplicationArrived(number));
+    }
+
+    fn replication_arrived(&mut self, number: usize) {
+        let Some(ReplicationTransfer { from, to, agent: for_whom, runs: sent, pinned_runs: lent }) =
+            self.links.replication.in_flight.remove(&number)
+        else {
+            return;
+        };
+        let runs = &self.trace.runs;
+        self.engines[from].engine.transfer_sent(runs, &lent);
+        let state = if self.engines[to].engine.cache_received(runs, &sent) {
+            ReplicationState::Arrived
+        } else {
+            ReplicationState::Dropped
+        };
+        if let Some(awaited) =
+            self.links.replication.expected.get_mut(&for_whom).filter(|awaited| awaited.number == number)
+        {
+            awaited.state = state;
+        }
+        self.wake_engine(from);
+        self.wake_engine(to);
     }
 }
 

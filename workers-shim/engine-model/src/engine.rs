@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use vocabulary::Micros;
 
-use crate::engine_step::EngineStep;
 use crate::pool::BlockPool;
 use crate::sequence::Sequence;
 use crate::transfer::{HeldBlocks, PullState};
 use crate::{
     EngineBuildError, EngineOutput, EngineOutputKind, EngineProfile, EngineRequest, EngineRequestId, EngineStats,
-    FinishReason, PrefixCacheChange, RequestRejection, TokenGenerator, TransferRole,
+    EosPolicy, FinishReason, PrefixCacheChange, RequestRejection, TokenGenerator, TransferRole,
 };
 
 /// A simulated engine.
@@ -203,4 +202,202 @@ impl Engine {
         *count += 1;
         self.emit(at, EngineOutputKind::Finished { request: id, finish });
     }
+}
+
+/// A running step.
+pub(crate) struct EngineStep {
+    pub(crate) ends: Micros,
+    pub(crate) work: Vec<ScheduledTokens>,
+}
+
+/// One request's share of it.
+pub(crate) struct ScheduledTokens {
+    pub(crate) request: EngineRequestId,
+    pub(crate) tokens: usize,
+}
+
+impl Engine {
+    /// Ends the running step.
+    pub(crate) fn end_step(&mut self) {
+        let Some(step) = self.batch.step.take() else { return };
+        let mut ready = Vec::new();
+        for work in step.work {
+            // The request may have been cancelled in the meantime.
+            let Some(sequence) = self.sequences.get_mut(&work.request) else { continue };
+            let stored = sequence.compute(work.tokens, &mut self.pool, &self.voice);
+            self.kv_events.extend(stored);
+            if sequence.pending_tokens() == 0 {
+                ready.push(work.request);
+            }
+        }
+        self.emit_kv_events(step.ends);
+        for request in ready {
+            self.sample_token(step.ends, request);
+        }
+    }
+
+    /// Emits one batch of events per step, before the tokens of the step.
+    pub(crate) fn emit_kv_events(&mut self, at: Micros) {
+        if !self.kv_events.is_empty() {
+            let news = std::mem::take(&mut self.kv_events);
+            self.emit(at, EngineOutputKind::Events(news));
+        }
+    }
+
+    fn sample_token(&mut self, at: Micros, request: EngineRequestId) {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        let state = sequence.state(&self.pool);
+        let sampling = &sequence.sampling;
+        let early = sequence.generated() < sampling.min_tokens as usize;
+        let token = match early || sampling.eos_policy == EosPolicy::Ignored {
+            true => self.voice.next_non_eos_token(state, sampling.salt),
+            false => self.voice.next_token(state, sampling.salt),
+        };
+        sequence.tokens.push(token);
+        let ended = sequence.ends_with(token, self.voice.eos(), self.profile.max_model_len);
+        if sequence.counts.first_token.is_none() {
+            sequence.counts.first_token = Some(at);
+            let counts = sequence.counts.clone();
+            self.count_prompt_sources(counts);
+        }
+        self.stats.generated += 1;
+        self.emit(at, EngineOutputKind::Token { request, token });
+        if let Some(reason) = ended {
+            self.finish_request(at, request, reason);
+        }
+    }
+
+    fn count_prompt_sources(&mut self, counts: crate::sequence::SequenceStats) {
+        let cached = counts.cached.unwrap_or(0);
+        self.stats.prompt.cached += cached as u64;
+        self.stats.prompt.external += counts.external as u64;
+        self.stats.prompt.computed += counts.prompt.saturating_sub(cached + counts.external) as u64;
+    }
+}
+
+impl Engine {
+    /// Starts a step at `at`, if none is running and there is something to compute.
+    pub(crate) fn begin_step(&mut self, at: Micros) {
+        if self.batch.step.is_some() || self.is_dead() {
+            return;
+        }
+        let mut plan = StepDraft { budget: self.profile.max_num_batched_tokens as usize, ..StepDraft::default() };
+        self.schedule_running(&mut plan);
+        if !plan.preempted {
+            self.schedule_waiting(at, &mut plan);
+        }
+        if plan.work.is_empty() {
+            return;
+        }
+        let time = self.profile.step_time(plan.prefill, plan.decodes);
+        self.stats.steps += 1;
+        self.batch.step = Some(EngineStep { ends: at + time, work: plan.work });
+    }
+
+    fn schedule_running(&mut self, draft: &mut StepDraft) {
+        let mut next = 0;
+        while let Some(id) = self.batch.running.get(next).copied() {
+            let tokens = self.sequences[&id].pending_tokens().min(draft.budget);
+            if tokens == 0 {
+                break;
+            }
+            if !self.make_room(id, tokens, draft) {
+                continue;
+            }
+            self.add_to_step(id, tokens, draft);
+            next += 1;
+        }
+    }
+
+    /// Allocates blocks for `tokens` more tokens, if needed by preempting the latest requests. Returns false if that
+    /// was `id` itself.
+    fn make_room(&mut self, id: EngineRequestId, tokens: usize, draft: &mut StepDraft) -> bool {
+        while self.sequences[&id].missing_blocks(tokens) > self.pool.free() {
+            draft.preempted = true;
+            let Some(last) = self.batch.running.pop() else { return false };
+            if let Some(sequence) = self.sequences.get_mut(&last) {
+                sequence.reset_kv(&mut self.pool);
+            }
+            self.batch.waiting.push_front(last);
+            self.stats.preemptions += 1;
+            if last == id {
+                return false;
+            }
+        }
+        self.allocate_blocks(id, tokens);
+        true
+    }
+
+    fn schedule_waiting(&mut self, at: Micros, draft: &mut StepDraft) {
+        while draft.budget > 0 && self.batch.running.len() < self.profile.max_num_seqs as usize {
+            let Some(id) = self.batch.waiting.front().copied() else { return };
+            if self.sequences[&id].counts.arrived > at || !self.admit(id) {
+                return;
+            }
+            self.batch.waiting.pop_front();
+            let sequence = &self.sequences[&id];
+            if self.tokens_to_pull(id).is_some() {
+                self.begin_pull(at, id);
+                continue;
+            }
+            let tokens = sequence.pending_tokens().min(draft.budget);
+            if let (TransferRole::ReversePull(source, _), 0) = (&sequence.transfer, sequence.counts.external) {
+                // The holder of the blocks for this turn is told that it may free them.
+                let source = source.clone();
+                self.emit(at, EngineOutputKind::Pulled { request: id, source });
+            }
+            self.batch.running.push(id);
+            self.add_to_step(id, tokens, draft);
+        }
+    }
+
+    /// Takes cached blocks and allocates all others. Returns false, with nothing taken, if they do not fit now.
+    fn admit(&mut self, id: EngineRequestId) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        if sequence.memory.blocks.is_empty() {
+            self.kv_events.extend(sequence.adopt_prefix(&mut self.pool));
+        }
+        let rest = sequence.pending_tokens();
+        if sequence.missing_blocks(rest) > self.pool.free() {
+            sequence.reset_kv(&mut self.pool);
+            return false;
+        }
+        self.allocate_blocks(id, rest);
+        true
+    }
+
+    fn allocate_blocks(&mut self, id: EngineRequestId, tokens: usize) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        for _ in 0..sequence.missing_blocks(tokens) {
+            sequence.memory.blocks.extend(self.pool.allocate());
+        }
+        self.kv_events.extend(self.pool.drain_evicted().into_iter().map(crate::PrefixCacheChange::Removed));
+    }
+
+    fn add_to_step(&mut self, id: EngineRequestId, tokens: usize, draft: &mut StepDraft) {
+        if self.sequences[&id].is_decoding() {
+            draft.decodes += 1;
+        } else {
+            draft.prefill += tokens as u32;
+        }
+        draft.budget -= tokens;
+        draft.work.push(ScheduledTokens { request: id, tokens });
+    }
+
+    fn begin_pull(&mut self, at: Micros, id: EngineRequestId) {
+        let request = id;
+        let Some(source) = self.missing_source_blocks(id) else { return };
+        self.links.pulling.insert(id, crate::transfer::PullState::Requested);
+        self.emit(at, EngineOutputKind::Pull { request, source });
+    }
+}
+
+/// A step that is being scheduled.
+#[derive(Default)]
+struct StepDraft {
+    work: Vec<ScheduledTokens>,
+    budget: usize,
+    prefill: u32,
+    decodes: u32,
+    preempted: bool,
 }

@@ -6,14 +6,12 @@
 
 mod engine;
 mod engine_stats;
-mod engine_step;
 mod error;
 mod output;
 mod pool;
 mod profile;
 mod request;
 pub mod runs;
-mod schedule;
 mod sequence;
 #[cfg(test)]
 mod tests;

@@ -5,9 +5,7 @@
 //! here.
 
 mod connection;
-mod ingest;
 mod rank;
-mod snapshot_transfer;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,12 +8,11 @@ use redis::Pipeline;
 use tokio::sync::mpsc;
 
 use super::breaker::SharedCacheHealth;
-use super::counter_lease::count_routers;
 use super::key::{CacheEntryKind, CacheKey, namespace_prefix};
 use super::local_cache::CachedValue;
 use super::redis_client::RedisCallError;
 use super::value_cipher::OVERHEAD;
-use super::{RedisBackend, SharedCacheInner};
+use super::{RedisBackend, SharedCacheInner, count_routers};
 use crate::request_id::new_request_id;
 
 /// Time between two probes while Redis is up, and while it is not.

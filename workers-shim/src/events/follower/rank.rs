@@ -1,21 +1,22 @@
 //! Follows the events of one rank in one incarnation of a worker: its connection, its messages, and how exactly its
 //! blocks are known.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use residency::{
-    BlockMappingRules, KnowledgeGap, LiveSocketHealth, MessageAction, ProcessMatch, ResidencyFeed, SequenceTracker,
-    turnover_blocks,
+    BlockMappingRules, DecodeError, DecodeLimits, KnowledgeGap, KvCacheEvent, KvEventBatch, LiveSocketHealth,
+    MessageAction, ProcessMatch, ResidencyFeed, SequenceTracker, decode, turnover_blocks,
 };
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::{interval_at, sleep};
-use vocabulary::{KvIndexState, Tokens};
+use vocabulary::{DpRank, Incarnation, KvIndexState, Micros, Tier, Tokens};
 
 use super::connection::{ConnectionLoss, subscribe, wait_unresponsive};
 use super::{FollowedWorker, misfit_reason, wait_incarnation_end};
 use crate::events::discovery::EventSource;
 use crate::events::replay::{EventMessage, replay};
-use crate::events::snapshot_provider::SnapshotSender;
+use crate::events::snapshot_provider::{EncodedSnapshot, SnapshotRequest, SnapshotSender};
 use crate::events::sources::InexactReason;
 use crate::fleet::probe::current_incarnation;
 use crate::zmtp::ZmtpConnection;
@@ -394,4 +395,118 @@ impl RankFollower {
 /// Waits until a rank has found a block size that does not fit, and returns it.
 async fn wait_misfit(misfit: &mut watch::Receiver<Option<Tokens>>) -> Option<Tokens> {
     misfit.wait_for(Option::is_some).await.ok().and_then(|block| *block)
+}
+
+impl RankFollower {
+    /// Applies a message that is next in sequence.
+    pub(super) fn apply(&mut self, message: &EventMessage) -> Result<(), FollowEnd> {
+        match decode(&message.payload, &DecodeLimits::default()) {
+            Err(error) => self.record_undecodable(error),
+            // One socket can carry several ranks; each follower reads only its own.
+            Ok(batch) if batch.rank.is_some_and(|rank| rank != self.source.rank && rank != DpRank(0)) => {}
+            Ok(batch) => self.ingest(&batch)?,
+        }
+        self.publish_state();
+        Ok(())
+    }
+
+    fn ingest(&mut self, batch: &KvEventBatch) -> Result<(), FollowEnd> {
+        let before = self.feed.counts();
+        if batch.events.contains(&KvCacheEvent::Cleared) {
+            self.stream.cache_cleared();
+        }
+        self.feed.ingest_all(&batch.events);
+        let after = self.feed.counts();
+        let orphans = after.orphans - before.orphans;
+        let mut counts = self.worker.member.events.counts.lock();
+        counts.unknown_blocks += orphans + after.unknown_removals - before.unknown_removals;
+        counts.events += batch.events.len() as u64;
+        counts.batches += 1;
+        counts.lag = Micros(clock_lag(batch.timestamp));
+        drop(counts);
+        if orphans > 0 {
+            self.stream.record_orphan();
+        } else {
+            self.record_turnover(batch);
+        }
+        // Last, because a loss in this message must not be cleared by the message itself.
+        if after.over_limit > before.over_limit {
+            self.stream.record_loss();
+        }
+        if after.indivisible > before.indivisible {
+            return Err(FollowEnd::Misfit(misfit_block(batch, self.feed.rules().block)));
+        }
+        Ok(())
+    }
+
+    /// Counts stored blocks: after a full turnover of the cache, lost events no longer matter.
+    fn record_turnover(&mut self, batch: &KvEventBatch) {
+        let stored = || batch.events.iter().filter_map(KvCacheEvent::stored_copies);
+        self.is_tiered |= stored().any(|(tier, _)| tier != Tier::Hbm);
+        // If more blocks are known than fit, removals were lost, too, and some of the known blocks do not exist any
+        // more.
+        let most = self.max_blocks().filter(|most| self.feed.blocks() as u64 <= *most);
+        self.stream.record_stored(stored().map(|(_, blocks)| blocks).sum(), most);
+    }
+
+    fn record_undecodable(&mut self, error: DecodeError) {
+        tracing::warn!(worker = %self.worker.member.spec.endpoint, %error, "an event message cannot be read");
+        self.worker.member.events.counts.lock().undecodable += 1;
+        self.stream.record_loss();
+    }
+}
+
+/// Returns the size in tokens of the first block that is not a multiple of the chain block.
+fn misfit_block(batch: &KvEventBatch, chain: Tokens) -> Tokens {
+    let sizes = batch.events.iter().filter_map(|event| match event {
+        KvCacheEvent::Stored(stored) => Some(u64::from(stored.block_size)),
+        _ => None,
+    });
+    let mut odd = sizes.filter(|size| *size == 0 || !size.is_multiple_of(chain.0));
+    Tokens(odd.next().unwrap_or_default())
+}
+
+/// Returns the microseconds from an engine's timestamp to now; 0 where its clock is ahead.
+fn clock_lag(timestamp: f64) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    ((now.as_secs_f64() - timestamp) * 1e6).max(0.0) as u64
+}
+
+impl RankFollower {
+    /// Writes a snapshot, if the blocks are known exactly. Events wait in the socket meanwhile.
+    pub(super) async fn export_snapshot(&self, reply: SnapshotSender) {
+        let exact = self.stream.kv_index_state() == KvIndexState::Exact && self.worker.incarnation != Incarnation(0);
+        let mut chunks = Vec::new();
+        let mut writer = self.feed.snapshot(self.worker.incarnation, self.stream.next());
+        let head = writer.head();
+        while exact && !reply.is_closed() {
+            let Some(chunk) = writer.next() else { break };
+            chunks.push(Bytes::from(chunk));
+            // Lets other tasks run between chunks.
+            tokio::task::yield_now().await;
+        }
+        // The requester may be gone.
+        let _ = reply.send(exact.then_some(EncodedSnapshot { head, chunks }));
+    }
+
+    /// Adopts a snapshot of another router, unless the blocks are known exactly here.
+    pub(super) async fn adopt_snapshot(&mut self) {
+        let process = self.worker.incarnation;
+        if self.stream.kv_index_state() == KvIndexState::Exact || process == Incarnation(0) {
+            return;
+        }
+        let Some(snapshots) = &self.worker.environment.snapshots else { return };
+        let (worker, rank) = (self.worker.member.id, self.source.rank);
+        let request = SnapshotRequest { worker, rank, process, rules: self.feed.rules().clone() };
+        let Some(snapshot) = snapshots.fetch(request).await else { return };
+        // Messages received since the snapshot have to be applied again, from a replay.
+        if snapshot.head.next < self.stream.next() && self.source.replay.is_none() {
+            return;
+        }
+        let (endpoint, next) = (&self.worker.member.spec.endpoint, snapshot.head.next);
+        tracing::debug!(worker = %endpoint, next, "a snapshot of another router is taken over");
+        self.worker.member.events.counts.lock().peer_snapshots += 1;
+        self.stream.adopt(process, next);
+        self.feed.adopt(snapshot);
+    }
 }
