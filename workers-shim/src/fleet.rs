@@ -8,6 +8,7 @@
 //! **Load** without `/metrics` is this router's own requests in flight.
 
 mod endpoint_discovery;
+mod error;
 mod estimate;
 mod in_flight;
 mod kv_connector;
@@ -42,6 +43,7 @@ use crate::events::{
     StepPromptChains, follow,
 };
 use crate::scrape::EngineKind;
+pub use error::FleetError;
 pub use estimate::{Confidence, SpeedConfidence};
 pub use in_flight::InFlightGuard;
 use peer_in_flight::PeerInFlightTables;
@@ -402,17 +404,6 @@ impl Fleet {
             }
         }
     }
-}
-
-/// Why a fleet cannot be started or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum FleetError {
-    /// The HTTP client could not be created.
-    #[error("no HTTP client for probes: {0}")]
-    Client(#[from] reqwest::Error),
-    /// An endpoint is listed twice.
-    #[error("the worker {0} is listed twice")]
-    DuplicateWorker(Arc<str>),
 }
 
 #[cfg(test)]

@@ -22,9 +22,11 @@ pub mod replicate;
 pub mod request_end;
 pub mod resume;
 pub mod resume_blocker;
+mod resume_config;
 mod resume_recording;
 pub mod reverse_pull;
 pub mod session_resolution;
+mod stage_span;
 mod step_workers;
 pub mod stream;
 pub mod streaming;
@@ -36,7 +38,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use planner::{Policy, SelectionRule};
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 use vocabulary::{RequestId, WorkerId};
 use workers_shim::events::SharedIndex;
 
@@ -67,8 +69,9 @@ use request_end::{
     CommitSink, GuardrailSink, ImplausibleUsageFilter, MetricsSink, ObservationSink, OccupancySink, PromptSink,
     QuotaSink, ReceiptSink, RequestEnd,
 };
-pub use resume::ResumeConfig;
+pub use resume_config::ResumeConfig;
 use reverse_pull::ReversePullStore;
+use stage_span::stage_span;
 use stream::StreamStage;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
@@ -351,11 +354,6 @@ impl<'a> StageTimer<'a> {
     fn skip_elapsed(&mut self) {
         self.start = Instant::now();
     }
-}
-
-/// Returns the span of one stage of a request.
-fn stage_span(request: RequestId, stage: &'static str) -> Span {
-    tracing::info_span!("stage", %request, stage)
 }
 
 #[cfg(test)]

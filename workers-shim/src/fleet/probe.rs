@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 use vocabulary::{Incarnation, ModelId, Tokens};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::FleetError;
 use super::endpoint_discovery::discover_endpoint;
+use super::error::FleetError;
 use super::probe_round::{Adapter, ProbeFailure, ProbeReplies, ProbeReply, ServedModels};
 use super::worker_definition::ProbeSettings;
 use super::worker_handle::{LivenessReport, WorkerHandle};

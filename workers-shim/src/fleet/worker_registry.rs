@@ -11,7 +11,7 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use vocabulary::WorkerId;
 
-use super::FleetError;
+use super::error::FleetError;
 use super::worker_definition::WorkerDefinition;
 use super::worker_handle::WorkerHandle;
 

@@ -5,8 +5,6 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use planner::Plan;
-use serde::Deserialize;
-use smart_default::SmartDefault;
 use vocabulary::Tokens;
 use workers_shim::engine_api::AnswerContinuation;
 
@@ -138,17 +136,4 @@ fn legs(stage: &StreamStage, (step, plan): (&ClassifiedStep, &Plan), from: &Resu
     let context = Some(context).filter(|context| *context > Tokens::ZERO);
     let body = legs.body.continuation(legs.options.api, AnswerContinuation { prompt, answer, context });
     legs.for_resume(body.ok_or(LegError::UnknownWorker)?)
-}
-
-/// What may be done so that a stream can go on elsewhere.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
-#[serde(deny_unknown_fields, default)]
-pub struct ResumeConfig {
-    /// Whether any goes on; else all end with an error.
-    #[default(true)]
-    pub enabled: bool,
-    /// Longest prompt whose engine is asked for token ids. Its first event holds those of the prompt, 6 bytes each, which costs
-    /// first-token time; without them an answer can only be made again.
-    #[default(Tokens(1 << 20))]
-    pub max_prompt_tokens: Tokens,
 }

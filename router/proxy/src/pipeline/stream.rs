@@ -36,7 +36,7 @@ use super::planning::StreamBreak;
 use super::request_end::RequestEnd;
 use super::resume::{ResumeFrom, ResumedAnswer, resume};
 use super::resume_recording::with_resume_recording;
-use super::stage_span;
+use super::stage_span::stage_span;
 use super::streaming::{AnswerCompletion, AnswerEnd, Streaming};
 use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};
