@@ -224,7 +224,6 @@ mod tests {
     fn invalid_tokens_file_error_does_not_print_its_contents() {
         for text in [
             "",
-            "[tokens]",
             "[tokens]\n\"\" = \"read\"",
             "[tokens]\n\"secret\" = \"write\"",
             "[tokens]\n\"sha256:secret\" = \"read\"",
@@ -237,6 +236,12 @@ mod tests {
         }
         let error = tokens("[tokens]\n\"a-secret-of-letters\" = \"write\"").unwrap_err().to_string();
         assert!(error.contains("is not valid at line 2, column"), "{error}");
+        let revoked = tokens("[tokens]").unwrap();
+        assert_eq!(
+            who(&revoked, Some("a-secret-of-letters")),
+            Err(ProblemKind::Unauthorized),
+            "an empty table revokes all"
+        );
         let missing = OperatorTokens::open(Some(Path::new("/nonexistent/tokens"))).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/tokens"));
     }

@@ -285,14 +285,17 @@ mod tests {
 
     #[test]
     fn an_invalid_keys_file_is_rejected_without_printing_its_contents() {
-        for text in
-            ["", "[keys]", "[keys]\n\"\" = \"a\"", "[keys]\n\"sha256:sk-secret\" = \"a\"", "[keys]\n\"sk-secret\" = 1"]
-        {
+        for text in ["", "[keys]\n\"\" = \"a\"", "[keys]\n\"sha256:sk-secret\" = \"a\"", "[keys]\n\"sk-secret\" = 1"] {
             let error = keys(text).unwrap_err().to_string();
             assert!(!error.contains("sk-secret") && error.contains("accepted is"), "{error}");
         }
         let error = keys("[keys]\n\"sk-one\" = \"a\"\n\"sk-secret\" = = \"b\"").unwrap_err().to_string();
         assert!(error.contains("is not valid at line 3, column 15;") && !error.contains("sk-"), "{error}");
+        let revoked = keys("[keys]").unwrap();
+        assert!(
+            matches!(tenant(&revoked, "x-api-key", "sk-one"), Err(ApiError::BadKey)),
+            "an empty table revokes all keys"
+        );
         let missing =
             ApiKeys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()), ..AuthConfig::default() })
                 .unwrap_err();
