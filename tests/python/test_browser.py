@@ -115,7 +115,7 @@ def cross_site(serve: Serve) -> dict[str, dict]:
 
 
 def refusals(serve: Serve) -> float:
-    return serve.metric("request_errors_total", error_type="host_not_allowed")
+    return serve.metric("request_errors_total", error_type="origin_not_allowed")
 
 
 def test_a_page_of_another_site_makes_no_engine_work_and_registers_nothing(served):
