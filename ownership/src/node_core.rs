@@ -1,4 +1,5 @@
-//! State that a node's tasks share once Raft runs.
+//! State that a node's tasks share once Raft runs, and the final failures of a node that can no longer maintain its
+//! ledger.
 
 use std::collections::BTreeMap;
 use std::fmt;

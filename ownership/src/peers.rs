@@ -1,4 +1,5 @@
-//! The other nodes: their addresses, calls to them, and services that answer their calls.
+//! The other nodes: their addresses, calls to them, and services that answer their calls, with the tasks that serve
+//! them.
 
 pub(crate) mod caller_identity;
 mod caller_limiter;
@@ -85,6 +86,7 @@ pub trait PeerService: Send + Sync + 'static {
     fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
+/// Task that is aborted when its handle is dropped, so that nothing outlives a closed node.
 #[derive(Debug)]
 pub(crate) struct AbortingTask(pub(crate) JoinHandle<()>);
 

@@ -258,7 +258,7 @@ fn current_incarnation<'a>(
     worker
 }
 
-/// Memory of one rank at planning time.
+/// Memory of one rank at planning time: enough for a decision log to plan the step again.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct RankMemorySnapshot {
     /// Worker of the rank.

@@ -1,4 +1,5 @@
-//! State that every request can reach: configuration, workers and the client to them, keys, metrics, routing mode.
+//! State that every request can reach: configuration, workers and the client to them, keys, metrics, routing mode;
+//! and the parts and settings of the operator API.
 
 use std::sync::Arc;
 

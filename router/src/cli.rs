@@ -124,7 +124,9 @@ async fn run_serve(args: &ServeArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report_failure(&error),
     };
-    let warning = args.config.as_deref().and_then(|file| config_file_warning(&config, file));
+    let in_file =
+        args.config.as_deref().and_then(|file| Some((Config::load(Some(file), &Overrides::default()).ok()?, file)));
+    let warning = in_file.and_then(|(config, file)| config_file_warning(&config, file));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     match serve::run(config).await {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use crate::config::Config;
+use proxy::shared_cache::RedisUrl;
 
 /// Returns the files with keys, tokens and private keys that `config` names, each with its setting.
 fn secret_files(config: &Config) -> impl Iterator<Item = (&'static str, &Path)> {
@@ -31,17 +32,17 @@ pub(crate) fn warnings(config: &Config) -> Vec<String> {
     secret_files(config).filter_map(|(setting, path)| warning(setting, path)).collect()
 }
 
-/// Returns one sentence if `file`, from which `config` was read, can be accessed by others and the configuration has
-/// secrets.
-pub(crate) fn config_file_warning(config: &Config, file: &Path) -> Option<String> {
-    let Config { auth, shared_cache, discovery, workers, .. } = config;
+/// Returns one sentence if the configuration in `file` has secrets and others can access the file. `in_file` is the
+/// configuration without what the command line adds.
+pub(crate) fn config_file_warning(in_file: &Config, file: &Path) -> Option<String> {
+    let Config { auth, shared_cache, discovery, workers, .. } = in_file;
     let has_secrets = auth.cache_salt_secret.is_some()
         || shared_cache.encryption_secret.is_some()
-        || shared_cache.redis_url.is_some()
+        || shared_cache.redis_url.as_ref().is_some_and(RedisUrl::has_password)
         || workers.iter().any(|worker| worker.api_key.is_some())
         || discovery.dns.iter().any(|dns| dns.api_key.is_some())
         || discovery.kubernetes.iter().any(|service| service.api_key.is_some());
-    has_secrets.then(|| warning("the configuration", file)).flatten()
+    has_secrets.then(|| warning("the configuration file", file)).flatten()
 }
 
 fn warning(what: &str, path: &Path) -> Option<String> {
@@ -95,7 +96,8 @@ mod tests {
         };
         for secret in [
             "auth.cache_salt_secret = \"0123456789abcdef\"",
-            "[shared_cache]\nredis_url = \"redis://:word@127.0.0.1\"\nencryption_secret = \"0123456789abcdef\"",
+            "[shared_cache]\nredis_url = \"redis://:word@127.0.0.1\"\nallow_plaintext = true",
+            "shared_cache.encryption_secret = \"0123456789abcdef\"",
             "[[workers]]\nurl = \"http://127.0.0.1:1\"\napi_key = \"sk-upstream\"",
             "[[discovery.dns]]\naddress = \"engines.example:8000\"\napi_key = \"sk-upstream\"",
         ] {
@@ -103,7 +105,12 @@ mod tests {
             assert!(sentence.contains("(mode 644): chmod 600"), "{secret}: {sentence:?}");
             assert_eq!(told(secret, 0o600), None, "{secret}");
         }
-        assert_eq!(told("proxy.listen = \"127.0.0.1:0\"", 0o644), None);
+        for none in [
+            "proxy.listen = \"127.0.0.1:0\"",
+            "[shared_cache]\nredis_url = \"redis://127.0.0.1\"\nallow_plaintext = true",
+        ] {
+            assert_eq!(told(none, 0o644), None, "{none}");
+        }
     }
 
     #[test]

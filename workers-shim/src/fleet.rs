@@ -1,5 +1,5 @@
 //! The fleet: current state of all workers. Combines probes and metrics scrapes, this router's own requests in flight,
-//! and KV events.
+//! and KV events. Exchanges requests in flight and snapshots of residency with other routers.
 //!
 //! It only observes and counts: it selects no worker and changes nothing on a worker.
 //!
@@ -346,7 +346,7 @@ impl std::fmt::Debug for Fleet {
 impl Fleet {
     /// Returns this router's counters, one entry for each rank to which anything was ever sent.
     pub fn in_flight(&self) -> Vec<RankInFlightCounts> {
-        let flows = |member: &std::sync::Arc<worker_handle::WorkerHandle>| {
+        let flows = |member: &Arc<WorkerHandle>| {
             let worker = member.id;
             member.in_flight.entries().into_iter().map(move |flow| RankInFlightCounts { worker, ..flow })
         };
@@ -393,7 +393,7 @@ impl Fleet {
         async move { requests?.await }
     }
 
-    fn update_peer_in_flight(&self, overlay: &peer_in_flight::PeerInFlightTables) {
+    fn update_peer_in_flight(&self, overlay: &PeerInFlightTables) {
         self.peer_count.store(overlay.live_routers(), Ordering::Relaxed);
         let sums = overlay.sums();
         let table = self.registry.load();

@@ -179,6 +179,7 @@ fn next_epoch(epoch: &mut Epoch) -> Epoch {
 }
 
 impl Ledger {
+    /// Records a read-only copy on every artifact on its path, up to where the copy reaches.
     fn replicate_readonly(&mut self, copy: ReplicateReadonly) -> CommandResult {
         self.check_live(copy.holder)?;
         self.check_not_draining(copy.holder)?;

@@ -24,10 +24,18 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
+/// Least length of a secret from which keys are derived, in characters.
+const MIN_CHARACTERS: usize = 16;
+
 impl Secret {
     /// Returns the text itself; only for sending it.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// Returns whether it is too short to derive keys from: fewer than 16 characters.
+    pub fn is_short(&self) -> bool {
+        self.0.chars().count() < MIN_CHARACTERS
     }
 }
 

@@ -1,4 +1,5 @@
-//! Discrete-event simulation of the fleet and its traffic in virtual time, until no event is left.
+//! Discrete-event simulation of the fleet and its traffic in virtual time, until no event is left,
+//! replication ahead of a step included.
 
 mod delayed_residency;
 mod dispatch;
@@ -460,12 +461,12 @@ impl LinkSchedule {
 }
 
 /// Most replications in flight at once.
-const MAX_CONCURRENT: usize = 4;
+const MAX_CONCURRENT_REPLICATIONS: usize = 4;
 
 impl Simulation<'_> {
     /// Asks the policy for replications, as long as more events will follow.
     fn start_replications(&mut self, period: Seconds) {
-        let most = MAX_CONCURRENT.saturating_sub(self.links.replication.in_flight.len());
+        let most = MAX_CONCURRENT_REPLICATIONS.saturating_sub(self.links.replication.in_flight.len());
         if most > 0 {
             let moves = self.ask_policy(|policy, fleet| policy.replications(most, fleet));
             moves.into_iter().for_each(|chosen| self.start_replication(chosen));

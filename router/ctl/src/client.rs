@@ -466,6 +466,7 @@ mod tests {
             https("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))").contains("this authority signed")
         );
         assert!(https("invalid peer certificate: Expired").contains("renewed"));
+        assert!(https("invalid peer certificate: NotValidYet").contains("clock"));
         assert!(https("certificate not valid for name \"a\"").contains("does not name this host"));
         assert!(https("received fatal alert: CertificateRequired").contains("cluster.listen"));
         assert!(https("operation was canceled: connection was not ready").contains("cluster.listen"));

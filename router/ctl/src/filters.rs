@@ -66,7 +66,7 @@ filter! {
         tenant: String => "tenant",
         /// With this model.
         model: String => "model",
-        /// The client's key of the session; needs --model.
+        /// The client's key of the session; needs --model, and --tenant unless that is default.
         session_key: String => "session_key",
         /// Decoded by this worker, by id or URL.
         worker: WorkerArg => "worker",

@@ -151,7 +151,7 @@ fn read(path: &Path) -> Result<TokenTable, TokensFileError> {
         malformed(&format!("is not valid at line {line}, column {column}"))
     })?;
     if file.tokens.is_empty() {
-        tracing::warn!(path = %path.display(), "the table [tokens] is empty: every request of an operator is refused with 401");
+        tracing::warn!(path = %path.display(), "the tokens file has no tokens: all operators get 401 until it has one");
     }
     let mut table = TokenTable::with_capacity(file.tokens.len());
     for (token, line) in file.tokens {
@@ -220,6 +220,26 @@ mod tests {
         assert_eq!(who(&OperatorTokens::open(None).unwrap(), None), Ok(("anyone".into(), TokenRole::Operator)));
     }
 
+    #[tokio::test]
+    async fn an_empty_table_revokes_all_tokens_and_a_broken_file_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.toml");
+        std::fs::write(&path, "[tokens]\n\"one-of-16-letters\" = \"read\"").unwrap();
+        let tokens = Arc::new(OperatorTokens::open(Some(&path)).unwrap());
+        let files = ReloadReporter { name: "operator_tokens", stale: Arc::default() };
+        let follower = tokio::spawn(tokens.clone().follow_file(Duration::from_millis(5), files));
+        std::fs::write(&path, "[tokens]\n\"one-of-16-letters\" = \"reader\"").unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(who(&tokens, Some("one-of-16-letters")).is_ok());
+        std::fs::write(&path, "[tokens]").unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        while who(&tokens, Some("one-of-16-letters")) != Err(ProblemKind::Unauthorized) {
+            assert!(std::time::Instant::now() < deadline, "the empty table was never read");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        follower.abort();
+    }
+
     #[test]
     fn invalid_tokens_file_error_does_not_print_its_contents() {
         for text in [
@@ -236,12 +256,6 @@ mod tests {
         }
         let error = tokens("[tokens]\n\"a-secret-of-letters\" = \"write\"").unwrap_err().to_string();
         assert!(error.contains("is not valid at line 2, column"), "{error}");
-        let revoked = tokens("[tokens]").unwrap();
-        assert_eq!(
-            who(&revoked, Some("a-secret-of-letters")),
-            Err(ProblemKind::Unauthorized),
-            "an empty table revokes all"
-        );
         let missing = OperatorTokens::open(Some(Path::new("/nonexistent/tokens"))).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/tokens"));
     }

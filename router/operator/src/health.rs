@@ -20,12 +20,10 @@ use super::sources::{FleetSources, OperatorParts};
 use super::state::OperatorState;
 use super::transfer_checks;
 use proxy::adapters;
+use proxy::auth::MAX_NAMED_TENANTS;
 use proxy::discovery::WorkerSource;
 use proxy::prefix_cache::tokenizer_drift::{DriftSignal, MismatchScope, TokenizerMismatch, advice};
 use proxy::tenant_isolation::NotServingReason;
-
-/// Most tenants whose names the message about quotas without effect shows.
-const MAX_NAMED_TENANTS: usize = 8;
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
@@ -64,7 +62,7 @@ struct Degradation {
     /// failed; of listeners `unauthenticated` or `no_tls`; of background tasks `restarted`; of the process `resource_shortage`; of
     /// salts `salt_untold`; of tenants `quota_without_api_key`.
     reason: &'static str,
-    /// What is wrong, in words. Names of workers, models and files, and errors, only for callers with a token.
+    /// What is wrong, in words. Names of workers, models, tenants and files, and errors, only for callers with a token.
     detail: String,
 }
 
@@ -271,25 +269,22 @@ impl Readiness {
     fn of_tenants(state: &OperatorState) -> Option<Degradation> {
         let keys = state.parts.fleet.isolation.keys();
         let without = keys.tenants_without_key(state.settings.tenants.iter().map(String::as_str));
-        let why = match keys.required() {
-            true => "no key of auth.keys_file names it",
-            false => "without auth.keys_file everybody is the tenant \"default\"",
+        let (first, more) = without.split_at(without.len().min(MAX_NAMED_TENANTS));
+        let named = match more.len() {
+            0 => first.join(", "),
+            more => format!("{} and {more} more", first.join(", ")),
         };
-        let named = |count: usize| {
-            without[..count].iter().map(|tenant| format!("tenants.{tenant}")).collect::<Vec<_>>().join(", ")
-        };
-        (!without.is_empty()).then(|| Degradation {
-            component: "tenants",
-            reason: "quota_without_api_key",
-            detail: format!(
-                "quotas of {}{} limit nobody, because {why}: give a key to the tenant, or remove its section",
-                named(without.len().min(MAX_NAMED_TENANTS)),
-                match without.len().saturating_sub(MAX_NAMED_TENANTS) {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                }
+        let detail = match keys.required() {
+            true => format!(
+                "no API key names these tenants, so their quotas have no effect: {named}; add keys to auth.keys_file, or remove \
+                 their sections"
             ),
-        })
+            false => format!(
+                "without API keys every caller is the tenant \"default\", so the quotas of these tenants have no effect: {named}; \
+                 set auth.keys_file, or remove their sections"
+            ),
+        };
+        (!without.is_empty()).then_some(Degradation { component: "tenants", reason: "quota_without_api_key", detail })
     }
 
     /// Reports prompts that are known less precisely than possible.
@@ -319,7 +314,7 @@ impl Readiness {
 
 /// Whether this router can serve clients: a worker answers, and the router does not shut down.
 ///
-/// No token is needed. Where tokens are configured, only callers with one see workers' URLs, models, files and errors.
+/// No token is needed. Where tokens are configured, only callers with one see workers' URLs, models, tenants, files and errors.
 ///
 /// Problems of the ledger or of Redis, or that all workers drain, are reported and take no traffic away: steps are still
 /// served, and every other router has the same problem.

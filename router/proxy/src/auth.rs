@@ -20,7 +20,7 @@ use crate::toml_errors::line_and_column;
 use crate::watched_files::{FileStamp, ReloadReporter, follow, stamp_of};
 
 /// Maximum number of tenants named in one log line.
-const MAX_NAMED_TENANTS: usize = 8;
+pub const MAX_NAMED_TENANTS: usize = 8;
 
 /// Minimum length of a key without a warning, in characters.
 const SHORT_KEY: usize = 8;
@@ -29,7 +29,8 @@ const SHORT_KEY: usize = 8;
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// File of API keys, reloaded when it changes: edit it to revoke a key. If it is removed, the old keys stay valid.
+    /// File of API keys, reloaded when it changes: edit it to revoke a key. An empty table `[keys]` revokes all keys. If
+    /// the file is removed or has an error, the old keys stay valid.
     /// Without a file every caller is the tenant `default`.
     ///
     /// ```toml
@@ -49,10 +50,10 @@ pub struct AuthConfig {
 impl AuthConfig {
     /// Returns the first setting that is out of bounds, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
-        let is_short = |secret: &Secret| secret.expose().chars().count() < 16;
-        self.cache_salt_secret.as_ref().is_some_and(is_short).then_some((
+        self.cache_salt_secret.as_ref().is_some_and(Secret::is_short).then_some((
             "auth.cache_salt_secret",
-            "accepted are 16 characters or more, the same at every router; who guesses it can find out which prompts other tenants have cached",
+            "accepted are 16 characters or more, the same at every router: whoever guesses the secret can probe which prompts \
+             other tenants have cached",
         ))
     }
 }
@@ -194,7 +195,7 @@ fn read(path: &Path) -> Result<KeyTable, KeysError> {
         malformed(&format!("is not valid at line {line}, column {column}"))
     })?;
     if file.keys.is_empty() {
-        tracing::warn!(path = %path.display(), "the table [keys] is empty: every request of a client is refused with 401");
+        tracing::warn!(path = %path.display(), "the keys file has no keys: all clients get 401 until it has one");
     }
     let short = file.keys.keys().filter(|key| !key.starts_with("sha256:") && key.chars().count() < SHORT_KEY).count();
     if short > 0 {
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_follow_a_changed_file_and_survive_a_broken_one() {
+    async fn keys_follow_a_changed_file_and_survive_a_broken_one_until_a_table_is_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, "[keys]\n\"k1\" = \"a\"").unwrap();
@@ -326,9 +327,11 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(tenant(&keys, "x-api-key", "k1").is_err());
-        std::fs::write(&path, "broken, and as long as it will be").unwrap();
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(tenant(&keys, "x-api-key", "k2-longer").unwrap(), "b");
+        for broken in ["", "broken, and as long as it will be"] {
+            std::fs::write(&path, broken).unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(tenant(&keys, "x-api-key", "k2-longer").unwrap(), "b", "{broken:?}");
+        }
         // Repaired with the same time and size as the broken file, which was examined already.
         let broken = std::fs::metadata(&path).unwrap();
         let mended = folder.path().join("mended.toml");
@@ -338,6 +341,12 @@ mod tests {
         let deadline = std::time::Instant::now() + Duration::from_secs(5);
         while tenant(&keys, "x-api-key", "k3").is_err() {
             assert!(std::time::Instant::now() < deadline, "the mended file was never read");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        std::fs::write(&path, "[keys]").unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        while !matches!(tenant(&keys, "x-api-key", "k3"), Err(ApiError::BadKey)) {
+            assert!(std::time::Instant::now() < deadline, "an empty table revokes all keys");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         follower.abort();

@@ -438,6 +438,19 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_origin_and_a_refused_host_have_labels_of_their_own() {
+        let foreign = HostRefusal::ForeignHost { host: "evil.example".into(), setting: "auth.keys_file" };
+        for (refusal, label) in [
+            (HostRefusal::NoHost, "invalid_host"),
+            (HostRefusal::BadHost, "invalid_host"),
+            (foreign, "host_not_allowed"),
+            (HostRefusal::ForeignOrigin { origin: "http://evil.example".into() }, "origin_not_allowed"),
+        ] {
+            assert_eq!(ApiError::from(refusal).reason(), ErrorReason(label));
+        }
+    }
+
+    #[test]
     fn retryable_errors_send_retry_after_and_method_errors_send_allow() {
         let busy = ApiError::Overloaded { what: "connections" }.response(RECIPIENT);
         assert_eq!((busy.status().as_u16(), busy.headers()[RETRY_AFTER].to_str().unwrap()), (429, "1"));

@@ -68,6 +68,7 @@ fn errors_name_the_setting_and_the_accepted_values() {
             &[],
             "decision_log.max_size: accepted is 0B, which keeps none, or 1MiB and more",
         ),
+        ("", &["auth.cache_salt_secret=15-of-letters.."], "auth.cache_salt_secret: accepted are 16 characters or more"),
         ("", &["decision_log.max_size=1048575B"], "decision_log.max_size: accepted is 0B"),
         ("", &["guardrail.control_percent=51"], "guardrail.control_percent: accepted is 0 to 50"),
         ("", &["planner.lamda=1"], "lamda"),

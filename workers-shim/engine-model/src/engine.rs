@@ -1,4 +1,5 @@
-//! The engine's interface: requests and time go in, outputs come out. It never acts by itself; `next_event` returns
+//! A simulated engine: its interface, the scheduler (running requests first, then waiting ones, within the token budget)
+//! and the end of a step. Requests and time go in, outputs come out; it never acts by itself, and `next_event` returns
 //! when to call again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -371,7 +372,7 @@ impl Engine {
         for _ in 0..sequence.missing_blocks(tokens) {
             sequence.memory.blocks.extend(self.pool.allocate());
         }
-        self.kv_events.extend(self.pool.drain_evicted().into_iter().map(crate::PrefixCacheChange::Removed));
+        self.kv_events.extend(self.pool.drain_evicted().into_iter().map(PrefixCacheChange::Removed));
     }
 
     fn add_to_step(&mut self, id: EngineRequestId, tokens: usize, draft: &mut StepDraft) {
@@ -387,7 +388,7 @@ impl Engine {
     fn begin_pull(&mut self, at: Micros, id: EngineRequestId) {
         let request = id;
         let Some(source) = self.missing_source_blocks(id) else { return };
-        self.links.pulling.insert(id, crate::transfer::PullState::Requested);
+        self.links.pulling.insert(id, PullState::Requested);
         self.emit(at, EngineOutputKind::Pull { request, source });
     }
 }

@@ -1,4 +1,5 @@
 //! The placed blocks of one source: found by the engine's hash, and linked to their parent blocks.
+//! They can be exported, and imported in any order.
 //!
 //! A block costs 24 bytes, and about 16 in the table of engine hashes. A block that is removed while it has children
 //! leaves a *stump*, so that the children find it when it is stored again; there are never more stumps than blocks.

@@ -379,7 +379,8 @@ impl IdleAgents {
 }
 
 impl OwnerServe {
-    /// Returns the replications that pay, best first. Nothing is sent twice while an agent is idle.
+    /// Returns the replications that pay, best first. Nothing is sent twice while an agent is idle. A replication only
+    /// makes a copy; ownership changes with the commit of the next step.
     fn worthwhile_replications(&mut self, fleet: &FleetView<'_>) -> Vec<((IdleAgent, SessionId), ChosenReplication)> {
         let unsent: Vec<_> = self.idle_agents.0.values().filter(|agent| !agent.is_sent).cloned().collect();
         let bounds = ReplicationLimits::default();

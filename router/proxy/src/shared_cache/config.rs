@@ -54,9 +54,8 @@ impl SharedCacheConfig {
         if self.max_transcript_size.0 > 64 << 20 {
             return Some(("shared_cache.max_transcript_size", "accepted is 0 to \"64MiB\""));
         }
-        let is_short = |secret: &Secret| secret.expose().chars().count() < 16;
         match (&self.redis_url, &self.encryption_secret, self.allow_plaintext) {
-            (_, Some(secret), _) if is_short(secret) => Some(("shared_cache.encryption_secret", SECRET_ACCEPTED)),
+            (_, Some(secret), _) if secret.is_short() => Some(("shared_cache.encryption_secret", SECRET_ACCEPTED)),
             (_, Some(_), true) => Some((
                 "shared_cache.allow_plaintext",
                 "accepted is true only without shared_cache.encryption_secret: values are encrypted or they are not",
@@ -76,6 +75,7 @@ pub struct RedisUrl {
     url: Secret,
     address: String,
     is_exposed: bool,
+    has_password: bool,
 }
 
 const ACCEPTED: &str =
@@ -92,12 +92,18 @@ impl RedisUrl {
             _ => return Err(ACCEPTED),
         };
         let exposed = matches!(connection.addr(), ConnectionAddr::Tcp(host, _) if !is_loopback(host));
-        Ok(Self { url: Secret::from(url), address, is_exposed: exposed })
+        let has_password = connection.redis_settings().password().is_some();
+        Ok(Self { url: Secret::from(url), address, is_exposed: exposed, has_password })
     }
 
     /// Returns host and port, or a path: for the log.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Whether the URL contains a password.
+    pub fn has_password(&self) -> bool {
+        self.has_password
     }
 
     /// Whether the connection crosses a network unencrypted.

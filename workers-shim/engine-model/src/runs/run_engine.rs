@@ -302,7 +302,7 @@ struct ProgressRates {
     token_alone: f64,
 }
 
-/// An outgoing transfer.
+/// An outgoing transfer. The links model its duration.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OutgoingTransfer {
     /// Runs that are pinned in device memory until it is sent.

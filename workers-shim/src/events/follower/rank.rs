@@ -1,5 +1,5 @@
-//! Follows the events of one rank in one incarnation of a worker: its connection, its messages, and how exactly its
-//! blocks are known.
+//! Follows the events of one rank in one incarnation of a worker: its connection, its messages, how exactly its blocks
+//! are known, and the snapshots of them that routers give each other.
 
 use std::time::{Duration, SystemTime};
 
