@@ -96,7 +96,7 @@ fuzz seconds="60" *targets:
         mkdir -p target/fuzz-corpus
         tar -xJf tests/fuzz/found.tar.xz -C target/fuzz-corpus
     fi
-    for target in ${targets:-events bodies answers nodes prompts templates zmtp values exchanges}; do
+    for target in ${targets:-events bodies growth answers nodes prompts templates zmtp values exchanges}; do
         mkdir -p target/fuzz-corpus/$target
         cargo +nightly fuzz run -s none --fuzz-dir tests/fuzz --target-dir target/fuzz $target \
             target/fuzz-corpus/$target tests/fuzz/corpus/$target -- -max_total_time={{seconds}} -timeout=10 \
@@ -108,7 +108,7 @@ fuzz-keep:
     #!/usr/bin/env bash
     set -euo pipefail
     rm -rf target/fuzz-found
-    for target in events bodies answers nodes prompts templates zmtp values exchanges; do
+    for target in events bodies growth answers nodes prompts templates zmtp values exchanges; do
         mkdir -p target/fuzz-found/$target
         cargo +nightly fuzz run -s none --fuzz-dir tests/fuzz --target-dir target/fuzz $target target/fuzz-found/$target \
             target/fuzz-corpus/$target tests/fuzz/corpus/$target -- -merge=1 -max_len=65536 -timeout=60

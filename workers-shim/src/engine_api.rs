@@ -27,7 +27,7 @@ pub use request::{
     AnswerContinuation, AnswerTokenIdsMode, Api, ClientRequestBody, LegOptions, StrippedFieldCounts, UsageEventMode,
 };
 pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
-pub use splice::{JsonSplice, ScannedJson};
+pub use splice::{BodyGrowth, JsonSplice, LegBody, ScannedJson};
 pub use sse::{EventBufferBudget, EventBufferShare, SseFilter, StreamFacts};
 pub use token_transcript::{ContinuationBlocker, ResumableTokenIds, TextTiming, TokenTranscript};
 

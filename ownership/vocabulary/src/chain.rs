@@ -110,12 +110,26 @@ impl PrefixChain {
     /// Hashes canonical bytes in blocks of `block` tokens, counting `BYTES_PER_TOKEN` bytes as one token. `block` must
     /// not be zero.
     pub fn over_bytes(root: PrefixId, seed: HashSeed, block: Tokens, bytes: &[u8]) -> Self {
+        Self::over_more_bytes((root, &[]), seed, block, bytes)
+    }
+
+    /// Hashes canonical bytes like [`Self::over_bytes`], of which `ids` are the ids of the first blocks and `bytes` what
+    /// follows them.
+    pub fn over_more_bytes((root, ids): (PrefixId, &[PrefixId]), seed: HashSeed, block: Tokens, bytes: &[u8]) -> Self {
         let size = (block.0 * Self::BYTES_PER_TOKEN) as usize;
-        let ids = bytes.chunks_exact(size).scan(root, |parent, block| {
+        let length = (ids.len() * size + bytes.len()) as u64;
+        let mut chain = Self {
+            root,
+            block,
+            ids: Vec::with_capacity(length as usize / size),
+            tokens: Tokens(length / Self::BYTES_PER_TOKEN),
+        };
+        chain.ids.extend_from_slice(ids);
+        chain.ids.extend(bytes.chunks_exact(size).scan(chain.head(), |parent, block| {
             *parent = parent.extend_bytes(seed, block);
             Some(*parent)
-        });
-        Self { root, block, ids: ids.collect(), tokens: Tokens(bytes.len() as u64 / Self::BYTES_PER_TOKEN) }
+        }));
+        chain
     }
 
     /// Returns the number of full blocks.

@@ -21,50 +21,96 @@ const PROMPT: usize = INPUT + 1;
 
 /// Returns the canonical bytes of a request, truncated to `limit` bytes.
 pub(crate) fn canonical_bytes(body: &[u8], limit: usize) -> Vec<u8> {
-    field_spans(body).map_or_else(|| verbatim(body, limit), |fields| canonical_fields(body, fields.into_iter(), limit))
+    let fields = field_spans(body).and_then(|fields| CanonicalFields::find(body, fields.into_iter()));
+    fields.map_or_else(|| verbatim(body, limit), |fields| fields.canonical(body, limit).0)
 }
 
-/// Returns the canonical bytes of a request whose top-level fields are known, truncated to `limit` bytes. `body` must be
-/// valid JSON. Reads only the fields that determine the prompt, once.
-pub(crate) fn canonical_fields<'n>(
-    body: &[u8],
-    fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>,
-    limit: usize,
-) -> Vec<u8> {
-    let mut values: [Option<&[u8]>; PROMPT + 1] = [None; PROMPT + 1];
-    for (name, range) in fields {
-        let place = match &*name {
-            "messages" => MESSAGES,
-            "input" => INPUT,
-            "prompt" => PROMPT,
-            name => match HEAD_FIELDS.iter().position(|head| *head == name) {
-                Some(place) => place,
-                None => continue,
-            },
-        };
-        // Of a duplicate field only the engine knows what it means, but equal bytes mean the same.
-        let Some(value) = body.get(range).filter(|_| values[place].is_none()) else { return verbatim(body, limit) };
-        values[place] = Some(value);
-    }
-    let values = values.map(|value| value.filter(|value| *value != b"null"));
-    let mut out = Vec::with_capacity(body.len().min(limit));
-    for (name, value) in HEAD_FIELDS.iter().zip(values) {
-        if let Some(value) = value {
-            line(name, value, &mut out);
+/// Positions of the fields of a body that determine its prompt; those that are absent or null have none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct CanonicalFields([Option<Range<usize>>; PROMPT + 1]);
+
+impl CanonicalFields {
+    /// Finds them among the top-level fields. Returns `None` where a field occurs twice: only the engine knows what that
+    /// means, but equal bytes mean the same.
+    pub(crate) fn find<'n>(body: &[u8], fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>) -> Option<Self> {
+        let mut values = [const { None }; PROMPT + 1];
+        for (name, range) in fields {
+            let place = match &*name {
+                "messages" => MESSAGES,
+                "input" => INPUT,
+                "prompt" => PROMPT,
+                name => match HEAD_FIELDS.iter().position(|head| *head == name) {
+                    Some(place) => place,
+                    None => continue,
+                },
+            };
+            if values[place].is_some() {
+                return None;
+            }
+            values[place] = Some(range);
         }
+        let is_set = |range: &Range<usize>| body.get(range.clone()).is_some_and(|value| value != b"null");
+        Some(Self(values.map(|value| value.filter(is_set))))
     }
-    match values[MESSAGES].or(values[INPUT]) {
-        Some(list) if list.starts_with(b"[") => elements(list, &mut out, limit),
-        Some(other) => line("messages", other, &mut out),
-        None => {}
+
+    fn value<'a>(&self, place: usize, body: &'a [u8]) -> Option<&'a [u8]> {
+        body.get(self.0[place].clone()?)
     }
-    if let Some(prompt) = values[PROMPT].filter(|_| out.len() < limit) {
-        out.extend_from_slice(b"prompt:");
-        // The closing quote is dropped so that a longer text extends a shorter one.
-        compact(prompt.strip_suffix(b"\"").unwrap_or(prompt), &mut out);
+
+    /// Returns the field with the conversation.
+    fn conversation(&self) -> Option<&Range<usize>> {
+        self.0[MESSAGES].as_ref().or(self.0[INPUT].as_ref())
     }
-    out.truncate(limit);
-    out
+
+    /// Returns whether the canonical bytes of `body` begin like those of `known`, up to the last message of `known`:
+    /// both bodies must have the same bytes up to `end`, the end of that message.
+    pub(crate) fn continues(&self, body: &[u8], (known_fields, known): (&Self, &[u8]), end: usize) -> bool {
+        let lists = (self.conversation(), known_fields.conversation());
+        let is_same_list = matches!(lists, (Some(list), Some(before))
+            if list.start == before.start && (list.start..list.end).contains(&end) && body.get(list.start) == Some(&b'['));
+        is_same_list && (0..HEAD_FIELDS.len()).all(|place| self.value(place, body) == known_fields.value(place, known))
+    }
+
+    /// Returns the canonical bytes, truncated to `limit` bytes, and how many of them there are up to the end of the last
+    /// message; `None` where there is no list of messages, or they were truncated.
+    pub(crate) fn canonical(&self, body: &[u8], limit: usize) -> (Vec<u8>, Option<usize>) {
+        let mut out = Vec::with_capacity(body.len().min(limit));
+        for (place, name) in HEAD_FIELDS.iter().enumerate() {
+            if let Some(value) = self.value(place, body) {
+                line(name, value, &mut out);
+            }
+        }
+        let mut end = None;
+        match self.conversation().and_then(|list| body.get(list.clone())) {
+            Some(list) if list.starts_with(b"[") => end = elements(&list[1..], &mut out, limit),
+            Some(other) => line("messages", other, &mut out),
+            None => {}
+        }
+        self.finish(body, (out, end), limit)
+    }
+
+    /// Returns the canonical bytes from those in `out` on, which are of the messages that end at `end` in the body.
+    pub(crate) fn canonical_after(
+        &self,
+        body: &[u8],
+        (mut out, end): (Vec<u8>, usize),
+        limit: usize,
+    ) -> (Vec<u8>, Option<usize>) {
+        let rest = self.conversation().and_then(|list| body.get(end..list.end)).unwrap_or_default();
+        let end = elements_after(rest, &mut out, limit);
+        self.finish(body, (out, end), limit)
+    }
+
+    fn finish(&self, body: &[u8], (mut out, end): (Vec<u8>, Option<usize>), limit: usize) -> (Vec<u8>, Option<usize>) {
+        if let Some(prompt) = self.value(PROMPT, body).filter(|_| out.len() < limit) {
+            out.extend_from_slice(b"prompt:");
+            // The closing quote is dropped so that a longer text extends a shorter one.
+            compact(prompt.strip_suffix(b"\"").unwrap_or(prompt), &mut out);
+        }
+        let is_whole = out.len() <= limit;
+        out.truncate(limit);
+        (out, end.filter(|_| is_whole))
+    }
 }
 
 /// Returns the beginning of a body that is not an object, or has a field twice.
@@ -79,9 +125,19 @@ fn line(name: &str, json: &[u8], out: &mut Vec<u8>) {
     out.push(b'\n');
 }
 
-/// Writes each element of a list as a line, until `out` has `limit` bytes.
-fn elements(list: &[u8], out: &mut Vec<u8>, limit: usize) {
-    let (mut rest, mut depth, mut is_inside) = (&list[1..], 0_usize, false);
+/// Writes each element of a list as a line, until `out` has `limit` bytes. `list` begins after the opening bracket.
+/// Returns the length of `out` at the end of the last element; `None` where there is none, or not all were written.
+fn elements(list: &[u8], out: &mut Vec<u8>, limit: usize) -> Option<usize> {
+    elements_from(list, false, (out, limit))
+}
+
+/// Implements [`elements`] for the rest of a list after an element whose line has no end yet.
+fn elements_after(list: &[u8], out: &mut Vec<u8>, limit: usize) -> Option<usize> {
+    elements_from(list, true, (out, limit))
+}
+
+fn elements_from(list: &[u8], mut is_inside: bool, (out, limit): (&mut Vec<u8>, usize)) -> Option<usize> {
+    let (mut rest, mut depth) = (list, 0_usize);
     while let Some((&byte, after)) = rest.split_first() {
         match byte {
             b' ' | b'\t' | b'\n' | b'\r' => {
@@ -93,7 +149,7 @@ fn elements(list: &[u8], out: &mut Vec<u8>, limit: usize) {
                 out.push(b'\n');
                 is_inside = false;
                 if out.len() >= limit {
-                    return;
+                    return None;
                 }
                 rest = after;
                 continue;
@@ -119,9 +175,11 @@ fn elements(list: &[u8], out: &mut Vec<u8>, limit: usize) {
         out.extend_from_slice(&rest[..length]);
         rest = &rest[length..];
     }
+    let end = out.len();
     if is_inside {
         out.push(b'\n');
     }
+    is_inside.then_some(end)
 }
 
 /// Copies valid JSON without the insignificant white space.
@@ -250,7 +308,7 @@ mod tests {
                 line("", element.get().as_bytes(), &mut expected);
             }
             let mut out = Vec::new();
-            elements(list.as_bytes(), &mut out, usize::MAX);
+            elements(&list.as_bytes()[1..], &mut out, usize::MAX);
             prop_assert_eq!(String::from_utf8(out), String::from_utf8(expected));
         }
     }

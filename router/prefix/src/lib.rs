@@ -49,7 +49,9 @@ pub use model_tokenizer::ModelTokenizer;
 pub use prefix_stability::PrefixStability;
 pub use prompt::{FallbackReason, IncrementalPromptMismatch, Prompt, PromptContent, PromptIdentity};
 pub use prompt_limits::PromptWorkLimits;
-pub use prompt_resolver::{ExtraPromptInputs, PromptResolver, PromptResolverOptions, ResolvedPrompt};
+pub use prompt_resolver::{
+    BytesCheckpoint, ExtraPromptInputs, KnownConversation, PromptResolver, PromptResolverOptions, ResolvedPrompt,
+};
 pub use strftime::WallTime;
 pub use template_fault::TemplateFault;
 pub use token_checkpoint::{TokenCheckpoint, TokenizedPrompt};

@@ -23,8 +23,8 @@ pub enum PromptContent {
     Tokens(Vec<u32>),
     /// Token ids after the last whole block; the blocks before are known only by the chain.
     Tail(Vec<u32>),
-    /// Canonical bytes of the request; see the `canonical` module.
-    Bytes(Vec<u8>),
+    /// No token ids: the chain is over canonical bytes of the request; see the `canonical` module.
+    Unknown,
 }
 
 /// How a prompt is identified.
@@ -105,7 +105,7 @@ impl Prompt {
         match &self.content {
             PromptContent::Tokens(ids) => Some(ids),
             PromptContent::Tail(ids) if self.chain.ids.is_empty() => Some(ids),
-            PromptContent::Tail(_) | PromptContent::Bytes(_) => None,
+            PromptContent::Tail(_) | PromptContent::Unknown => None,
         }
     }
 
@@ -114,7 +114,7 @@ impl Prompt {
         match &self.content {
             PromptContent::Tokens(ids) => ids.get(self.chain.ids.len() * self.chain.block.0 as usize..),
             PromptContent::Tail(ids) => Some(ids),
-            PromptContent::Bytes(_) => None,
+            PromptContent::Unknown => None,
         }
     }
 }

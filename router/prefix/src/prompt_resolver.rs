@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vocabulary::{HashSeed, ModelNamespace, PrefixChain, PrefixId, RequestNamespace, Tokens};
 
-use crate::canonical::{canonical_bytes, canonical_fields};
+use crate::canonical::{CanonicalFields, canonical_bytes};
 use crate::chat::CallFieldOrder;
 use crate::completion::{CompletionBody, CompletionPrompt};
 use crate::conversion;
@@ -195,19 +195,58 @@ impl PromptResolver {
     pub fn fallback_prompt(&self, body: &[u8], error: &PrefixError, keys: RequestNamespace<'_>) -> Prompt {
         let detail: String = error.to_string().chars().take(MAX_DETAIL_CHARS).collect();
         let bytes = canonical_bytes(body, self.max_canonical_bytes());
-        self.prompt_of_bytes(bytes, (fallback_reason(error, body), detail.into()), keys)
+        self.prompt_of_bytes(&bytes, (fallback_reason(error, body), detail.into()), keys)
     }
 
     /// Builds the prompt of a chat request for a model without a tokenizer from the request's top-level fields: their
-    /// names and the byte ranges of their values. `body` must be valid JSON.
+    /// names and the byte ranges of their values. `body` must be valid JSON. Hashes only what is new since `known`, where
+    /// the request continues it. The second value serves the request that continues this one.
     pub fn prompt_without_tokenizer<'n>(
         &self,
         body: &[u8],
         fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>,
+        (keys, known): (RequestNamespace<'_>, Option<KnownConversation<'_>>),
+    ) -> (Prompt, Option<BytesCheckpoint>) {
+        let (limit, reason) = (self.max_canonical_bytes(), FallbackReason::NoTokenizer);
+        let detail = || NO_TOKENIZER.to_string().into();
+        let Some(fields) = CanonicalFields::find(body, fields) else {
+            return (self.prompt_of_bytes(&canonical_bytes(body, limit), (reason, detail()), keys), None);
+        };
+        let root = self.bytes_namespace.root(self.seed, keys);
+        let known = known.filter(|known| known.is_continued(root, (&fields, body)));
+        // The canonical bytes after the last whole block that is known.
+        let (ids, (bytes, end)) = match known {
+            Some(KnownConversation { checkpoint, end, .. }) => {
+                let hashed = checkpoint.ids.len() * self.bytes_per_block();
+                let rest = limit.saturating_sub(hashed);
+                (&checkpoint.ids[..], fields.canonical_after(body, (checkpoint.tail.clone(), end), rest))
+            }
+            None => (&[][..], fields.canonical(body, limit)),
+        };
+        let chain = PrefixChain::over_more_bytes((root, ids), self.seed, self.block_size, &bytes);
+        let checkpoint = end.map(|end| {
+            let (blocks, block) = (end / self.bytes_per_block(), self.bytes_per_block());
+            let ids = chain.ids[..ids.len() + blocks].into();
+            BytesCheckpoint { root, ids, tail: bytes[blocks * block..end].to_vec(), fields }
+        });
+        let identity = PromptIdentity::Fallback(reason);
+        (Prompt { content: PromptContent::Unknown, chain, identity, detail: Some(detail()) }, checkpoint)
+    }
+
+    /// Returns whether [`Self::prompt_without_tokenizer`] would hash only what is new since `known`. Compares the fields
+    /// before the conversation.
+    pub fn continues<'n>(
+        &self,
+        (body, fields): (&[u8], impl Iterator<Item = (Cow<'n, str>, Range<usize>)>),
         keys: RequestNamespace<'_>,
-    ) -> Prompt {
-        let bytes = canonical_fields(body, fields, self.max_canonical_bytes());
-        self.prompt_of_bytes(bytes, (FallbackReason::NoTokenizer, NO_TOKENIZER.to_string().into()), keys)
+        known: KnownConversation<'_>,
+    ) -> bool {
+        let root = self.bytes_namespace.root(self.seed, keys);
+        CanonicalFields::find(body, fields).is_some_and(|fields| known.is_continued(root, (&fields, body)))
+    }
+
+    fn bytes_per_block(&self) -> usize {
+        (self.block_size.0 * PrefixChain::BYTES_PER_TOKEN) as usize
     }
 
     fn max_canonical_bytes(&self) -> usize {
@@ -216,14 +255,14 @@ impl PromptResolver {
 
     fn prompt_of_bytes(
         &self,
-        bytes: Vec<u8>,
+        bytes: &[u8],
         (reason, detail): (FallbackReason, Box<str>),
         keys: RequestNamespace<'_>,
     ) -> Prompt {
         let root = self.bytes_namespace.root(self.seed, keys);
-        let chain = PrefixChain::over_bytes(root, self.seed, self.block_size, &bytes);
+        let chain = PrefixChain::over_bytes(root, self.seed, self.block_size, bytes);
         Prompt {
-            content: PromptContent::Bytes(bytes),
+            content: PromptContent::Unknown,
             chain,
             identity: PromptIdentity::Fallback(reason),
             detail: Some(detail),
@@ -255,6 +294,40 @@ impl PromptResolver {
                 CompletionPrompt::Text(text) => self.model_tokenizer()?.encode(&text, special),
             })
             .collect()
+    }
+}
+
+/// What the canonical bytes of a request leave for the request that continues it: their blocks up to the last message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BytesCheckpoint {
+    root: PrefixId,
+    ids: Vec<PrefixId>,
+    /// Canonical bytes after the last whole block.
+    tail: Vec<u8>,
+    fields: CanonicalFields,
+}
+
+impl BytesCheckpoint {
+    /// Returns the memory that it takes, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&self.ids[..]) + self.tail.len()
+    }
+}
+
+/// An earlier request of the conversation, whose body has the same bytes up to the end of its last message.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownConversation<'a> {
+    /// Its body.
+    pub body: &'a [u8],
+    /// What its canonical bytes left.
+    pub checkpoint: &'a BytesCheckpoint,
+    /// Offset after its last message.
+    pub end: usize,
+}
+
+impl KnownConversation<'_> {
+    fn is_continued(&self, root: PrefixId, (fields, body): (&CanonicalFields, &[u8])) -> bool {
+        self.checkpoint.root == root && fields.continues(body, (&self.checkpoint.fields, self.body), self.end)
     }
 }
 

@@ -87,7 +87,7 @@ impl UnplannedForwarder {
                 refuse_media_ids(body.scanned_json())?;
             }
             let stripped = body.stripped(&options);
-            request.body = request.charge_derived(body.plain(&options))?;
+            request.body = request.charge_derived(body.plain(&options).into_bytes())?;
             Ok((request, stripped))
         };
         load.run(&self.offload_pool, work).await?
@@ -189,7 +189,7 @@ impl UnplannedForwarder {
             method: request.method.clone(),
             path: request.path.clone(),
             headers: self.workers.headers_for(member, &request.headers_with_request_id()),
-            body: request.body.clone(),
+            body: request.body.clone().into(),
         };
         reject_redirects(self.workers.send(member, outgoing).await?)
     }

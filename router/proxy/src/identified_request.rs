@@ -11,6 +11,7 @@ use workers_shim::engine_api::{
 
 use crate::catalog::Model;
 use crate::client_request::{ClientRequest, GenerationEndpoint};
+use crate::request_body_cache::BodyLineage;
 use crate::session_key::SessionKey;
 
 /// How the answer is delivered.
@@ -34,6 +35,8 @@ pub struct ParsedRequest {
     pub endpoint: GenerationEndpoint,
     /// The scanned body, from which legs are built.
     pub body: ClientRequestBody,
+    /// The body among those of its session.
+    pub lineage: BodyLineage,
     /// The model.
     pub model: ModelId,
     /// The tenant's cache salt, where tenants are isolated.

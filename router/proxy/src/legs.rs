@@ -12,7 +12,7 @@ use planner::{Leg, Plan};
 use vocabulary::{Micros, WorkerId};
 use workers_shim::engine_api::{
     AnswerSummary, AnswerTokenIdsMode, Api, ClientRequestBody, EventBufferBudget, EventBufferShare, KvTransfer,
-    LegOptions,
+    LegBody, LegOptions,
 };
 use workers_shim::fleet::InFlightGuard;
 use workers_shim::scrape::EngineKind;
@@ -42,8 +42,8 @@ pub struct Legs {
     path: String,
     client_headers: HeaderMap,
     load: OffloadSpec,
-    /// The body that legs are derived from and the memory reserved for it; `None` for legs that no client asked for.
-    pub(crate) reserved: Option<(Bytes, Arc<MemoryReservation>)>,
+    /// Memory reserved for the body that legs are derived from; `None` for legs that no client asked for.
+    pub(crate) reserved: Option<Arc<MemoryReservation>>,
     /// The client's body, scanned.
     pub body: ClientRequestBody,
     /// Options that the bodies of all legs share.
@@ -62,7 +62,7 @@ impl Legs {
             path: request.incoming.path.clone(),
             client_headers: client_headers(request),
             load: OffloadSpec::of(&request.incoming),
-            reserved: request.incoming.memory.clone().map(|memory| (request.incoming.body.clone(), memory)),
+            reserved: request.incoming.memory.clone(),
             body: request.body.clone(),
             options: LegOptions { ids, ..leg_options(request) },
         }
@@ -71,12 +71,11 @@ impl Legs {
     /// Builds the legs for the rest of an answer, which is a completion of token ids.
     pub fn for_resume(self, body: ClientRequestBody) -> Result<Self, LegError> {
         let options = LegOptions { api: Api::Completions, ..self.options };
-        let source = body.scanned_json().body().clone();
         let reserved = match &self.reserved {
-            Some((_, memory)) => {
+            Some(memory) => {
                 let mut own = memory.sibling();
-                own.grow(source.len()).map_err(LegError::OverBudget)?;
-                Some((source, Arc::new(own)))
+                own.grow(body.scanned_json().body().len()).map_err(LegError::OverBudget)?;
+                Some(Arc::new(own))
             }
             None => None,
         };
@@ -146,14 +145,14 @@ impl Legs {
 
     /// Sends `body` to the leg's worker and waits until the answer has begun. Gives up on a worker that becomes
     /// unreachable, even though its connection stays open.
-    pub async fn serve(&self, leg: &Leg, body: Bytes) -> Result<LegResponse, LegError> {
+    pub async fn serve(&self, leg: &Leg, body: LegBody) -> Result<LegResponse, LegError> {
         tokio::select! {
             opened = self.open_response(leg, body) => opened,
             () = LivenessWatch::new(self.client.fleet().clone(), leg.worker).given_up() => Err(LegError::Silent),
         }
     }
 
-    async fn open_response(&self, leg: &Leg, body: Bytes) -> Result<LegResponse, LegError> {
+    async fn open_response(&self, leg: &Leg, body: LegBody) -> Result<LegResponse, LegError> {
         let answer = self.send(leg, &self.path, body).await?;
         if let Some(error) = failure(answer.status()) {
             return Err(error);
@@ -162,12 +161,12 @@ impl Legs {
     }
 
     /// Sends a leg whose text nobody reads, and returns what its answer reports.
-    pub async fn send_silent(&self, leg: &Leg, path: &str, body: Bytes) -> Result<AnswerSummary, LegError> {
+    pub async fn send_silent(&self, leg: &Leg, path: &str, body: LegBody) -> Result<AnswerSummary, LegError> {
         self.send_whole(leg, path, body).await.map(|(_, answer)| answer)
     }
 
     /// Sends a leg that no client reads, and returns its text and what it reports.
-    pub async fn send_whole(&self, leg: &Leg, path: &str, body: Bytes) -> Result<(Bytes, AnswerSummary), LegError> {
+    pub async fn send_whole(&self, leg: &Leg, path: &str, body: LegBody) -> Result<(Bytes, AnswerSummary), LegError> {
         let sent = async {
             let answer = self.send(leg, path, body).await?;
             match answer.status() {
@@ -194,15 +193,15 @@ impl Legs {
         Ok(LegResponse::Whole(Response::from_parts(head, body), answer))
     }
 
-    /// Reserves memory for a leg's body until it was sent, unless it is the body that legs are derived from.
-    pub(crate) fn charge(&self, body: Bytes) -> Result<Bytes, LegError> {
+    /// Reserves memory for what a leg's body does not share with the client's, until it was sent.
+    pub(crate) fn charge(&self, body: LegBody) -> Result<LegBody, LegError> {
         match &self.reserved {
-            Some((source, memory)) => memory.charge_derived(source, body).map_err(LegError::OverBudget),
+            Some(memory) => memory.charge_leg(body).map_err(LegError::OverBudget),
             None => Ok(body),
         }
     }
 
-    async fn send(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Response<WorkerBody>, LegError> {
+    async fn send(&self, leg: &Leg, path: &str, body: LegBody) -> Result<Response<WorkerBody>, LegError> {
         let body = self.charge(body)?;
         let worker = self.client.worker(leg.worker).ok_or(LegError::UnknownWorker)?;
         let mut headers = self.client.headers_for(&worker, &self.client_headers);

@@ -41,6 +41,7 @@ pub mod prompts;
 pub mod quotas;
 pub mod receipt;
 pub mod renamed_keys;
+pub mod request_body_cache;
 pub mod request_id;
 pub mod request_parser;
 pub mod request_states;

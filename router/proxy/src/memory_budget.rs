@@ -8,6 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGauge};
 use vocabulary::TenantId;
+use workers_shim::engine_api::LegBody;
 
 use crate::error::ApiError;
 use crate::telemetry::metrics::RequestMemoryMetrics;
@@ -144,6 +145,17 @@ impl MemoryReservation {
         let mut reservation = self.sibling();
         reservation.grow(derived.len())?;
         Ok(Bytes::from_owner(ChargedBuffer { bytes: derived, _reservation: reservation }))
+    }
+
+    /// Returns `leg` with a chunk whose last clone releases what is reserved for it here: the bytes that do not share the
+    /// memory of the client's body, for which this reservation was made.
+    pub fn charge_leg(&self, leg: LegBody) -> Result<LegBody, ApiError> {
+        if leg.copied_bytes() == 0 {
+            return Ok(leg);
+        }
+        let mut reservation = self.sibling();
+        reservation.grow(leg.copied_bytes())?;
+        Ok(leg.map_last(|bytes| Bytes::from_owner(ChargedBuffer { bytes, _reservation: reservation })))
     }
 }
 

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt as _, Limited};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::Mutex;
+use workers_shim::engine_api::LegBody;
 
 use crate::error::ApiError;
 use crate::forward::UnplannedForwarder;
@@ -128,7 +129,7 @@ async fn fetch_list(forwarder: &UnplannedForwarder, member: &PoolMember) -> Opti
         method: Method::GET,
         path: "/v1/models".into(),
         headers: forwarder.workers.headers_for(member, &HeaderMap::new()),
-        body: Bytes::new(),
+        body: LegBody::default(),
     };
     let answer = async {
         let answer = forwarder.workers.send(member, request).await.ok()?;

@@ -198,6 +198,7 @@ mod tests {
     use futures::FutureExt as _;
     use http::{HeaderMap, Method};
     use http_body_util::BodyExt as _;
+    use workers_shim::engine_api::LegBody;
 
     use super::*;
     use crate::testing::StubWorker;
@@ -228,7 +229,7 @@ mod tests {
         let upstream = Upstream::new(UpstreamConfig::default());
         for (scanner, shown) in [(Some(SseFilter::new()), Some("data: broken\n\n")), (None, None)] {
             let (method, path) = (Method::GET, "/v1/models".into());
-            let request = WorkerRequest { method, path, headers: HeaderMap::new(), body: Bytes::new() };
+            let request = WorkerRequest { method, path, headers: HeaderMap::new(), body: LegBody::default() };
             let body = upstream.send(&worker.url(), request).await.unwrap().into_body();
             let (observer, tail, ready) = (EndRecorder::default(), BytesMut::new(), VecDeque::from([Bytes::new()]));
             let mut relayed = PassthroughResponseBody { body, observer, scanner, tail, ready, ended: false };

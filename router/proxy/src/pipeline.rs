@@ -219,6 +219,7 @@ impl Pipeline {
                 offload_pool: parts.offload_pool.clone(),
                 retries: policies.retries.clone(),
                 requests: metrics.requests.clone(),
+                bodies: caches.prefix_cache.bodies.clone(),
             },
             identify: IdentifyStage {
                 catalog: parts.catalog.clone(),

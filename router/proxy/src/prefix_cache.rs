@@ -20,6 +20,7 @@ use vocabulary::{ByteCount, Bytes, Tokens};
 
 use crate::checkpoints::TokenCheckpointStore;
 use crate::identified_request::IdentifiedRequest;
+use crate::request_body_cache::RequestBodyCache;
 use crate::telemetry::prefix_cache_metrics::PrefixCacheMetrics;
 use spot_check::{PendingSpotCheck, SpotCheckQueue};
 use tokenizer_drift::TokenizerDrift;
@@ -31,6 +32,10 @@ pub struct PrefixCacheConfig {
     /// Memory for what conversations leave for their next step; with 0 every prompt is computed as a whole.
     #[default(ByteCount::mebibytes(256))]
     pub memory_limit: ByteCount,
+    /// Memory for each session's last body, so that of the next one only what is new is read; with 0 every body is read
+    /// as a whole.
+    #[default(ByteCount::mebibytes(128))]
+    pub body_memory_limit: ByteCount,
     /// One in this many steps is encoded again as a whole and compared; 0 disables these checks.
     #[default(256)]
     pub verify_every: u64,
@@ -41,6 +46,8 @@ pub struct PrefixCacheConfig {
 pub struct PrefixCache {
     /// What conversations have left for their next step.
     pub conversations: Arc<ConversationCache>,
+    /// Each session's last body.
+    pub bodies: Arc<RequestBodyCache>,
     /// Compares token counts with those of the engines.
     pub tokenizer_drift: Arc<TokenizerDrift>,
     spot_checks: SpotCheckQueue,
@@ -61,6 +68,7 @@ impl PrefixCache {
         Self {
             spot_checks: SpotCheckQueue::spawn((conversations.clone(), checkpoints.clone()), metrics.clone(), tasks),
             tokenizer_drift: Arc::new(TokenizerDrift::new(metrics.clone())),
+            bodies: Arc::new(RequestBodyCache::new(config.body_memory_limit.0, metrics.body_memory_bytes.clone())),
             conversations,
             verify_every: NonZeroU64::new(config.verify_every),
             steps: AtomicU64::new(0),

@@ -181,7 +181,7 @@ impl TransferLegs<'_> {
     ) -> Result<AnswerSummary, ReplicationFailure> {
         let _counted = self.legs.dispatch(self.source);
         tokio::select! {
-            answer = self.legs.send_silent(self.source, REPLICATE_PATH, source_leg(replica, transfer)) => answer.map_err(ReplicationFailure::Failed),
+            answer = self.legs.send_silent(self.source, REPLICATE_PATH, source_leg(replica, transfer).into()) => answer.map_err(ReplicationFailure::Failed),
             () = self.legs.worker_lost(self.source.worker) => Err(ReplicationFailure::Failed(LegError::Broken)),
         }
     }
@@ -192,7 +192,7 @@ impl TransferLegs<'_> {
         with: (&KvTransfer, Option<HandoffParams>),
     ) -> Result<(), ReplicationFailure> {
         tokio::select! {
-            pulled = self.legs.send_silent(self.target, REPLICATE_PATH, target_leg(replica, with)) => pulled.map(drop).map_err(ReplicationFailure::Failed),
+            pulled = self.legs.send_silent(self.target, REPLICATE_PATH, target_leg(replica, with).into()) => pulled.map(drop).map_err(ReplicationFailure::Failed),
             () = self.legs.worker_lost(self.source.worker) => Err(ReplicationFailure::SourceLost),
         }
     }

@@ -9,11 +9,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use vocabulary::{ModelId, Tokens};
-use workers_shim::engine_api::{ClientRequestBody, JsonString, ScannedJson};
+use workers_shim::engine_api::{BodyGrowth, ClientRequestBody, JsonString, ScannedJson};
 
 use crate::client_request::{ClientRequest, GenerationEndpoint};
 use crate::error::ApiError;
 use crate::identified_request::{ParsedRequest, ResponseDelivery};
+use crate::request_body_cache::BodyLineage;
 use crate::session_key::SessionKey;
 
 /// Parses and checks a request. Types are checked where routing depends on them; the rest is up to the engine.
@@ -22,7 +23,16 @@ pub fn parse(
     endpoint: GenerationEndpoint,
     salt: Option<Arc<str>>,
 ) -> Result<ParsedRequest, ApiError> {
-    let body = ClientRequestBody::read(incoming.body.clone()).map_err(ApiError::invalid_body)?;
+    parse_grown(incoming, endpoint, (salt, None))
+}
+
+/// Parses a request, its body from where it has grown on.
+pub fn parse_grown(
+    incoming: ClientRequest,
+    endpoint: GenerationEndpoint,
+    (salt, growth): (Option<Arc<str>>, Option<&BodyGrowth>),
+) -> Result<ParsedRequest, ApiError> {
+    let body = ClientRequestBody::read_grown(incoming.body.clone(), growth).map_err(ApiError::invalid_body)?;
     let fields = body.scanned_json();
     match endpoint {
         GenerationEndpoint::ChatCompletions | GenerationEndpoint::Messages => {
@@ -63,6 +73,7 @@ pub fn parse(
         max_answer: answer,
         transfer_bar: bar,
         body,
+        lineage: BodyLineage::default(),
         incoming,
     })
 }

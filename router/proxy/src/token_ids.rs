@@ -85,7 +85,7 @@ impl LazyTokenIds {
         match &mut identified.prompt.content {
             PromptContent::Tokens(ids) => Some(Self::Known(std::mem::take(ids))),
             PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(identified))),
-            PromptContent::Bytes(_) => None,
+            PromptContent::Unknown => None,
         }
     }
 
@@ -94,7 +94,7 @@ impl LazyTokenIds {
         match &identified.prompt.content {
             PromptContent::Tokens(ids) => Some(Self::Known(ids.clone())),
             PromptContent::Tail(_) => Some(Self::Encodable(EncodableRequest::of(identified))),
-            PromptContent::Bytes(_) => None,
+            PromptContent::Unknown => None,
         }
     }
 

@@ -3,6 +3,7 @@
 //! It changes no body and decompresses nothing. It makes no decisions: the caller chooses the worker.
 
 mod connections;
+mod outgoing_body;
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,7 +13,6 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use http_body_util::Full;
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::pki_types::CertificateDer;
@@ -21,10 +21,11 @@ use smart_default::SmartDefault;
 use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
 use vocabulary::{ByteCount, TimeSpan};
-use workers_shim::engine_api::EventBufferBudget;
+use workers_shim::engine_api::{EventBufferBudget, LegBody};
 
 use crate::error::ApiError;
 use connections::{ConnectionBody, ConnectionPool};
+use outgoing_body::OutgoingBody;
 
 /// Section `[upstream]`: how workers are reached.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -62,7 +63,7 @@ pub struct WorkerRequest {
     /// End-to-end headers; see [`end_to_end`].
     pub headers: HeaderMap,
     /// The body, sent unchanged.
-    pub body: Bytes,
+    pub body: LegBody,
 }
 
 /// Why a worker gave no answer. All of these happen before the first byte of it.
@@ -165,7 +166,7 @@ impl Upstream {
         let uri: Uri = format!("{}{}", endpoint.trim_end_matches('/'), request.path)
             .parse()
             .map_err(|error| UpstreamError::Unsendable(format!("{error}")))?;
-        let mut outgoing = Request::new(Full::new(request.body));
+        let mut outgoing = Request::new(OutgoingBody::from(request.body));
         *outgoing.method_mut() = request.method;
         *outgoing.uri_mut() = uri;
         *outgoing.headers_mut() = request.headers;
@@ -366,8 +367,12 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
-        let request =
-            WorkerRequest { method: Method::GET, path: "/".into(), headers: HeaderMap::new(), body: Bytes::new() };
+        let request = WorkerRequest {
+            method: Method::GET,
+            path: "/".into(),
+            headers: HeaderMap::new(),
+            body: LegBody::default(),
+        };
         let error = Upstream::new(UpstreamConfig::default()).send(&endpoint, request).await.unwrap_err();
         assert!(matches!(error, UpstreamError::Connect(_)) && error.retryable(), "{error}");
     }

@@ -7,6 +7,8 @@ pub mod nodes;
 pub mod peers;
 pub mod text;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use residency::{
     ApplyProgress, BlockMappingRules, DecodeLimits, KvCacheEvent, ResidencyFeed, ResidencyIndex,
@@ -15,7 +17,7 @@ use residency::{
 use vocabulary::{DpRank, HashSeed, Incarnation, ModelNamespace, Tokens, WorkerId};
 use workers_shim::engine_api::{
     AnswerSummary, AnswerTokenIdsMode, Api, ClientRequestBody, ClientTokenIdVisibility, KvConnector, KvTransfer,
-    LegOptions, SseFilter, StrippedFieldCounts, TextTiming, TokenTranscript, UsageEventMode,
+    LegOptions, ScannedJson, SseFilter, StrippedFieldCounts, TextTiming, TokenTranscript, UsageEventMode,
 };
 
 const WORKER: WorkerId = WorkerId(1);
@@ -82,7 +84,7 @@ pub fn bodies(bytes: &[u8]) {
     let apis = [Api::Chat, Api::Completions, Api::Responses, Api::Messages];
     for (api, salt) in apis.into_iter().flat_map(|api| [(api, None), (api, Some("s".into()))]) {
         let options = LegOptions { api, salt, usage: UsageEventMode::Always, ids: AnswerTokenIdsMode::Always };
-        let plain = body.plain(&options);
+        let plain = body.plain(&options).into_bytes();
         assert!(plain.len() <= bytes.len() + 200, "little is added");
         let again = ClientRequestBody::read(plain.clone()).expect("what was read can be read again");
         let left = again.stripped(&options);
@@ -91,9 +93,26 @@ pub fn bodies(bytes: &[u8]) {
             StrippedFieldCounts { salt: u32::from(options.salt.is_some()), ..StrippedFieldCounts::default() },
             "nothing is left to remove"
         );
-        assert_eq!(again.plain(&options), plain, "what is clean stays as it is");
-        let prefill = ClientRequestBody::read(body.prefill(&options, (&nixl(), None))).expect("a leg is JSON");
+        assert_eq!(again.plain(&options).into_bytes(), plain, "what is clean stays as it is");
+        let prefill =
+            ClientRequestBody::read(body.prefill(&options, (&nixl(), None)).into_bytes()).expect("a leg is JSON");
         assert!(!prefill.streams());
+    }
+}
+
+/// Two bodies of one session: the second one is read from where it has grown on, and that finds what reading all of it
+/// finds. The first four bytes are two numbers: the length of the first body, and how much of it begins the second one.
+pub fn growth(bytes: &[u8]) {
+    let Some((&[a, b, c, d], rest)) = bytes.split_first_chunk::<4>() else { return };
+    let within = |number: [u8; 2], length: usize| usize::from(u16::from_le_bytes(number)) % (length + 1);
+    let (known, more) = rest.split_at(within([a, b], rest.len()));
+    let grown = Bytes::from([&known[..within([c, d], known.len())], more].concat());
+    let Ok(known) = ScannedJson::scan(Bytes::copy_from_slice(known), &[]).map(Arc::new) else { return };
+    for body in [&grown, known.body()] {
+        if let Some(growth) = known.growth_to(body, "messages") {
+            let found = ScannedJson::scan_growth(body.clone(), &growth, &["n"]);
+            assert_eq!(found, ScannedJson::scan(body.clone(), &["n"]));
+        }
     }
 }
 
@@ -105,7 +124,8 @@ pub fn answers(bytes: &[u8]) {
         && let Some(handoff) = answer.handoff
         && let Ok(body) = ClientRequestBody::read(Bytes::from_static(br#"{"prompt":"a"}"#))
     {
-        ClientRequestBody::read(body.decode(&LegOptions::default(), (&nixl(), Some(handoff)))).expect("a leg is JSON");
+        let leg = body.decode(&LegOptions::default(), (&nixl(), Some(handoff)));
+        ClientRequestBody::read(leg.into_bytes()).expect("a leg is JSON");
     }
     let scan = |size: usize, mut scanner: SseFilter| {
         let mut out = Vec::new();

@@ -50,7 +50,7 @@ pub fn exchanges(bytes: &[u8]) {
     let api = [Api::Chat, Api::Completions, Api::Responses, Api::Messages][usize::from(choice & 3)];
     let options =
         LegOptions { api, salt: Some("s".into()), usage: UsageEventMode::Always, ids: AnswerTokenIdsMode::Always };
-    ClientRequestBody::read(body.plain(&options)).expect("a leg is JSON");
+    ClientRequestBody::read(body.plain(&options).into_bytes()).expect("a leg is JSON");
     if let Ok(answer) = AnswerSummary::read(&first) {
         drop(answer);
         for ids in [ClientTokenIdVisibility::All, ClientTokenIdVisibility::None] {
@@ -70,7 +70,7 @@ pub fn exchanges(bytes: &[u8]) {
             Err(_) => None,
         };
         if let Some(going) = going {
-            let leg = going.plain(&LegOptions { api: Api::Completions, ..options.clone() });
+            let leg = going.plain(&LegOptions { api: Api::Completions, ..options.clone() }).into_bytes();
             ClientRequestBody::read(leg).expect("the rest is asked for in JSON");
             scanner.switch_engine();
             push(&mut scanner, &second, size, &mut out);

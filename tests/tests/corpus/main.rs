@@ -29,6 +29,11 @@ fn corpus_bodies_are_spliced_or_refused() {
 }
 
 #[test]
+fn corpus_grown_bodies_are_read_as_whole_ones_are() {
+    replay("growth", targets::growth);
+}
+
+#[test]
 fn corpus_responses_read_the_same_in_chunks_of_any_size() {
     replay("answers", targets::answers);
 }

@@ -67,8 +67,21 @@ pub(super) struct FieldSpan {
     pub(super) value: Range<usize>,
     /// Whether a string in the value may be a name of a media part.
     pub(super) names_media: bool,
-    /// Number of its elements, if the value is a list.
+    /// The end of its elements, if the value is a list that has some.
+    pub(super) list_end: Option<ListEnd>,
+}
+
+/// The end of a list's last element: there the walk of a text goes on that has the same beginning and a longer list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ListEnd {
+    /// Offset after the last element.
+    pub(super) offset: usize,
+    /// Number of elements.
     pub(super) elements: usize,
+    /// Values of the text up to there.
+    values: usize,
+    /// How many of these are objects or arrays.
+    containers: usize,
 }
 
 /// A cursor over text that is known to be UTF-8.
@@ -81,12 +94,20 @@ pub(super) struct JsonWalker<'a> {
     media_names: usize,
     /// Number of elements of the list that ended last.
     elements: usize,
+    /// Offset after the last element of the list that ended last.
+    elements_end: usize,
 }
 
 impl<'a> JsonWalker<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
-        simdutf8::compat::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
-        Ok(Self { bytes, at: 0, values: 0, containers: 0, media_names: 0, elements: 0 })
+        Self::at(bytes, 0)
+    }
+
+    /// Starts at `offset`, up to which the text is known to be UTF-8.
+    fn at(bytes: &'a [u8], offset: usize) -> Result<Self, JsonError> {
+        simdutf8::compat::from_utf8(&bytes[offset..])
+            .map_err(|error| JsonError::NotUtf8 { offset: offset + error.valid_up_to() })?;
+        Ok(Self { bytes, at: offset, values: 0, containers: 0, media_names: 0, elements: 0, elements_end: 0 })
     }
 
     fn peek(&self) -> u8 {
@@ -116,11 +137,59 @@ impl<'a> JsonWalker<'a> {
         }
         let open = self.at + 1;
         self.object(MAX_DEPTH, &mut field)?;
+        let (values, containers) = self.end_of_text()?;
+        Ok((open, values, containers))
+    }
+
+    /// Walks the rest of a text whose beginning was walked before, as part of a text with the same bytes up to the end
+    /// of `list`, a field at the top level. Calls `field` for that field and each one after it. Returns the number of
+    /// values of the whole text, and how many of them are objects or arrays.
+    pub(super) fn rest_of_object(
+        bytes: &'a [u8],
+        (list, end): (&FieldSpan, ListEnd),
+        mut field: impl FnMut(FieldSpan) -> Result<(), JsonError>,
+    ) -> Result<(usize, usize), JsonError> {
+        let mut walker = Self::at(bytes, end.offset)?;
+        (walker.values, walker.containers) = (end.values, end.containers);
+        (walker.elements, walker.elements_end) = (end.elements, end.offset);
+        let in_object = walker.enter_nested(MAX_DEPTH)?;
+        if walker.is_followed(b']', "a comma or a closing bracket")? {
+            walker.list_elements(in_object - 1, end.elements)?;
+        }
+        field(FieldSpan {
+            name: list.name.clone(),
+            value: list.value.start..walker.at,
+            names_media: list.names_media || walker.media_names > 0,
+            list_end: walker.list_end(),
+        })?;
+        if walker.is_followed(b'}', "a comma or a closing brace")? {
+            walker.members(in_object, &mut field)?;
+        }
+        walker.end_of_text()
+    }
+
+    fn end_of_text(mut self) -> Result<(usize, usize), JsonError> {
         self.skip_space();
         if self.at < self.bytes.len() {
             return self.syntax_error("the end of the body");
         }
-        Ok((open, self.values, self.containers))
+        Ok((self.values, self.containers))
+    }
+
+    /// Walks over a comma or the closing `end` after an element; returns whether it was a comma.
+    fn is_followed(&mut self, end: u8, expected: &'static str) -> Result<bool, JsonError> {
+        self.skip_space();
+        let next = self.peek();
+        if next != b',' && next != end {
+            return self.syntax_error(expected);
+        }
+        self.at += 1;
+        Ok(next == b',')
+    }
+
+    fn list_end(&self) -> Option<ListEnd> {
+        let Self { elements_end: offset, elements, values, containers, .. } = *self;
+        (elements > 0).then_some(ListEnd { offset, elements, values, containers })
     }
 
     fn object(
@@ -135,6 +204,15 @@ impl<'a> JsonWalker<'a> {
             self.at += 1;
             return Ok(());
         }
+        self.members(depth, field)
+    }
+
+    /// Walks the fields of an object from a name on, its end included.
+    fn members(
+        &mut self,
+        depth: u32,
+        field: &mut dyn FnMut(FieldSpan) -> Result<(), JsonError>,
+    ) -> Result<(), JsonError> {
         loop {
             self.skip_space();
             if self.peek() != b'"' {
@@ -156,17 +234,12 @@ impl<'a> JsonWalker<'a> {
                 name,
                 value: start..self.at,
                 names_media: self.media_names > media_names,
-                elements: if is_list { self.elements } else { 0 },
+                list_end: if is_list { self.list_end() } else { None },
             })?;
-            self.skip_space();
-            match self.peek() {
-                b',' => self.at += 1,
-                b'}' => break,
-                _ => return self.syntax_error("a comma or a closing brace"),
+            if !self.is_followed(b'}', "a comma or a closing brace")? {
+                return Ok(());
             }
         }
-        self.at += 1;
-        Ok(())
     }
 
     fn array(&mut self, depth: u32) -> Result<(), JsonError> {
@@ -178,21 +251,21 @@ impl<'a> JsonWalker<'a> {
             self.at += 1;
             return Ok(());
         }
-        let mut elements = 0;
+        self.list_elements(depth, 0)
+    }
+
+    /// Walks the elements of a list after the first `elements`, its end included.
+    fn list_elements(&mut self, depth: u32, mut elements: usize) -> Result<(), JsonError> {
         loop {
             self.skip_space();
             self.value(depth)?;
             elements += 1;
-            self.skip_space();
-            match self.peek() {
-                b',' => self.at += 1,
-                b']' => break,
-                _ => return self.syntax_error("a comma or a closing bracket"),
+            let end = self.at;
+            if !self.is_followed(b']', "a comma or a closing bracket")? {
+                (self.elements, self.elements_end) = (elements, end);
+                return Ok(());
             }
         }
-        self.at += 1;
-        self.elements = elements;
-        Ok(())
     }
 
     fn enter_nested(&self, depth: u32) -> Result<u32, JsonError> {

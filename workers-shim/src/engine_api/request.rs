@@ -11,7 +11,7 @@ use super::answer::HandoffParams;
 use super::json::JsonError;
 use super::kv::{self, KvTransfer, ReturnsKv, SourceAnswerLength};
 use super::reverse_pull::ReversePullParams;
-use super::splice::{JsonSplice, ScannedJson};
+use super::splice::{BodyGrowth, JsonSplice, LegBody, ScannedJson};
 
 /// Fields that the router reads or that legs change; a body may contain each only once.
 const UNIQUE_FIELDS: [&str; 12] = [
@@ -152,7 +152,7 @@ pub struct StrippedFieldCounts {
 /// A client's request body: a JSON object, strictly validated. Its bytes are kept unchanged until a leg is built.
 #[derive(Clone, Debug)]
 pub struct ClientRequestBody {
-    fields: ScannedJson,
+    fields: Arc<ScannedJson>,
     /// `vllm_xargs` without the fields that clients may not send; None if nothing was removed.
     xargs: Option<Bytes>,
     stripped: StrippedFieldCounts,
@@ -161,9 +161,18 @@ pub struct ClientRequestBody {
 impl ClientRequestBody {
     /// Validates a body and locates its fields.
     pub fn read(body: Bytes) -> Result<Self, JsonError> {
+        Self::read_grown(body, None)
+    }
+
+    /// Validates a body and locates its fields, from where it has grown on.
+    pub fn read_grown(body: Bytes, growth: Option<&BodyGrowth>) -> Result<Self, JsonError> {
         static ONCE: LazyLock<Vec<&str>> =
             LazyLock::new(|| UNIQUE_FIELDS.into_iter().chain(kv::reserved_fields()).collect());
-        let fields = ScannedJson::scan(body, &ONCE)?;
+        let fields = match growth {
+            Some(growth) => ScannedJson::scan_growth(body, growth, &ONCE)?,
+            None => ScannedJson::scan(body, &ONCE)?,
+        };
+        let fields = Arc::new(fields);
         let mut stripped = StrippedFieldCounts::default();
         stripped.transfer_parameters += router_only_fields().filter(|name| fields.get(name).is_some()).count() as u32;
         let xargs = match fields.get("vllm_xargs") {
@@ -191,7 +200,7 @@ impl ClientRequestBody {
     }
 
     /// Returns the located fields.
-    pub fn scanned_json(&self) -> &ScannedJson {
+    pub fn scanned_json(&self) -> &Arc<ScannedJson> {
         &self.fields
     }
 
@@ -216,10 +225,10 @@ impl ClientRequestBody {
 
     /// Builds the only leg of a request that is not split: the client's body without the fields that clients may not
     /// send.
-    pub fn plain(&self, options: &LegOptions) -> Bytes {
+    pub fn plain(&self, options: &LegOptions) -> LegBody {
         let mut splice = self.without_reserved(options);
         self.request_extras(&mut splice, options);
-        splice.finish()
+        splice.chunks()
     }
 
     /// Builds the request for the rest of a partial answer, as a completion of token ids. None where the answer length
@@ -254,7 +263,7 @@ impl ClientRequestBody {
         &self,
         options: &LegOptions,
         (transfer, readback): (&KvTransfer, Option<ReversePullParams>),
-    ) -> Bytes {
+    ) -> LegBody {
         let (mut splice, dialect) = (self.without_reserved(options), transfer.connector.dialect());
         if dialect.source_answer_length() == SourceAnswerLength::OneToken {
             self.limit_to_one_token(&mut splice, options);
@@ -265,7 +274,7 @@ impl ClientRequestBody {
         if let Some(readback) = readback {
             set_fields(&mut splice, dialect.reverse_pull_fields(readback));
         }
-        splice.finish()
+        splice.chunks()
     }
 
     fn limit_to_one_token(&self, splice: &mut JsonSplice<'_>, options: &LegOptions) {
@@ -285,7 +294,7 @@ impl ClientRequestBody {
 
     /// Builds the leg that answers from the KV of the prefill leg. The handoff is consumed: engines generate wrong text
     /// from one that was already used.
-    pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, Option<HandoffParams>)) -> Bytes {
+    pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, Option<HandoffParams>)) -> LegBody {
         let mut splice = self.without_reserved(options);
         self.request_extras(&mut splice, options);
         let wants_token_ids = matches!(options.api, Api::Chat | Api::Completions) && !self.streams();
@@ -294,12 +303,12 @@ impl ClientRequestBody {
             splice.set("return_token_ids", b"true".as_slice());
         }
         set_fields(&mut splice, transfer.connector.dialect().target_fields(&transfer.handshake, handoff));
-        splice.finish()
+        splice.chunks()
     }
 
     /// Builds the decode leg for an answer that nobody waits for any more: one token, so that the KV of the prefill leg
     /// is fetched and its blocks are freed.
-    pub fn decode_abandoned(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, HandoffParams)) -> Bytes {
+    pub fn decode_abandoned(&self, options: &LegOptions, (transfer, handoff): (&KvTransfer, HandoffParams)) -> LegBody {
         let mut splice = self.without_reserved(options);
         splice.set(options.api.length_field(), b"1".as_slice());
         if self.fields.has("max_completion_tokens") {
@@ -312,7 +321,7 @@ impl ClientRequestBody {
             splice.set("store", b"false".as_slice());
         }
         set_fields(&mut splice, transfer.connector.dialect().target_fields(&transfer.handshake, Some(handoff)));
-        splice.finish()
+        splice.chunks()
     }
 
     fn without_reserved(&self, options: &LegOptions) -> JsonSplice<'_> {

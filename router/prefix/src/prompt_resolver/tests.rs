@@ -153,7 +153,9 @@ fn refusing_or_missing_template_falls_back() {
         let body = br#"{"messages":[{"role":"user","content":"x"}]}"#;
         let prompt = identifier_of(Some(Arc::new(text))).resolve_chat(body, ExtraPromptInputs::default());
         assert_eq!(fallback_reason(&prompt), Some(expected));
-        assert_eq!(prompt.content, PromptContent::Bytes(b":{\"role\":\"user\",\"content\":\"x\"}\n".to_vec()));
+        let (bytes, chain) = (b":{\"role\":\"user\",\"content\":\"x\"}\n", &prompt.chain);
+        assert_eq!(prompt.content, PromptContent::Unknown);
+        assert_eq!(*chain, PrefixChain::over_bytes(chain.root, HashSeed(7), chain.block, bytes));
     }
 }
 
@@ -240,4 +242,47 @@ fn no_generation(messages: &[(String, String)]) -> String {
 
 thread_local! {
     static IDENTIFIER: PromptResolver = identifier();
+}
+
+/// Bodies of one conversation whose messages have these texts: each has one more message than the one before, or is sent
+/// again, with other fields after the messages.
+fn growing_bodies(texts: &[String], tools: &str, after: &[&str]) -> Vec<String> {
+    let body = |messages: &[String], after: &str| {
+        let messages: Vec<_> =
+            messages.iter().map(|text| serde_json::json!({"role": "user", "content": text}).to_string()).collect();
+        format!("{{\"tools\": {tools},\"messages\":[ {} ] {after}}}", messages.join(" , "))
+    };
+    let steps = (0..=texts.len()).flat_map(|count| [count, count]).zip(after.iter().cycle());
+    steps.map(|(count, after)| body(&texts[..count], after)).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_grown_conversation_has_the_chain_of_the_whole_one(
+        texts in proptest::collection::vec("[a-z\"\\\\\\[\\]{}, é\n]{0,40}", 0..7),
+        tools in prop_oneof![Just("null"), Just("[{\"b\": [1, 2]}]")],
+        after in proptest::collection::vec(prop_oneof![Just(""), Just(", \"prompt\":\"x\""), Just(",\"system\": \"s\"")], 1..5),
+    ) {
+        let identifier = identifier_of(None);
+        let resolve = |body: &str, known: Option<KnownConversation<'_>>| {
+            let fields: Vec<_> = crate::chat_body_layout::field_spans(body.as_bytes()).unwrap();
+            identifier.prompt_without_tokenizer(body.as_bytes(), fields.into_iter(), (RequestNamespace::default(), known))
+        };
+        let bodies = growing_bodies(&texts, tools, &after);
+        let mut before: Option<(&String, BytesCheckpoint)> = None;
+        for body in &bodies {
+            let known = before.as_ref().and_then(|(known, checkpoint)| {
+                // After the last message come " ] " and the rest.
+                let end = known.rfind(" ] ")?;
+                body.starts_with(&known[..end]).then_some(KnownConversation { body: known.as_bytes(), checkpoint, end })
+            });
+            let is_known = known.is_some();
+            let (whole, (grown, checkpoint)) = (resolve(body, None), resolve(body, known));
+            prop_assert_eq!(&grown, &whole.0);
+            prop_assert_eq!(&grown.chain.ids, &identifier.fallback_prompt(body.as_bytes(), &NO_TOKENIZER, RequestNamespace::default()).chain.ids);
+            prop_assert_eq!(&checkpoint, &whole.1);
+            prop_assert!(is_known || before.is_none());
+            before = checkpoint.map(|checkpoint| (body, checkpoint));
+        }
+    }
 }

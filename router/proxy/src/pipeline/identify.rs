@@ -19,6 +19,7 @@ use crate::identified_request::{IdentifiedRequest, ParsedRequest};
 use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::{OffloadPool, OffloadSpec};
 use crate::prefix_cache::PrefixCache;
+use crate::request_body_cache::{BodyLineage, MAX_INLINE_COMPARISON};
 
 /// A prompt, and how it was identified.
 #[derive(Debug)]
@@ -132,6 +133,16 @@ impl IdentificationInput {
         })
     }
 
+    /// Returns whether only what is new since the body before is hashed: for a model without a tokenizer, and a body that
+    /// is short enough for the copies of its block ids.
+    fn continues_known(&self) -> bool {
+        let (fields, endpoint) = (self.request.body.scanned_json(), self.request.endpoint.chat_form());
+        let (body, keys) = (fields.body(), self.prompt_options().keys);
+        let known = self.request.lineage.conversation().filter(|_| endpoint == Some(ChatEndpoint::Chat));
+        body.len() <= MAX_INLINE_COMPARISON
+            && known.is_some_and(|known| self.model.identifier.continues((body, fields.all()), keys, known))
+    }
+
     /// Identifies the prompt by computing all of it, except the part covered by its checkpoint.
     pub fn compute_whole(
         &self,
@@ -140,8 +151,10 @@ impl IdentificationInput {
     ) -> IdentifiedPrompt {
         let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.prompt_options());
         if identifier.text().is_none() && self.request.endpoint.chat_form() == Some(ChatEndpoint::Chat) {
-            let fields = self.request.body.scanned_json();
-            let prompt = identifier.prompt_without_tokenizer(fields.body(), fields.all(), asked.keys);
+            let (fields, lineage) = (self.request.body.scanned_json(), &self.request.lineage);
+            let known = (asked.keys, lineage.conversation());
+            let (prompt, checkpoint) = identifier.prompt_without_tokenizer(fields.body(), fields.all(), known);
+            lineage.set_checkpoint(checkpoint);
             return IdentifiedPrompt::first_seen(prompt);
         }
         let remembered = self.memory(conversations).and_then(|memory| Some((self.layout()?, memory)));
@@ -165,7 +178,9 @@ impl IdentificationInput {
     /// Combines the request with its identified prompt.
     pub fn with_prompt(self, found: IdentifiedPrompt) -> IdentificationResult {
         let IdentifiedPrompt { prompt, other_chains: others, tier, known_tokens: known, next_checkpoint: next } = found;
-        let Self { request, model, wall_time: now, named_session: named, affinity_key, converted: chat } = self;
+        let Self { mut request, model, wall_time: now, named_session: named, affinity_key, converted: chat } = self;
+        // The cache's bound does not hold for what requests keep.
+        request.lineage = BodyLineage::default();
         let identified = IdentifiedRequest {
             request,
             model,
@@ -297,6 +312,8 @@ async fn compute_whole(
         let fields = request.request.body.scanned_json();
         let messages = fields.elements("messages").max(fields.elements("input"));
         load = load.on(rendering_cost(fields.body().len(), messages));
+    } else if request.continues_known() {
+        load = load.on(request.request.lineage.new_bytes(request.request.incoming.body.len()));
     }
     let work = move || {
         let found = request.compute_whole(&conversations, known.as_ref());
@@ -336,7 +353,7 @@ mod tests {
             &long,
         ] {
             let scanned = ScannedJson::scan(body.to_owned().into(), &[]).unwrap();
-            let by_fields = model.identifier.prompt_without_tokenizer(scanned.body(), scanned.all(), keys);
+            let (by_fields, _) = model.identifier.prompt_without_tokenizer(scanned.body(), scanned.all(), (keys, None));
             let whole = model.identifier.resolve_chat(body.as_bytes(), ExtraPromptInputs { keys, now: wall_time() });
             assert_eq!(by_fields, whole, "{body}");
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use planner::Leg;
 use tokio::sync::oneshot;
-use workers_shim::engine_api::{AnswerSummary, HandoffParams, KvTransfer, LegOrder, ReversePullParams};
+use workers_shim::engine_api::{AnswerSummary, HandoffParams, KvTransfer, LegBody, LegOrder, ReversePullParams};
 
 use super::reverse_pull::ReversePullSource;
 use crate::leg_outcome::{LegError, LegResponse};
@@ -182,7 +182,7 @@ fn unexpected_event(pair: &LegPair, handoff: Option<&HandoffParams>) -> Option<A
 }
 
 /// Runs the decode leg. Gives up when the producer dies: the engine would try to pull for many seconds before it fails.
-async fn serve_while_source_lives(legs: &Legs, pair: &LegPair, body: bytes::Bytes) -> Result<LegResponse, LegError> {
+async fn serve_while_source_lives(legs: &Legs, pair: &LegPair, body: LegBody) -> Result<LegResponse, LegError> {
     tokio::select! {
         opened = legs.serve(&pair.decode, body) => opened,
         () = legs.worker_lost(pair.prefill.worker) => Err(LegError::NoSource),

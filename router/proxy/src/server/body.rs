@@ -17,6 +17,7 @@ use super::ProxyConfig;
 use crate::error::ApiError;
 use crate::memory_budget::MemoryReservation;
 use crate::offload_pool::OffloadPool;
+use crate::request_body_cache::MIN_BODY;
 use vocabulary::truncated;
 
 /// Maximum ratio of a body's inflated size to its compressed size: conversations reach 10.
@@ -51,7 +52,7 @@ enum ContentEncoding {
     Deflate,
 }
 
-/// Reads all of `body`. Frames are copied once into one allocation; a body of one frame is not copied at all. Each
+/// Reads all of `body`. Frames are copied once into one allocation; only a small body of one frame is not copied. Each
 /// byte, received or inflated, is reserved in `memory` before it is stored.
 pub async fn read_body(
     headers: &HeaderMap,
@@ -119,7 +120,18 @@ async fn receive(
         }
         whole.extend_from_slice(&data);
     }
-    Ok(Either::Left(if whole.is_empty() { first } else { whole.freeze() }))
+    Ok(Either::Left(match whole.is_empty() {
+        true if first.len() < MIN_BODY => first,
+        // A frame is a part of the connection's read buffer, all of which a body that is kept would keep.
+        true => Bytes::copy_from_slice(&first),
+        false => fitted(whole),
+    }))
+}
+
+/// Returns the buffer without the room that is left in it, for a body that is kept.
+fn fitted(whole: BytesMut) -> Bytes {
+    let has_room = whole.capacity() - whole.len() > whole.len() / 8;
+    if has_room { Bytes::copy_from_slice(&whole) } else { whole.freeze() }
 }
 
 /// Returns `error`, and reads in the background what the client still sends, within the limits: closing a connection
@@ -204,6 +216,7 @@ fn inflate(
             return Err(ApiError::TooDense { most: MAX_INFLATION_RATIO });
         }
         if plain.len() == begun {
+            plain.shrink_to_fit();
             return Ok(plain.into());
         }
     }

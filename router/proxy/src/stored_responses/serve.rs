@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::Response;
-use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use http::header::ACCEPT_ENCODING;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use vocabulary::{WorkerHealth, WorkerId};
-use workers_shim::engine_api::StrippedFieldCounts;
+use workers_shim::engine_api::{LegBody, StrippedFieldCounts};
 
 use super::transcript::ConversationAddition;
 use super::{IdSniffer, is_response_id};
@@ -165,7 +164,7 @@ impl ResponsesApi {
         let mut headers = self.forwarder.workers.headers_for(member, client);
         headers.remove(ACCEPT_ENCODING);
         let path = format!("/v1/responses/{id}");
-        let outgoing = WorkerRequest { method: Method::GET, path, headers, body: Bytes::new() };
+        let outgoing = WorkerRequest { method: Method::GET, path, headers, body: LegBody::default() };
         let answer = self.forwarder.workers.send(member, outgoing).await.ok()?;
         if !answer.status().is_success() {
             return None;

@@ -26,6 +26,8 @@ families! {
             "Answers whose cached prompt tokens agree with what the worker's events told, are more, or could not be compared.";
         conversations: IntGauge = "prefix_cache_conversations", "Conversations whose next step is known in advance.";
         memory_bytes: IntGauge = "prefix_cache_memory_bytes", "Memory that these take.";
+        body_memory_bytes: IntGauge = "prefix_cache_body_memory_bytes",
+            "Memory of sessions' last bodies, by which only what is new in the next ones is read.";
         disabled_models: IntGauge = "prefix_cache_disabled_models",
             "Models whose prompts are computed as a whole because a verification found a difference.";
         suspected_models: IntGauge = "tokenizer_drift_models",

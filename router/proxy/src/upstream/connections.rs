@@ -13,7 +13,6 @@ use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use http_body_util::Full;
 use hyper::body::Incoming as HyperBody;
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -26,6 +25,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 
+use super::outgoing_body::OutgoingBody;
 use super::{UpstreamError, error_chain};
 
 /// Frames of an abandoned answer that are discarded to find its end, so that its connection can be used again.
@@ -54,7 +54,7 @@ impl ConnectionPool {
     /// the worker had closed it meanwhile, is sent on another one.
     pub(super) async fn send(
         &self,
-        mut request: Request<Full<Bytes>>,
+        mut request: Request<OutgoingBody>,
     ) -> Result<Response<ConnectionBody>, UpstreamError> {
         let address = WorkerAddress::take(request.uri_mut())?;
         request.headers_mut().entry(HOST).or_insert(address.host_header()?);
@@ -125,9 +125,9 @@ impl WorkerAddress {
 /// An open connection. Nothing happens on it unless it is driven.
 #[derive(Debug)]
 struct WorkerConnection {
-    sender: SendRequest<Full<Bytes>>,
+    sender: SendRequest<OutgoingBody>,
     /// `None` once the connection is closed.
-    driver: Option<http1::Connection<WorkerSocket, Full<Bytes>>>,
+    driver: Option<http1::Connection<WorkerSocket, OutgoingBody>>,
     /// Stays set if driving it panicked; the connection is then not touched again.
     is_driving: bool,
 }
@@ -163,8 +163,8 @@ impl WorkerConnection {
 
     async fn send(
         &mut self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<HyperBody>, TrySendError<Request<Full<Bytes>>>> {
+        request: Request<OutgoingBody>,
+    ) -> Result<Response<HyperBody>, TrySendError<Request<OutgoingBody>>> {
         let mut answer = pin!(self.sender.try_send_request(request));
         poll_fn(|cx| {
             self.drive(cx);
@@ -313,6 +313,7 @@ mod tests {
     use hyper_rustls::HttpsConnectorBuilder;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
+    use workers_shim::engine_api::LegBody;
 
     use super::*;
 
@@ -335,7 +336,8 @@ mod tests {
     }
 
     async fn get(pool: &ConnectionPool, at: SocketAddr) -> Result<Response<ConnectionBody>, UpstreamError> {
-        let request = Request::get(format!("http://{at}/path?query")).body(Full::new(Bytes::new())).unwrap();
+        let request =
+            Request::get(format!("http://{at}/path?query")).body(OutgoingBody::from(LegBody::default())).unwrap();
         tokio::time::timeout(TIMEOUT, pool.send(request)).await.unwrap()
     }
 
@@ -469,7 +471,7 @@ mod tests {
     #[tokio::test]
     async fn an_early_answer_closes_its_connection_after_it() {
         let (pool, (listener, at)) = (pool(TIMEOUT), listen().await);
-        let long = Full::new(Bytes::from(vec![b'x'; 64 << 20]));
+        let long = OutgoingBody::from(LegBody::from(Bytes::from(vec![b'x'; 64 << 20])));
         let request = Request::post(format!("http://{at}/")).body(long).unwrap();
         let (answered, mut socket) = tokio::join!(pool.send(request), async {
             let mut socket = accept(&listener).await;

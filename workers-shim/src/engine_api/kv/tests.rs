@@ -2,7 +2,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::*;
-use crate::engine_api::{Api, ClientRequestBody, LegOptions};
+use crate::engine_api::{Api, ClientRequestBody, LegBody, LegOptions};
 use crate::scrape::EngineKind;
 
 const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"max_tokens":9,"min_tokens":4,"temperature":0.5}"#;
@@ -20,8 +20,8 @@ fn transfer(spoken: KvConnector) -> KvTransfer {
     }
 }
 
-fn object(body: Bytes) -> Map<String, Value> {
-    serde_json::from_slice(&body).unwrap()
+fn object(leg: LegBody) -> Map<String, Value> {
+    serde_json::from_slice(&leg.into_bytes()).unwrap()
 }
 
 /// Returns both legs of a chat request for this connector, without a handoff.
@@ -166,7 +166,7 @@ fn bidirectional_source_leg_carries_the_returned_params_and_requests_ids() {
     let options = LegOptions::default();
     let body = ClientRequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap();
     let source = body.prefill(&options, (&transfer, readback));
-    assert!(String::from_utf8_lossy(&source).contains(seen), "whole and unchanged");
+    assert!(String::from_utf8_lossy(&source.clone().into_bytes()).contains(seen), "whole and unchanged");
     assert_eq!(object(source)["max_tokens"], 1);
     assert_eq!(object(body.prefill(&options, (&transfer, None)))["kv_transfer_params"]["do_remote_decode"], true);
     assert!(!object(body.decode(&options, (&transfer, None))).contains_key("return_token_ids"), "no stream tells");

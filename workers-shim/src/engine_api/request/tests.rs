@@ -7,12 +7,12 @@ fn body(text: &str) -> ClientRequestBody {
     ClientRequestBody::read(Bytes::copy_from_slice(text.as_bytes())).unwrap()
 }
 
-fn text(bytes: Bytes) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+fn text(leg: LegBody) -> String {
+    String::from_utf8(leg.into_bytes().to_vec()).unwrap()
 }
 
-fn value(bytes: &Bytes) -> Value {
-    serde_json::from_slice(bytes).unwrap()
+fn value(leg: &LegBody) -> Value {
+    serde_json::from_slice(&leg.clone().into_bytes()).unwrap()
 }
 
 const PARAMETERS: &str =

@@ -172,3 +172,104 @@ fn a_field_with_a_media_part_is_told_from_one_with_text_about_it() {
         assert!(!names(text), "{text}");
     }
 }
+
+fn by_growth(text: &str, known: &str) -> Option<Result<ScannedJson, JsonError>> {
+    let known = Arc::new(ScannedJson::scan(Bytes::copy_from_slice(known.as_bytes()), &[]).ok()?);
+    let growth = known.growth_to(text.as_bytes(), "m")?;
+    Some(ScannedJson::scan_growth(Bytes::copy_from_slice(text.as_bytes()), &growth, &["n"]))
+}
+
+fn by_whole(text: &str) -> Result<ScannedJson, JsonError> {
+    ScannedJson::scan(Bytes::copy_from_slice(text.as_bytes()), &["n"])
+}
+
+#[test]
+fn a_grown_body_is_scanned_from_the_end_of_its_known_list() {
+    let known = r#"{"a":[1],"m":[{"b":[]}, 12 ],"n":1}"#;
+    for grown in [
+        known,
+        r#"{"a":[1],"m":[{"b":[]}, 12,"image_url",[2]]}"#,
+        r#"{"a":[1],"m":[{"b":[]}, 12 , {}],"n":2,"o":[3] }"#,
+        r#"{"a":[1],"m":[{"b":[]}, 12] x"#,
+        r#"{"a":[1],"m":[{"b":[]}, 12 13]}"#,
+        r#"{"a":[1],"m":[{"b":[]}, 12,{"c":"é"}],"n":1,"n":2}"#,
+    ] {
+        assert_eq!(by_growth(grown, known), Some(by_whole(grown)), "{grown}");
+    }
+    for other in
+        [r#"{"a":[1],"m":[{"b":[]}, 123]}"#, r#"{"a":[1],"m":[{"b":[]}, 12"#, r#"{"a":[2],"m":[{"b":[]}, 12]}"#]
+    {
+        assert_eq!(by_growth(other, known), None, "{other}");
+    }
+    assert_eq!(by_growth(r#"{"m":[1]}"#, r#"{"m":[]}"#), None, "an empty list has no element to go on from");
+    assert_eq!(by_growth(r#"{"m":{}}"#, r#"{"m":{}}"#), None);
+}
+
+/// JSON values, and a few texts that are none.
+fn value() -> impl Strategy<Value = String> {
+    let leaf = prop_oneof![
+        Just("1".to_owned()),
+        Just("-2.5e3".to_owned()),
+        Just("null".to_owned()),
+        Just("\"image_url\"".to_owned()),
+        Just("\"é\\\"]}\"".to_owned()),
+        Just("\"".to_owned()),
+        Just("[".to_owned()),
+        Just(String::new()),
+    ];
+    leaf.prop_recursive(3, 12, 3, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..3).prop_map(|values| format!("[{}]", values.join(", "))),
+            proptest::collection::vec(inner, 0..3).prop_map(|values| format!(
+                "{{{}}}",
+                values.iter().map(|v| format!("\"k\":{v}")).collect::<Vec<_>>().join(",")
+            )),
+        ]
+    })
+}
+
+fn object() -> impl Strategy<Value = String> {
+    let list = |values: Vec<String>| format!("[{}]", values.join(","));
+    let fields = (value(), proptest::collection::vec(value(), 0..5), value());
+    fields
+        .prop_map(move |(before, messages, after)| format!("{{\"a\":{before},\"m\":{},\"n\":{after}}}", list(messages)))
+}
+
+proptest! {
+    #[test]
+    fn growth_finds_what_a_whole_scan_finds(
+        known in object(),
+        other in object(),
+        (cut, from) in (any::<proptest::sample::Index>(), any::<proptest::sample::Index>()),
+    ) {
+        // A text that begins like `known` and goes on like `other`.
+        let boundary = |text: &str, at: usize| (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        let cut = boundary(&known, cut.index(known.len()));
+        let grown = format!("{}{}", &known[..cut], &other[boundary(&other, from.index(other.len()))..]);
+        for text in [&grown, &known, &other] {
+            if let Some(found) = by_growth(text, &known) {
+                prop_assert_eq!(found, by_whole(text), "{} after {}", text, &known);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_unchanged_parts_of_a_body_are_not_copied() {
+    let (long, longer) = ("x".repeat(MIN_SHARED), "y".repeat(2 * MIN_SHARED));
+    let scanned = scan(&format!("{{\"a\":1,\"m\":\"{long}\" ,\"b\":2, \"n\":\"{longer}\"}}"));
+    let mut splice = JsonSplice::new(&scanned);
+    splice.remove("a");
+    splice.set("b", b"3".as_slice());
+    splice.set("c", b"[4]".as_slice());
+    let leg = splice.chunks();
+    assert!(leg.copied_bytes() < 32, "{} bytes are copied", leg.copied_bytes());
+    let expected = format!("{{\"m\":\"{long}\" ,\"b\":3, \"n\":\"{longer}\",\"c\":[4]}}");
+    assert_eq!(leg.clone().into_bytes(), expected);
+    let shared = scanned.body().as_ptr_range();
+    let lengths: Vec<_> =
+        leg.into_chunks().iter().filter(|chunk| shared.contains(&chunk.as_ptr())).map(Bytes::len).collect();
+    assert!(lengths.len() == 2 && lengths.iter().sum::<usize>() > 3 * MIN_SHARED, "{lengths:?}");
+    let unchanged = JsonSplice::new(&scanned).chunks();
+    assert_eq!((unchanged.copied_bytes(), unchanged.into_chunks()), (0, vec![scanned.body().clone()]));
+}

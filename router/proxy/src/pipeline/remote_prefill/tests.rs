@@ -4,6 +4,7 @@ use std::time::Instant;
 use planner::{Handoff, HandoffKind, LegRole, LegSequence, Plan};
 use serde_json::{Value, json};
 use vocabulary::{TenantId, WorkerId};
+use workers_shim::engine_api::LegBody;
 use workers_shim::sim::SimWorker;
 
 use super::*;
@@ -150,7 +151,7 @@ async fn a_dying_producer_costs_a_recompute_and_loses_no_text() {
         let (p, d, router) = pair(&["--speed-up=0.01"]).await;
         let (legs, pair) = legs(&router.gateway, (&p, &d), endpoint).await;
         let expected = {
-            let plain = legs.body.plain(&legs.options);
+            let plain = legs.body.plain(&legs.options).into_bytes();
             text(endpoint, &crate::testing::post(d.address(), legs.path(), plain).await.json())
         };
         let asked = tokio::spawn(async move { remote_prefill(legs, pair, None).await });
@@ -191,7 +192,7 @@ async fn returned_kv_is_fetched_or_recomputed_when_its_holder_is_gone() {
         })
     };
     let expected = {
-        let plain = legs_e.body.plain(&legs_e.options);
+        let plain = legs_e.body.plain(&legs_e.options).into_bytes();
         text(GenerationEndpoint::Completions, &crate::testing::post(e.address(), legs_e.path(), plain).await.json())
     };
     // The same prompt again: the holder has all of it, the source has lost it.
@@ -263,20 +264,20 @@ async fn bodies_of_legs_are_charged_to_the_client_until_they_were_sent() {
         let mut memory = budget.reservation(&TenantId::default());
         memory.grow(source.len()).unwrap();
         let mut with_room = legs.clone();
-        with_room.reserved = Some((source.clone(), Arc::new(memory)));
+        with_room.reserved = Some(Arc::new(memory));
         with_room
     };
     let reserved = || usize::try_from(metrics.reserved.get()).unwrap();
     let transfer = legs.transfer(&plan.prefill, &plan.decode).unwrap();
     let another = legs.body.prefill(&legs.options, (&transfer, None));
-    let one = with_room(another.len());
+    let one = with_room(another.copied_bytes());
     let body = one.charge(one.body.prefill(&one.options, (&transfer, None))).unwrap();
-    assert_eq!(reserved(), source.len() + body.len());
+    assert_eq!(reserved(), source.len() + body.copied_bytes());
     let second = one.charge(another);
     let Err(LegError::OverBudget(refused)) = second else { panic!("there is room for one leg") };
     assert_eq!(refused.status().as_u16(), 429);
     drop(body);
-    assert_eq!(one.charge(source.clone()).unwrap().as_ptr(), source.as_ptr());
+    assert_eq!(one.charge(LegBody::shared(source.clone())).unwrap().into_bytes().as_ptr(), source.as_ptr());
     assert_eq!(reserved(), source.len(), "the client's own body is no copy");
     assert!(
         one.send_silent(&plan.prefill, one.path(), one.body.prefill(&one.options, (&transfer, None))).await.is_ok()
