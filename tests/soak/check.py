@@ -27,7 +27,7 @@ CHANGE_EVERY = (6.0, 20.0)
 REGISTERED_FOR = 15.0
 SPEED = ("--speed-up", "10")
 # Whatever is kept on purpose is full well before the last quarter: the bounds of the caches are small here.
-SETTINGS = ('prefix_cache.memory_limit="8MiB"', 'shared_cache.memory_limit="4MiB"', 'decision_log.max_size="1MiB"', "discovery.max_registrations=32")
+SETTINGS = ('prefix_cache.memory_limit="8MiB"', 'prefix_cache.body_memory_limit="8MiB"', 'shared_cache.memory_limit="4MiB"', 'decision_log.max_size="1MiB"', "discovery.max_registrations=32")
 
 
 class Guests:
