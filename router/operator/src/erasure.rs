@@ -23,6 +23,8 @@ async fn erase_and_report(
     tenant: &TenantId,
     whose: ErasureScope,
 ) -> Result<LedgerResponse<WriteResult>, Problem> {
+    // Bodies are found by the client's name of a session, which an id does not tell: all of the tenant's go.
+    parts.prefix_cache.bodies.erase(tenant);
     let PurgeCount { forgotten, unread } = erase(&parts.shared_cache, tenant, whose).await.map_err(|error| {
         let detail = format!(
             "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
@@ -55,8 +57,9 @@ fn told((parts, settings): (&OperatorParts, &OperatorSettings), tenant: &TenantI
 
 /// Erases the retained data of a tenant.
 ///
-/// That is transcripts and workers of its stored responses, and its token checkpoints, in this router's memory and in Redis.
-/// Other routers erase theirs when they are asked. What engines store stays there.
+/// That is transcripts and workers of its stored responses, and its token checkpoints, in this router's memory and in Redis,
+/// and the last bodies of its sessions in this router's memory, which are not counted. Other routers erase theirs when they
+/// are asked. What engines store stays there.
 #[utoipa::path(delete, path = "/ownerserve/v1/tenants/{tenant}/retained-data", tag = "tenants",
     params(("tenant" = TenantIdSchema, Path)),
     responses((status = 200, description = "Nothing is left in this router and in Redis.", body = LedgerResponse<WriteResult>)))]
@@ -79,7 +82,8 @@ pub(super) struct ErasureQuery {
 /// Erases the retained data of a session.
 ///
 /// That is transcripts and workers of its stored responses and of those that follow them, and its token checkpoint, in this
-/// router's memory and in Redis.
+/// router's memory and in Redis. The last bodies of all of the tenant's sessions in this router's memory are erased, too, and
+/// not counted.
 #[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}/retained-data", tag = "sessions",
     params(("id" = SessionIdSchema, Path), ErasureQuery),
     responses((status = 200, description = "Nothing is left in this router and in Redis.", body = LedgerResponse<WriteResult>)))]

@@ -167,6 +167,16 @@ impl RequestBodyCache {
         drop(evicted);
         Some(body)
     }
+
+    /// Erases all bodies of a tenant.
+    pub fn erase(&self, tenant: &TenantId) {
+        let mut bodies = self.bodies.lock();
+        let keys: Vec<_> = bodies.iter_owner(tenant).map(|(key, _)| key.clone()).collect();
+        let erased: Vec<_> = keys.iter().filter_map(|key| bodies.remove(key)).collect();
+        self.memory.set(bodies.bytes() as i64);
+        drop(bodies);
+        drop(erased);
+    }
 }
 
 /// A step's body in the cache, and the one that it continues.
@@ -286,6 +296,19 @@ mod tests {
             bodies.insert(&tenant("a"), &named(2), (&body(2, "a"), false)).is_some(),
             "another key has none before"
         );
+    }
+
+    #[test]
+    fn erasing_a_tenants_bodies_leaves_those_of_others() {
+        let bodies = cache(1 << 20);
+        for (name, key) in [("a", 1), ("a", 2), ("b", 1)] {
+            bodies.insert(&tenant(name), &named(key), (&body(2, "a"), true));
+        }
+        bodies.erase(&tenant("a"));
+        assert!(bodies.lookup(&tenant("a"), &named(1)).is_none() && bodies.lookup(&tenant("a"), &named(2)).is_none());
+        assert!(bodies.lookup(&tenant("b"), &named(1)).is_some() && bodies.memory.get() > 0);
+        bodies.erase(&tenant("b"));
+        assert_eq!(bodies.memory.get(), 0);
     }
 
     #[test]

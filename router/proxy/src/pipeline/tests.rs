@@ -150,6 +150,47 @@ async fn every_fork_of_a_conversation_is_in_its_tree() {
 }
 
 #[tokio::test]
+async fn the_next_body_of_a_session_is_read_from_where_it_grew() {
+    let (_worker, router) = router_with_lease(&[]).await;
+    let pipeline = &router.gateway.pipeline;
+    let message = json!({"role": "user", "content": "What is in the bag? ".repeat(20)});
+    // A step with so many messages: the length of its body, how much of it was read, and its block hashes.
+    let step = async |session: Option<&'static str>, messages: usize| {
+        let body = json!({"model": "tiny", "messages": vec![&message; messages], "max_tokens": 1}).to_string();
+        let name = session.map(|name| ("x-session-id".parse().unwrap(), name.parse().unwrap()));
+        let incoming = ClientRequest {
+            id: new_request_id(),
+            tenant: TenantId::default(),
+            method: Method::POST,
+            path: "/v1/chat/completions".to_owned(),
+            headers: name.into_iter().collect::<HeaderMap>(),
+            body: body.into(),
+            arrived: Instant::now(),
+            token_reservation: None,
+            memory: None,
+            addition: None,
+        };
+        let size = incoming.body.len();
+        let parsed =
+            super::parse::parse_request(&pipeline.parse, GenerationEndpoint::ChatCompletions, incoming).await.unwrap();
+        let read = parsed.lineage.new_bytes(size);
+        let (identified, _) = identify::identify(&pipeline.identify, parsed).await.unwrap();
+        (size, read, identified.prompt.chain)
+    };
+    for session in [Some("named"), None] {
+        let (size, read, _) = step(session, 40).await;
+        assert_eq!(read, size, "{session:?}: nothing is known");
+        let (size, read, chain) = step(session, 42).await;
+        assert!(read < size / 10, "{session:?}: {read} of {size} bytes were read");
+        let (size, read, whole) = step(Some(if session.is_some() { "other" } else { "another" }), 42).await;
+        assert_eq!((read, chain), (size, whole), "{session:?}");
+    }
+    router.gateway.caches.prefix_cache.bodies.erase(&TenantId::default());
+    let (size, read, _) = step(Some("named"), 43).await;
+    assert_eq!(read, size, "the bodies were erased");
+}
+
+#[tokio::test]
 async fn the_shared_prefix_is_found_in_converted_requests_without_reconverting() {
     let (_worker, router) = router_with_lease(&["models.tiny.tokenizer_dir=builtin"]).await;
     let model = router.gateway.catalog().model(&"tiny".into());
