@@ -97,10 +97,10 @@ pub struct ProxyConfig {
     #[default(16_384)]
     pub max_connections: usize,
     /// Maximum number of unauthenticated connections; beyond it the oldest is closed for a new one.
-    #[default(1_024)]
+    #[default(2_048)]
     pub max_unauthenticated_connections: usize,
     /// Maximum number of unauthenticated connections per address (IPv6: per /64).
-    #[default(256)]
+    #[default(1_024)]
     pub max_unauthenticated_connections_per_address: usize,
     /// How long a connection may stay unauthenticated: TLS handshake and the first request's headers together.
     #[default(TimeSpan::seconds(5))]
