@@ -73,9 +73,18 @@ release:
     cargo build --release --locked
     cargo build --release --locked -p tests --features bench --bins
 
-# What the proxy adds, beside a direct connection and HAProxy.
+# What the proxy adds, beside a direct connection, HAProxy, and the routers that `tests/scripts/setup peers` installs.
 bench *options: release
     target/release/bench {{options}}
+
+# The same, with the binary of an earlier commit beside it.
+bench-before commit="HEAD~1" *options: release
+    #!/usr/bin/env bash
+    set -euo pipefail
+    git worktree add --force --detach target/before-sources {{commit}}
+    trap 'git worktree remove --force target/before-sources' EXIT
+    (cd target/before-sources && cargo build --release --locked -p router --bins --target-dir ../before)
+    target/release/bench --before target/before/release/ownerserve {{options}}
 
 # What a durable write, a lookup and a snapshot cost, beside this disk's fdatasync and beside etcd.
 bench-ledger *options: release

@@ -1,7 +1,7 @@
 //! Request bodies of simulated agents: small ones are single requests, larger ones are sessions whose history grows
 //! by 1 to 2 KB per step.
 
-use crate::worker::MODEL;
+use crate::worker::{MODEL, SHAPE_MARK};
 
 const WORDS: [&str; 16] = [
     "the ",
@@ -68,10 +68,8 @@ impl StepBodies {
             self.turn("assistant", more);
             self.turn("user", more);
         }
-        // The worker reads the response shape from the start of the body.
-        let AnswerShape { events, pause_us } = self.answering;
-        let head =
-            format!(r#"{{"max_tokens":{events},"pause_us":{pause_us},"model":"{MODEL}","stream":true,"messages":["#);
+        let events = self.answering.events;
+        let head = format!(r#"{{"max_tokens":{events},"model":"{MODEL}","stream":true,"messages":["#);
         [head.as_bytes(), self.history.as_bytes(), b"]}"].concat()
     }
 
@@ -80,6 +78,11 @@ impl StepBodies {
             self.history.push(',');
         }
         self.history.push_str(&format!(r#"{{"role":"{role}","content":""#));
+        if role == "system" {
+            // The worker reads the response shape here: some routers drop fields that they do not know.
+            let AnswerShape { events, pause_us } = self.answering;
+            self.history.push_str(&format!("{SHAPE_MARK}events={events} pause_us={pause_us}] "));
+        }
         let end = self.history.len() + bytes;
         while self.history.len() < end {
             let word = WORDS[(self.random() >> 33) as usize % WORDS.len()];

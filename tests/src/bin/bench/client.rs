@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use bytes::Buf;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -11,7 +12,7 @@ use crate::ProxyBenchError;
 use crate::worker::{body_offset, content_length};
 
 /// Timeout of a request.
-const MAX_REQUEST_TIME: Duration = Duration::from_secs(20);
+const MAX_REQUEST_TIME: Duration = Duration::from_secs(60);
 
 /// Times at which parts of the response arrived, measured from just before the request was written.
 #[derive(Clone, Copy)]
@@ -40,16 +41,8 @@ impl BenchClient {
 
     /// Sends one chat request of `session` and reads the whole response.
     pub(crate) async fn chat(&mut self, session: &str, body: &[u8]) -> Result<ResponseTiming, ProxyBenchError> {
-        let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n\
-             content-length: {}\r\n\r\n",
-            body.len()
-        );
-        let request = [head.as_bytes(), body].concat();
-        let exchanged = tokio::time::timeout(MAX_REQUEST_TIME, self.exchange(&request)).await;
-        let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
-        let timing =
-            exchanged.map_err(late).and_then(|result| result).map_err(ProxyBenchError::system(self.name.clone()))?;
+        let exchanged = tokio::time::timeout(MAX_REQUEST_TIME, self.exchange(session, body)).await;
+        let timing = self.in_time(exchanged)?;
         if !self.buffer.starts_with(b"HTTP/1.1 200") || !self.buffer.windows(6).any(|window| window == b"[DONE]") {
             let text = String::from_utf8_lossy(&self.buffer[..self.buffer.len().min(400)]).into_owned();
             return Err(ProxyBenchError::Answer { target: self.name.clone(), got: text });
@@ -57,10 +50,39 @@ impl BenchClient {
         Ok(timing)
     }
 
-    async fn exchange(&mut self, request: &[u8]) -> std::io::Result<ResponseTiming> {
-        self.buffer.clear();
+    /// Sends one chat request of `session` and reads the response up to the first bytes of its body.
+    pub(crate) async fn open(&mut self, session: &str, body: &[u8]) -> Result<(), ProxyBenchError> {
+        let begun = tokio::time::timeout(MAX_REQUEST_TIME, self.begin(session, body)).await;
+        self.in_time(begun).map(|_| ())
+    }
+
+    fn in_time<T>(&self, done: Result<std::io::Result<T>, tokio::time::error::Elapsed>) -> Result<T, ProxyBenchError> {
+        let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
+        done.map_err(late).and_then(|result| result).map_err(ProxyBenchError::system(self.name.clone()))
+    }
+
+    async fn exchange(&mut self, session: &str, body: &[u8]) -> std::io::Result<ResponseTiming> {
         let start = Instant::now();
-        self.connection.write_all(request).await?;
+        let head = self.begin(session, body).await?;
+        let first_byte = start.elapsed();
+        while !self.is_complete(head) {
+            self.read().await?;
+        }
+        Ok(ResponseTiming { first_byte, whole: start.elapsed() })
+    }
+
+    /// Sends the request and reads the response up to the first bytes of its body. Returns the offset of the body.
+    async fn begin(&mut self, session: &str, body: &[u8]) -> std::io::Result<usize> {
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n\
+             content-length: {}\r\n\r\n",
+            body.len()
+        );
+        self.buffer.clear();
+        let mut request = Buf::chain(head.as_bytes(), body);
+        while request.has_remaining() {
+            self.connection.write_buf(&mut request).await?;
+        }
         let head = loop {
             if let Some(end) = body_offset(&self.buffer) {
                 break end;
@@ -70,11 +92,7 @@ impl BenchClient {
         while self.buffer.len() == head && content_length(&self.buffer[..head]) == 0 && !self.is_complete(head) {
             self.read().await?;
         }
-        let first_byte = start.elapsed();
-        while !self.is_complete(head) {
-            self.read().await?;
-        }
-        Ok(ResponseTiming { first_byte, whole: start.elapsed() })
+        Ok(head)
     }
 
     async fn read(&mut self) -> std::io::Result<()> {

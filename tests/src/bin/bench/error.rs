@@ -4,7 +4,9 @@
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProxyBenchError {
     /// The command line is wrong.
-    #[error("{0}; usage: bench [--quick] [--json FILE] [--bin OWNERSERVE]")]
+    #[error(
+        "{0}; usage: bench [--quick] [--check] [--json FILE] [--bin OWNERSERVE] [--before OWNERSERVE] [--sizes KIB,...] [--streams COUNT,...] [--targets NAME,...] [--windows COUNT]"
+    )]
     Usage(String),
     /// A system call failed.
     #[error("{what}: {source}")]

@@ -10,9 +10,9 @@ use crate::bodies::{AnswerShape, StepBodies};
 use crate::client::BenchClient;
 use crate::options::Options;
 use crate::process::{BenchTarget, BenchTargets};
+use crate::report;
+use crate::streams::{self, PacedStreamCost};
 
-/// Body sizes in bytes.
-const SIZES: [usize; 4] = [1 << 10, 32 << 10, 128 << 10, 512 << 10];
 /// Clients per window.
 const CLIENTS: usize = 16;
 /// Streamed response with pauses between events, which exposes proxies that wait for acknowledgements.
@@ -29,15 +29,17 @@ pub(crate) struct ProxyBenchResults {
     pub(crate) costs: Vec<RequestCost>,
     /// One entry per target.
     pub(crate) streams: Vec<StreamCost>,
+    /// One entry per number of streams and target.
+    pub(crate) paced: Vec<PacedStreamCost>,
 }
 
 impl ProxyBenchResults {
-    /// Returns the targets behind which a stream stalls.
-    pub(crate) fn stalled_targets(&self) -> Vec<String> {
+    /// Describes the streams that stall behind OwnerServe.
+    pub(crate) fn stalls(&self) -> Vec<String> {
         let stalled = self.streams.iter().filter(|stream| stream.added_us > STALL_THRESHOLD.as_secs_f64() * 1e6);
         stalled
             .filter(|stream| stream.target.starts_with("ownerserve"))
-            .map(|stream| stream.target.to_owned())
+            .map(|stream| format!("a streamed answer stalls behind {}", stream.target))
             .collect()
     }
 }
@@ -72,8 +74,13 @@ pub(crate) struct StreamCost {
 
 /// Runs all measurements.
 pub(crate) async fn all(targets: &BenchTargets, options: &Options) -> Result<ProxyBenchResults, ProxyBenchError> {
-    let mut results = ProxyBenchResults { costs: Vec::new(), streams: streams(targets).await? };
-    for size in SIZES {
+    let mut results = ProxyBenchResults {
+        costs: Vec::new(),
+        streams: stalls(targets).await?,
+        paced: streams::all(targets, (&options.streams, options.window * 2)).await?,
+    };
+    for size in options.sizes.iter().copied() {
+        report::progress(&format!("bodies of {} KB", size >> 10));
         let latencies = latencies(targets, StepBodies::new(0, size, IMMEDIATE_ANSWER), options.requests).await?;
         let direct: Vec<f64> = latencies[0].iter().map(|timing| timing.0).collect();
         let mut windows = vec![Vec::new(); targets.all.len()];
@@ -99,7 +106,7 @@ pub(crate) async fn all(targets: &BenchTargets, options: &Options) -> Result<Pro
     Ok(results)
 }
 
-async fn streams(targets: &BenchTargets) -> Result<Vec<StreamCost>, ProxyBenchError> {
+async fn stalls(targets: &BenchTargets) -> Result<Vec<StreamCost>, ProxyBenchError> {
     let timings = latencies(targets, StepBodies::new(0, 1 << 10, PACED_ANSWER), STALL_REQUESTS).await?;
     let whole = |at: usize| timings[at].iter().map(|timing| timing.1).collect::<Vec<f64>>();
     let direct = whole(0);

@@ -1,4 +1,4 @@
-//! Proxies under comparison, as child processes that end with this one, and their CPU time.
+//! Proxies under comparison, as child processes that end with this one, their CPU time and their memory.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::ProxyBenchError;
 use crate::client::BenchClient;
+use crate::options::Options;
+use crate::worker::MODEL;
 
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 /// `/proc/PID/stat` reports CPU time in hundredths of a second (USER_HZ), whatever the kernel's own tick is.
@@ -22,15 +24,47 @@ pub(crate) struct BenchTarget {
 }
 
 impl BenchTarget {
-    /// CPU seconds used so far; `None` if the target runs in this process.
+    /// CPU seconds used so far by the process and those that it started; `None` if the target runs in this process.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         let pid = self.process.as_ref()?.child.id();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The program's name may contain spaces; the fields after its closing parenthesis do not.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let ticks: f64 = [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<f64>().ok()).sum();
+        let ticks: f64 = family(pid).iter().filter_map(|pid| cpu_ticks(*pid)).sum();
         Some(ticks / TICKS_PER_SECOND)
     }
+
+    /// Resident memory in bytes of the process and those that it started.
+    pub(crate) fn resident_bytes(&self) -> Option<u64> {
+        let pid = self.process.as_ref()?.child.id();
+        Some(family(pid).iter().filter_map(|pid| resident_bytes(*pid)).sum())
+    }
+}
+
+/// Returns a process and all those below it.
+fn family(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut at = 0;
+    while let Some(pid) = found.get(at) {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        let children: Vec<u32> = children
+            .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+            .collect();
+        found.extend(children);
+        at += 1;
+    }
+    found
+}
+
+fn cpu_ticks(pid: u32) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name may contain spaces; the fields after its closing parenthesis do not.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some([11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<f64>().ok()).sum())
+}
+
+fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 struct TargetProcess {
@@ -44,6 +78,26 @@ impl Drop for TargetProcess {
         let _ = self.child.wait();
     }
 }
+
+/// Another project's router.
+struct Peer {
+    name: &'static str,
+    program: &'static str,
+    arguments: &'static [&'static str],
+}
+
+const PEERS: [Peer; 2] = [
+    Peer {
+        name: "vllm-router",
+        program: "vllm-router",
+        arguments: &["--policy", "round_robin", "--log-level", "warning"],
+    },
+    Peer {
+        name: "sglang-router",
+        program: "sglang-router",
+        arguments: &["launch", "--policy", "cache_aware", "--log-level", "warn"],
+    },
+];
 
 /// All targets: a direct connection first, then every proxy.
 pub(crate) struct BenchTargets {
@@ -62,14 +116,29 @@ impl Drop for BenchTargets {
 
 impl BenchTargets {
     /// Starts the proxies in front of the workers and waits until each serves.
-    pub(crate) async fn start(workers: [SocketAddr; 2], binary: &Path) -> Result<BenchTargets, ProxyBenchError> {
+    pub(crate) async fn start(workers: [SocketAddr; 2], options: &Options) -> Result<BenchTargets, ProxyBenchError> {
         let folder = std::env::temp_dir().join(format!("ownerserve-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(ProxyBenchError::system("make a folder"))?;
         let mut targets =
             BenchTargets { all: vec![BenchTarget { name: "direct", address: workers[0], process: None }], folder };
         targets.haproxy(workers)?;
-        targets.ownerserve(workers, binary, ("ownerserve", "active"))?;
-        targets.ownerserve(workers, binary, ("ownerserve bypass", "bypass"))?;
+        for peer in PEERS.iter().filter(|peer| options.includes(peer.name)) {
+            targets.peer(workers, &options.peers, peer)?;
+        }
+        let model =
+            options.model.canonicalize().map_err(ProxyBenchError::system(options.model.display().to_string()))?;
+        let tokens = format!("models.{MODEL}.tokenizer_dir={}", model.display());
+        let variants = [
+            ("ownerserve", "routing.mode=active", Some(&options.binary)),
+            ("ownerserve tokens", tokens.as_str(), Some(&options.binary)),
+            ("ownerserve bypass", "routing.mode=bypass", Some(&options.binary)),
+            ("ownerserve before", "routing.mode=active", options.before.as_ref()),
+        ];
+        for (name, setting, binary) in variants {
+            if let Some(binary) = binary.filter(|_| options.includes(name)) {
+                targets.ownerserve(workers, binary, (name, setting))?;
+            }
+        }
         for target in &targets.all {
             wait_until_serving(target).await?;
         }
@@ -79,8 +148,8 @@ impl BenchTargets {
     fn haproxy(&mut self, workers: [SocketAddr; 2]) -> Result<(), ProxyBenchError> {
         let address = free_address()?;
         let config = format!(
-            "global\n  nbthread 2\n  maxconn 4000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  \
-             timeout server 60s\n  http-reuse always\nfrontend f\n  bind {address}\n  default_backend b\nbackend b\n  \
+            "global\n  nbthread 2\n  maxconn 9000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  \
+             timeout server 60s\n  http-reuse always\nfrontend f\n  bind {address} backlog 4096\n  default_backend b\nbackend b\n  \
              balance roundrobin\n  server w1 {}\n  server w2 {}\n",
             workers[0], workers[1]
         );
@@ -94,17 +163,32 @@ impl BenchTargets {
         self.spawn("haproxy", address, command)
     }
 
+    /// Starts a peer if it is installed.
+    fn peer(&mut self, workers: [SocketAddr; 2], folder: &Path, peer: &Peer) -> Result<(), ProxyBenchError> {
+        let program = folder.join(peer.program).join("bin").join(peer.program);
+        if !program.exists() {
+            return Ok(());
+        }
+        let (address, metrics) = (free_address()?, free_address()?);
+        let mut command = Command::new(program);
+        command.args(peer.arguments).args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
+        command.arg("--worker-urls").args(workers.map(|worker| format!("http://{worker}")));
+        command.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics.port().to_string()]);
+        command.args(["--worker-startup-check-interval", "1"]).stderr(Stdio::null());
+        self.spawn(peer.name, address, command)
+    }
+
     fn ownerserve(
         &mut self,
         workers: [SocketAddr; 2],
         binary: &Path,
-        (name, mode): (&'static str, &str),
+        (name, setting): (&'static str, &str),
     ) -> Result<(), ProxyBenchError> {
         let (address, operator) = (free_address()?, free_address()?);
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", &address.to_string(), "--operator-listen", &operator.to_string()]);
-        command.arg("--data-dir").arg(self.folder.join(mode)).arg("--set").arg(format!("routing.mode={mode}"));
-        command.args(workers.map(|worker| format!("--worker=http://{worker}"))).env("RUST_LOG", "warn");
+        command.arg("--data-dir").arg(self.folder.join(name)).arg("--set").arg(setting);
+        command.args(workers.map(|worker| format!("--worker=http://{worker}"))).env("RUST_LOG", "error");
         self.spawn(name, address, command)
     }
 
@@ -128,8 +212,7 @@ impl BenchTargets {
 /// Waits until the target answers a request, which includes that it found its workers.
 async fn wait_until_serving(target: &BenchTarget) -> Result<(), ProxyBenchError> {
     let deadline = Instant::now() + READY_TIMEOUT;
-    let body =
-        br#"{"max_tokens":1,"pause_us":0,"model":"bench","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+    let body = br#"{"max_tokens":1,"model":"bench","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
     loop {
         let mut client = BenchClient::connect(target.name, target.address).await?;
         match client.chat("bench-warm", body).await {

@@ -1,8 +1,10 @@
 //! Prints the results as a table.
 
 use std::fmt::Write;
+use std::io::Write as _;
 
 use crate::measure::{ProxyBenchResults, RequestCost};
+use crate::streams::PacedStreamCost;
 
 /// Formats the table; each ratio is next to the value it refers to.
 pub(crate) fn table(results: &ProxyBenchResults) -> String {
@@ -23,7 +25,39 @@ pub(crate) fn table(results: &ProxyBenchResults) -> String {
             stream.added_us / 1e3
         );
     }
+    if !results.paced.is_empty() {
+        out.push_str(
+            "\nStreams of 50 events 20 ms apart; memory is what each of 1,000 idle ones adds:\n\n\
+             streams  target               answers/s    of direct's   CPU/answer   of haproxy's   errors   memory\n",
+        );
+        results.paced.iter().for_each(|cost| paced_line(&mut out, cost, results));
+    }
     out
+}
+
+fn paced_line(out: &mut String, cost: &PacedStreamCost, results: &ProxyBenchResults) {
+    let beside =
+        |target: &str| results.paced.iter().find(|other| other.streams == cost.streams && other.target == target);
+    let of_direct = beside("direct").map_or(String::new(), |direct| times(cost.per_second / direct.per_second));
+    let reference = beside("haproxy").and_then(|haproxy| haproxy.cpu_us);
+    let _ = writeln!(
+        out,
+        "{:>7}  {:<20} {:>9.0} {:>14} {:>12} {:>14} {:>8} {:>8}",
+        cost.streams,
+        cost.target,
+        cost.per_second,
+        of_direct,
+        cost.cpu_us.map_or(String::new(), |cpu| format!("{cpu:.0} us")),
+        cost.cpu_us.zip(reference).map_or(String::new(), |(own, other)| times(own / other)),
+        cost.errors,
+        cost.idle_bytes.map_or(String::new(), |bytes| format!("{:.1} KB", bytes / 1e3)),
+    );
+}
+
+/// Says what is measured now.
+pub(crate) fn progress(step: &str) {
+    // Nobody reads it if stderr is gone.
+    let _ = writeln!(std::io::stderr(), "bench: {step}");
 }
 
 fn line(out: &mut String, cost: &RequestCost, results: &ProxyBenchResults) {

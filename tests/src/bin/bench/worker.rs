@@ -11,8 +11,10 @@ use crate::ProxyBenchError;
 /// Name of the served model.
 pub(crate) const MODEL: &str = "bench";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"bench"}]}"#;
-/// Bytes at the start of a body that are inspected.
-const INSPECTED_BYTES: usize = 64;
+/// Precedes the shape of the response in a prompt's text.
+pub(crate) const SHAPE_MARK: &str = "[bench ";
+/// Bytes of the shape.
+const SHAPE_BYTES: usize = 64;
 
 /// Starts the worker; it ends with this process.
 pub(crate) fn start() -> Result<SocketAddr, ProxyBenchError> {
@@ -57,9 +59,8 @@ async fn serve(mut connection: TcpStream) -> std::io::Result<()> {
         }
         let streamed = buffer.starts_with(b"POST /v1/chat/completions");
         if streamed {
-            let start =
-                String::from_utf8_lossy(&buffer[head..(head + length).min(head + INSPECTED_BYTES)]).into_owned();
-            stream(&mut connection, number(&start, "max_tokens"), number(&start, "pause_us")).await?;
+            let shape = shape_in(&buffer[head..head + length]);
+            stream(&mut connection, number(&shape, "events"), number(&shape, "pause_us")).await?;
         } else {
             let body = if buffer.starts_with(b"GET /v1/models") { MODELS } else { "" };
             let answer = format!(
@@ -95,9 +96,16 @@ fn event(out: &mut Vec<u8>, choice: &str) {
     out.extend_from_slice(format!("{:x}\r\n{data}\r\n", data.len()).as_bytes());
 }
 
-/// Returns the number in a field at the start of the body; 0 without it.
-fn number(start: &str, field: &str) -> u64 {
-    let after = start.split_once(&format!("\"{field}\":")).map_or("", |(_, after)| after);
+/// Returns the text behind the mark; empty without it.
+fn shape_in(body: &[u8]) -> String {
+    let mark = SHAPE_MARK.as_bytes();
+    let start = body.windows(mark.len()).position(|window| window == mark).unwrap_or(body.len());
+    String::from_utf8_lossy(&body[start..(start + SHAPE_BYTES).min(body.len())]).into_owned()
+}
+
+/// Returns a number of the shape; 0 without it.
+fn number(shape: &str, name: &str) -> u64 {
+    let after = shape.split_once(&format!("{name}=")).map_or("", |(_, after)| after);
     let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap_or(0)
 }
