@@ -4,6 +4,7 @@
 
 mod connections;
 mod outgoing_body;
+mod wake_filter;
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -231,13 +232,16 @@ pub enum WorkerBodyError {
 pub struct WorkerBody {
     inner: ConnectionBody,
     idle_timeout: Duration,
+    /// Fires at the end of the longest pause that is allowed, or before it: setting a timer for each pause costs more
+    /// than looking again.
     idle_timer: Pin<Box<Sleep>>,
-    waiting: bool,
+    /// When the current pause began.
+    silent_since: Option<Instant>,
 }
 
 impl WorkerBody {
     fn new(inner: ConnectionBody, idle_timeout: Duration) -> Self {
-        Self { inner, idle_timeout, idle_timer: Box::pin(tokio::time::sleep(idle_timeout)), waiting: false }
+        Self { inner, idle_timeout, idle_timer: Box::pin(tokio::time::sleep(idle_timeout)), silent_since: None }
     }
 }
 
@@ -249,20 +253,17 @@ impl HttpBody for WorkerBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
-        match Pin::new(&mut self.inner).poll_frame(cx) {
-            Poll::Ready(frame) => {
-                self.waiting = false;
-                Poll::Ready(frame.map(|frame| frame.map_err(|error| WorkerBodyError::Broken(error_chain(&error)))))
+        if let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) {
+            self.silent_since = None;
+            return Poll::Ready(frame.map(|frame| frame.map_err(|error| WorkerBodyError::Broken(error_chain(&error)))));
+        }
+        let deadline = *self.silent_since.get_or_insert_with(Instant::now) + self.idle_timeout;
+        loop {
+            ready!(self.idle_timer.as_mut().poll(cx));
+            if self.idle_timer.deadline() >= deadline {
+                return Poll::Ready(Some(Err(WorkerBodyError::Silent(self.idle_timeout))));
             }
-            Poll::Pending => {
-                if !self.waiting {
-                    self.waiting = true;
-                    let deadline = Instant::now() + self.idle_timeout;
-                    self.idle_timer.as_mut().reset(deadline);
-                }
-                ready!(self.idle_timer.as_mut().poll(cx));
-                Poll::Ready(Some(Err(WorkerBodyError::Silent(self.idle_timeout))))
-            }
+            self.idle_timer.as_mut().reset(deadline);
         }
     }
 

@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use tower::ServiceExt as _;
 
 use super::outgoing_body::OutgoingBody;
+use super::wake_filter::WakeFilter;
 use super::{UpstreamError, error_chain};
 
 /// Frames of an abandoned answer that are discarded to find its end, so that its connection can be used again.
@@ -80,8 +81,9 @@ impl ConnectionPool {
         let socket = self.connector.clone().oneshot(address.uri()?).await;
         let socket = socket.map_err(|error| UpstreamError::Connect(error_chain(&*error)))?;
         let opened = http1::handshake(socket).await;
-        let (sender, driver) = opened.map_err(|error| UpstreamError::Connect(error_chain(&error)))?;
-        let mut connection = Box::new(WorkerConnection { sender, driver: Some(driver), is_driving: false });
+        let (sender, connection) = opened.map_err(|error| UpstreamError::Connect(error_chain(&error)))?;
+        let driver = ConnectionDriver { connection: Some(connection), is_driving: false };
+        let mut connection = Box::new(WorkerConnection { sender, driver, wakes: WakeFilter::new() });
         connection.wait_ready().await.map_err(|error| UpstreamError::Broken(error_chain(&error)))?;
         Ok(connection)
     }
@@ -126,37 +128,68 @@ impl WorkerAddress {
 #[derive(Debug)]
 struct WorkerConnection {
     sender: SendRequest<OutgoingBody>,
+    driver: ConnectionDriver,
+    /// The sender, the driver and the answer's body wake each other.
+    wakes: WakeFilter,
+}
+
+/// Reads and writes what is possible.
+#[derive(Debug)]
+struct ConnectionDriver {
     /// `None` once the connection is closed.
-    driver: Option<http1::Connection<WorkerSocket, OutgoingBody>>,
+    connection: Option<http1::Connection<WorkerSocket, OutgoingBody>>,
     /// Stays set if driving it panicked; the connection is then not touched again.
     is_driving: bool,
 }
 
-impl WorkerConnection {
-    /// Reads and writes what is possible now.
+impl ConnectionDriver {
     fn drive(&mut self, cx: &mut Context<'_>) {
-        let Some(driver) = self.driver.as_mut().filter(|_| !self.is_driving) else { return };
+        let Some(connection) = self.connection.as_mut().filter(|_| !self.is_driving) else { return };
         self.is_driving = true;
-        let polled = Pin::new(driver).poll(cx);
+        let polled = Pin::new(connection).poll(cx);
         self.is_driving = false;
         if let Poll::Ready(ended) = polled {
             if let Err(error) = ended {
                 tracing::debug!(error = %error_chain(&error), "a worker's connection ended");
             }
-            self.driver = None;
+            self.connection = None;
         }
     }
 
+    fn is_open(&self) -> bool {
+        self.connection.is_some() && !self.is_driving
+    }
+}
+
+impl WorkerConnection {
     /// Whether the next request can be sent at once.
     fn is_idle(&mut self) -> bool {
-        self.drive(&mut Context::from_waker(Waker::noop()));
-        self.driver.is_some() && !self.is_driving && self.sender.is_ready()
+        self.driver.drive(&mut Context::from_waker(Waker::noop()));
+        self.driver.is_open() && self.sender.is_ready()
+    }
+
+    /// Polls the body of the answer, and reads more of it if nothing of it is there.
+    fn poll_frame(
+        &mut self,
+        mut body: Pin<&mut HyperBody>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Self { driver, wakes, .. } = self;
+        wakes.poll(cx, |cx| {
+            let frame = body.as_mut().poll_frame(cx);
+            if frame.is_ready() {
+                return frame;
+            }
+            driver.drive(cx);
+            body.as_mut().poll_frame(cx)
+        })
     }
 
     async fn wait_ready(&mut self) -> hyper::Result<()> {
+        let Self { sender, driver, .. } = self;
         poll_fn(|cx| {
-            self.drive(cx);
-            self.sender.poll_ready(cx)
+            driver.drive(cx);
+            sender.poll_ready(cx)
         })
         .await
     }
@@ -165,10 +198,13 @@ impl WorkerConnection {
         &mut self,
         request: Request<OutgoingBody>,
     ) -> Result<Response<HyperBody>, TrySendError<Request<OutgoingBody>>> {
-        let mut answer = pin!(self.sender.try_send_request(request));
+        let Self { sender, driver, wakes } = self;
+        let mut answer = pin!(sender.try_send_request(request));
         poll_fn(|cx| {
-            self.drive(cx);
-            answer.as_mut().poll(cx)
+            wakes.poll(cx, |cx| {
+                driver.drive(cx);
+                answer.as_mut().poll(cx)
+            })
         })
         .await
     }
@@ -264,13 +300,10 @@ impl HttpBody for ConnectionBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = &mut *self;
-        let mut frame = Pin::new(&mut this.body).poll_frame(cx);
-        if frame.is_pending()
-            && let Some(connection) = &mut this.connection
-        {
-            connection.drive(cx);
-            frame = Pin::new(&mut this.body).poll_frame(cx);
-        }
+        let frame = match &mut this.connection {
+            None => Pin::new(&mut this.body).poll_frame(cx),
+            Some(connection) => connection.poll_frame(Pin::new(&mut this.body), cx),
+        };
         match &frame {
             Poll::Ready(None) => this.release(),
             Poll::Ready(Some(Err(_))) => this.connection = None,
