@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use vocabulary::{ClientId, ClientSerial};
 
-use crate::command_queue::{MAX_BATCH_BYTES, OutcomeSender, QueuedCommand, Urgency};
+use crate::command_queue::{MAX_BATCH_BYTES, OutcomeCallback, QueuedCommand, Urgency};
 use crate::delivery::{CommandDelivery, open_client};
 use crate::error::SubmitError;
 use crate::node_core::NodeCore;
@@ -33,7 +33,7 @@ const MAX_IN_FLIGHT: usize = 2;
 const EXTRA_BATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// Minimum time between two batches of commands for which nobody waits.
-const BACKGROUND_INTERVAL: Duration = Duration::from_millis(5);
+const BACKGROUND_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Yields to other tasks without a new command after which a batch is sent.
 const IDLE_TURNS: u32 = 2;
@@ -65,7 +65,8 @@ enum WriterStep {
     Send,
     /// Takes commands from the queue.
     TakeFromQueue,
-    /// Takes further commands from the queue until the next batch of background commands is due.
+    /// Leaves further commands in the queue until the next batch of background commands is due: to be woken for each of
+    /// them costs more than the command.
     Collect,
     /// Waits until another batch is due.
     WaitUntilDue,
@@ -156,7 +157,7 @@ enum LedgerClientState {
 
 struct AnsweredBatch {
     first: u64,
-    answers: Vec<OutcomeSender>,
+    answers: Vec<OutcomeCallback>,
     result: Result<Vec<Outcome>, SubmitError>,
     client: BatchClientId,
 }
@@ -188,7 +189,7 @@ impl CommandWriter {
                 continue;
             }
             tokio::select! {
-                count = queue.recv_many(&mut taken, MAX_BATCH), if matches!(next, WriterStep::TakeFromQueue | WriterStep::Collect) => {
+                count = queue.recv_many(&mut taken, MAX_BATCH), if next == WriterStep::TakeFromQueue => {
                     is_closed = count == 0;
                     // Background commands wait for each other anyway.
                     if taken.iter().any(|queued| queued.urgency == Urgency::Immediate) {
@@ -198,9 +199,23 @@ impl CommandWriter {
                 }
                 Some(answered) = in_flight.next() => self.deliver_outcomes(answered),
                 () = tokio::time::sleep_until(self.last_sent + EXTRA_BATCH_DELAY), if next == WriterStep::WaitUntilDue => {}
-                () = tokio::time::sleep_until(self.last_sent + BACKGROUND_INTERVAL), if next == WriterStep::Collect => {}
+                () = self.collected(), if next == WriterStep::Collect => {
+                    while waiting.len() < MAX_BATCH
+                        && let Ok(queued) = queue.try_recv()
+                    {
+                        waiting.push_back(queued);
+                    }
+                }
                 else => return,
             }
+        }
+    }
+
+    /// Waits until the next batch of background commands is due, or somebody waits for a command.
+    async fn collected(&self) {
+        tokio::select! {
+            () = self.core.immediate_submitted() => {}
+            () = tokio::time::sleep_until(self.last_sent + BACKGROUND_INTERVAL) => {}
         }
     }
 
@@ -263,12 +278,11 @@ impl CommandWriter {
             Err(error) => {
                 for answer in answers {
                     self.core.counters().record_failure(error);
-                    // The requester may be gone.
-                    drop(answer.send(Err(error)));
+                    answer.call(Err(error));
                 }
             }
             Ok(outcomes) => {
-                answers.into_iter().zip(outcomes).for_each(|(answer, outcome)| drop(answer.send(Ok(outcome))));
+                answers.into_iter().zip(outcomes).for_each(|(answer, outcome)| answer.call(Ok(outcome)));
             }
         }
     }
@@ -323,16 +337,14 @@ fn submissions(commands: Vec<Command>, first: u64, client: ClientId) -> Vec<Subm
 #[cfg(test)]
 mod tests {
     use ledger::OpenSession;
-    use tokio::sync::oneshot;
     use vocabulary::{ModelId, SessionId, TenantId};
 
     use super::*;
-    use crate::command_queue::encoded_len;
 
-    fn queued(bytes: usize) -> Result<QueuedCommand, SubmitError> {
+    fn queued(bytes: usize) -> Result<QueuedCommand, OutcomeCallback> {
         let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(bytes).as_str()));
         let command = Command::OpenSession(OpenSession { session: SessionId(1), tenant, model, parent: None });
-        QueuedCommand::new(command, Urgency::Immediate, oneshot::channel().0)
+        QueuedCommand::new(command, Urgency::Immediate, OutcomeCallback::new(drop))
     }
 
     fn background() -> QueuedCommand {
@@ -354,10 +366,8 @@ mod tests {
 
     #[test]
     fn an_oversized_command_is_refused_at_once() {
-        assert!(queued(MAX_BATCH_BYTES - 100).is_ok());
-        assert_eq!(queued(MAX_BATCH_BYTES).unwrap_err(), SubmitError::TooLarge);
-        let command = Command::CloseSession(SessionId(u128::MAX));
-        assert_eq!(encoded_len(&command), rmp_serde::to_vec(&command).unwrap().len());
+        assert!(queued(MAX_BATCH_BYTES - (2 << 10)).is_ok());
+        assert!(queued(MAX_BATCH_BYTES).is_err());
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use consensus::{ChangeStream, CompactedRevision, Consistency, LedgerView};
 use futures::future::BoxFuture;
-use ledger::Command;
+use ledger::{Command, Outcome};
 use openraft::Raft;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::metrics::WaitError;
@@ -15,7 +15,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::command_queue::{CommandTicket, Urgency};
+use crate::command_queue::{CommandTicket, OutcomeCallback};
 use crate::command_writer::CommandWriter;
 use crate::counters::LedgerNodeStats;
 use crate::data_dir_watch::MAX_DETECTION_TIME;
@@ -109,10 +109,15 @@ impl OwnershipDirectory {
         self.core.submit(command)
     }
 
-    /// Submits a command for which nobody waits. It shares a batch with the commands of the next few milliseconds,
-    /// because each batch costs every node a flush and messages.
-    pub fn submit_in_background(&self, command: Command) -> Result<CommandTicket, SubmitError> {
-        self.core.submit_with_urgency(command, Urgency::Background)
+    /// Submits a command for which nobody waits. It shares a batch with those of the next 20 ms, because each batch
+    /// costs every node a flush and messages. Calls `answer` once with the outcome, on the thread that learns it, which
+    /// may be this one; it must not block.
+    pub fn submit_in_background(
+        &self,
+        command: Command,
+        answer: impl FnOnce(Result<Outcome, SubmitError>) + Send + Sync + 'static,
+    ) {
+        self.core.submit_in_background(command, OutcomeCallback::new(answer));
     }
 
     /// Records that a router reached this incarnation of a worker; it is reported with the next tick. Returns false if

@@ -21,10 +21,10 @@ use openraft::errors::Fatal;
 use openraft::raft::AppendEntriesResponse;
 use openraft::type_config::alias::{CommittedLeaderIdOf, InstantOf};
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
 
-use crate::command_queue::{CommandTicket, QueuedCommand, Urgency};
+use crate::command_queue::{CommandTicket, OutcomeCallback, QueuedCommand, Urgency};
 use crate::counters::LedgerNodeCounters;
 use crate::error::{LedgerNodeError, SubmitError};
 use crate::liveness_reports::LivenessReports;
@@ -65,6 +65,8 @@ pub(crate) struct NodeCore {
     leader_state: LeaderState,
     /// Queue of this node's commands; `None` once the node is closing.
     queue: Mutex<Option<mpsc::Sender<QueuedCommand>>>,
+    /// Tells the command writer, which does not look into the queue while background commands collect there.
+    immediate_submitted: Notify,
 }
 
 impl fmt::Debug for NodeCore {
@@ -174,6 +176,7 @@ impl NodeCore {
             supervision: Arc::default(),
             leader_state: LeaderState::default(),
             queue: Mutex::new(Some(queue)),
+            immediate_submitted: Notify::new(),
         })
     }
 
@@ -199,26 +202,47 @@ impl NodeCore {
         self.registry.publisher.view()
     }
 
+    /// Submits a command whose outcome somebody waits for.
     pub(crate) fn submit(&self, command: Command) -> Result<CommandTicket, SubmitError> {
-        self.submit_with_urgency(command, Urgency::Immediate)
+        let (answer, ticket) = CommandTicket::new();
+        self.enqueue(command, Urgency::Immediate, answer).map_err(|(error, _)| error)?;
+        self.immediate_submitted.notify_one();
+        Ok(ticket)
     }
 
-    pub(crate) fn submit_with_urgency(&self, command: Command, urgency: Urgency) -> Result<CommandTicket, SubmitError> {
-        let (answer, ticket) = oneshot::channel();
-        if let Err(refusal) = check_command_level(&self.view(), &command) {
-            drop(answer.send(Ok(Outcome::Refused(refusal))));
-            return Ok(CommandTicket(ticket));
+    /// Submits a command for which nobody waits.
+    pub(crate) fn submit_in_background(&self, command: Command, answer: OutcomeCallback) {
+        if let Err((error, answer)) = self.enqueue(command, Urgency::Background, answer) {
+            answer.call(Err(error));
         }
-        let queued =
-            QueuedCommand::new(command, urgency, answer).inspect_err(|error| self.counters().record_failure(*error))?;
-        let sent = match &*self.queue.lock() {
-            None => Err(SubmitError::Closed),
-            Some(queue) => queue.try_send(queued).map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => SubmitError::QueueFull,
-                mpsc::error::TrySendError::Closed(_) => SubmitError::Closed,
-            }),
+    }
+
+    /// Returns once a command was submitted for whose outcome somebody waits.
+    pub(crate) async fn immediate_submitted(&self) {
+        self.immediate_submitted.notified().await;
+    }
+
+    fn enqueue(
+        &self,
+        command: Command,
+        urgency: Urgency,
+        answer: OutcomeCallback,
+    ) -> Result<(), (SubmitError, OutcomeCallback)> {
+        if let Err(refusal) = check_command_level(&self.view(), &command) {
+            answer.call(Ok(Outcome::Refused(refusal)));
+            return Ok(());
+        }
+        let sent = match QueuedCommand::new(command, urgency, answer) {
+            Err(answer) => Err((SubmitError::TooLarge, answer)),
+            Ok(queued) => match &*self.queue.lock() {
+                None => Err((SubmitError::Closed, queued.answer)),
+                Some(queue) => queue.try_send(queued).map_err(|error| match error {
+                    mpsc::error::TrySendError::Full(queued) => (SubmitError::QueueFull, queued.answer),
+                    mpsc::error::TrySendError::Closed(queued) => (SubmitError::Closed, queued.answer),
+                }),
+            },
         };
-        sent.map(|()| CommandTicket(ticket)).inspect_err(|error| self.counters().record_failure(*error))
+        sent.inspect_err(|(error, _)| self.counters().record_failure(*error))
     }
 
     /// Returns the number of commands that wait for a batch.

@@ -84,9 +84,9 @@ async fn check_retry_of_forgotten_client(before: &[Command]) {
     let writer = CommandWriter::new(core.clone(), Duration::from_secs(60));
     let writer = tokio::spawn(async move { writer.run(&mut queued).await });
     let submit = |command| {
-        let (answer, ticket) = oneshot::channel();
+        let (answer, ticket) = CommandTicket::new();
         queue.try_send(QueuedCommand::new(command, Urgency::Immediate, answer).unwrap()).unwrap();
-        CommandTicket(ticket)
+        ticket
     };
     for command in before {
         assert_eq!(submit(command.clone()).await, Ok(Outcome::Done));

@@ -62,20 +62,20 @@ impl LedgerAccess {
     /// useless, and would only delay commands that must not be lost.
     pub fn submit_advice(&self, command: Command) {
         if self.ledger_reach() == QuorumReachability::Quorum {
-            drop(self.directory.submit_in_background(command));
+            self.directory.submit_in_background(command, drop);
         }
     }
 
-    /// Queues a command before it returns, so that commands stay in order. The future returns its outcome; `None` when
-    /// it was not accepted, or the outcome is unknown.
-    pub fn commit(&self, command: Command) -> impl Future<Output = Option<Outcome>> + Send + 'static {
+    /// Queues a command before it returns, so that commands stay in order. Calls `answer` with its outcome; with `None`
+    /// when it was not accepted, or the outcome is unknown.
+    pub fn commit(&self, command: Command, answer: impl FnOnce(Option<Outcome>) + Send + Sync + 'static) {
         let begun = Instant::now();
-        let ticket = self.directory.submit_in_background(command);
         let seconds = self.commit_seconds.clone();
-        async move {
-            let outcome = ticket.ok()?.await.ok()?;
-            seconds.observe(begun.elapsed().as_secs_f64());
-            Some(outcome)
-        }
+        self.directory.submit_in_background(command, move |outcome| {
+            if outcome.is_ok() {
+                seconds.observe(begun.elapsed().as_secs_f64());
+            }
+            answer(outcome.ok());
+        });
     }
 }

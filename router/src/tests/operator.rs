@@ -191,7 +191,7 @@ async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, Prefi
     };
     let ttl = Micros(60_000_000);
     let register = RegisterWorker { worker, incarnation: Incarnation(7), spec, ttl };
-    app_state.ledger.commit(Command::RegisterWorker(register)).await.unwrap();
+    app_state.ledger.directory().submit(Command::RegisterWorker(register)).unwrap().await.unwrap();
     let (tenant, model) = (TenantId::default(), ModelId::from("tiny"));
     let session = SessionId::of_key(&tenant, &model, "s1");
     let chain = PrefixChain::over_tokens(PrefixId(1), HashSeed(0), Tokens(16), &(0..64).collect::<Vec<_>>());
@@ -216,7 +216,7 @@ async fn seal_something(front: &crate::testing::TestRouter) -> (SessionId, Prefi
         shape,
         router: app_state.ledger.node_id(),
     });
-    let outcome = app_state.ledger.commit(command.unwrap()).await.unwrap();
+    let outcome = app_state.ledger.directory().submit(command.unwrap()).unwrap().await.unwrap();
     assert!(outcome.refusals().is_empty(), "{outcome:?}");
     (session, chain.head())
 }
@@ -519,8 +519,8 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
     seal_something(&router).await;
     for name in ["a", "b", "c"] {
         let set = SetQuota { tenant: TenantId(name.into()), artifacts: Some(5) };
-        router.gateway.ledger.commit(Command::RaiseLevel(2)).await.unwrap();
-        assert_eq!(router.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+        router.gateway.ledger.directory().submit(Command::RaiseLevel(2)).unwrap().await.unwrap();
+        assert_eq!(router.gateway.ledger.directory().submit(Command::SetQuota(set)).unwrap().await, Ok(Outcome::Done));
     }
     let page = |query: String| async move { get(at, &format!("/ownerserve/v1/tenants?{query}")).await };
     let first = page("limit=3".into()).await.json();
@@ -532,9 +532,9 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
     let next = first["next_cursor"].as_str().unwrap();
     let long = "\u{1f980}".repeat(128);
     let set = SetQuota { tenant: TenantId(long.as_str().into()), artifacts: Some(5) };
-    assert_eq!(router.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+    assert_eq!(router.gateway.ledger.directory().submit(Command::SetQuota(set)).unwrap().await, Ok(Outcome::Done));
     let set = SetQuota { tenant: TenantId("\u{1f981}".into()), artifacts: Some(5) };
-    assert_eq!(router.gateway.ledger.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+    assert_eq!(router.gateway.ledger.directory().submit(Command::SetQuota(set)).unwrap().await, Ok(Outcome::Done));
     let longest = page("limit=5".into()).await.json()["next_cursor"].as_str().unwrap().to_owned();
     let document = get(at, "/ownerserve/v1/openapi.json").await.json();
     let parameters = document["paths"]["/ownerserve/v1/tenants"]["get"]["parameters"].as_array().unwrap().clone();
@@ -544,7 +544,7 @@ async fn lists_continue_after_a_cursor_and_reject_foreign_cursors() {
     let bounded = TenantId(long.as_str().into());
     for tenant in [bounded, TenantId("\u{1f981}".into())] {
         let lifted = Command::SetQuota(SetQuota { tenant, artifacts: None });
-        assert_eq!(router.gateway.ledger.commit(lifted).await, Some(Outcome::Done));
+        assert_eq!(router.gateway.ledger.directory().submit(lifted).unwrap().await, Ok(Outcome::Done));
     }
     let second = page(format!("limit=3&cursor={next}")).await.json();
     assert_eq!((names(&second), second["next_cursor"].is_null()), (vec!["default".to_owned()], true));

@@ -1,13 +1,10 @@
 //! Commit: reports to the ledger what a step did to sessions and artifacts. The client never waits for it.
 
-use std::future::ready;
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use ownership::ledger::{
-    ChainDescriptor, Command, OwnershipTransition, PrefixPoint, PrefixRef, ReplicateReadonly, SetIntent,
+    ChainDescriptor, Command, Outcome, OwnershipTransition, PrefixPoint, PrefixRef, ReplicateReadonly, SetIntent,
     StepCommitOutcome,
 };
 use planner::{Handoff, HandoffKind, OwnershipEffect, Plan};
@@ -92,47 +89,40 @@ fn enqueue_commit(ledger: &LedgerAccess, step: UncommittedStep) {
     }
 }
 
-/// Submits a step to the ledger, then the ones queued behind it. The first is submitted before this returns, so that
-/// commands stay in order.
+/// Submits a step to the ledger, on top of what the ledger view shows of its chain; once that is answered, the step
+/// queued behind it. The first is submitted before this returns, so that commands stay in order.
 pub fn submit_commits(ledger: &LedgerAccess, step: Arc<UncommittedStep>) {
-    let mut submission = submit_commit(ledger, &step);
-    let (ledger, mut step) = (ledger.clone(), step);
-    tokio::spawn(async move {
-        loop {
-            let answer = submission.await;
-            let next = ledger.pending_commits().complete(&step, answer, ledger.ledger_reach());
-            let Some(next) = next else { return };
-            step = next;
-            submission = submit_commit(&ledger, &step);
-        }
-    });
-}
-
-/// Submits the step on top of what the ledger view shows of its chain.
-fn submit_commit(ledger: &LedgerAccess, step: &Arc<UncommittedStep>) -> BoxFuture<'static, SubmissionOutcome> {
     let view = ledger.directory().view();
     let known = view.deepest_boundary(step.scope(), &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
     let command = |base| step.command(base, ledger.node_id());
-    let Some(command_now) = command(known) else { return ready(SubmissionOutcome::Answered).boxed() };
-    let sent = ledger.commit(command_now);
+    let Some(command_now) = command(known) else { return complete(ledger, &step, SubmissionOutcome::Answered) };
     // The answer matters only if the ledger has merged away the base that this command was written on.
     let restart = (known > Blocks::ZERO).then(|| command(Blocks::ZERO)).flatten();
+    let (after, submitted) = (ledger.clone(), step.clone());
+    ledger.commit(command_now, move |outcome| match (outcome, restart) {
+        (Some(outcome), Some(restart)) if StepCommitOutcome::of(&outcome).restart_from_root => {
+            let again = after.clone();
+            after.commit(restart, move |outcome| complete(&again, &submitted, answered(&outcome)));
+        }
+        (outcome, _) => complete(&after, &submitted, answered(&outcome)),
+    });
     // The commit itself withdraws an intent on its own base; an intent on another base is withdrawn here.
     let base = PrefixPoint::on_chain(&step.chain, known).map(|base| base.id);
     if base != Some(step.base) && step.base != step.chain.root {
-        withdraw_intent(ledger, step);
+        withdraw_intent(ledger, &step);
     }
-    let ledger = ledger.clone();
-    async move {
-        let outcome = match (sent.await, restart) {
-            (Some(outcome), Some(restart)) if StepCommitOutcome::of(&outcome).restart_from_root => {
-                ledger.commit(restart).await
-            }
-            (outcome, _) => outcome,
-        };
-        if outcome.is_some() { SubmissionOutcome::Answered } else { SubmissionOutcome::Unknown }
+}
+
+fn answered(outcome: &Option<Outcome>) -> SubmissionOutcome {
+    if outcome.is_some() { SubmissionOutcome::Answered } else { SubmissionOutcome::Unknown }
+}
+
+/// Records that a step was answered, and submits the one queued behind it.
+fn complete(ledger: &LedgerAccess, step: &Arc<UncommittedStep>, outcome: SubmissionOutcome) {
+    let next = ledger.pending_commits().complete(step, outcome, ledger.ledger_reach());
+    if let Some(next) = next {
+        submit_commits(ledger, next);
     }
-    .boxed()
 }
 
 fn withdraw_intent(ledger: &LedgerAccess, step: &UncommittedStep) {
