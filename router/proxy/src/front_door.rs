@@ -280,8 +280,9 @@ async fn handle(door: &Arc<FrontDoor>, route: &Route, request: ClientRequest) ->
                 .forward(&request, WorkerSelector::Model(envelope.model.as_deref()), ResponseCapture::Nothing)
                 .await
         }
-        RouteHandler::NewResponse => door.responses.create(request).await,
-        RouteHandler::StoredResponse => door.responses.serve_stored(&request).await,
+        // Boxed, so that the future of every request does not have room for the one of these.
+        RouteHandler::NewResponse => Box::pin(door.responses.create(request)).await,
+        RouteHandler::StoredResponse => Box::pin(door.responses.serve_stored(&request)).await,
         RouteHandler::Models => door.model_list.list(&door.forwarder).await,
         RouteHandler::OneModel => {
             let path = request.path.split('?').next().unwrap_or_default();

@@ -20,13 +20,13 @@ pub mod planning;
 pub mod remote_prefill;
 pub mod replicate;
 pub mod request_end;
+mod request_span;
 pub mod resume;
 pub mod resume_blocker;
 mod resume_config;
 mod resume_recording;
 pub mod reverse_pull;
 pub mod session_resolution;
-mod stage_span;
 mod step_workers;
 pub mod stream;
 pub mod streaming;
@@ -37,8 +37,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use axum::response::Response;
+use futures::TryFutureExt as _;
 use planner::{Policy, SelectionRule};
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 use vocabulary::{RequestId, WorkerId};
 use workers_shim::events::SharedIndex;
 
@@ -69,9 +70,9 @@ use request_end::{
     CommitSink, GuardrailSink, ImplausibleUsageFilter, MetricsSink, ObservationSink, OccupancySink, PromptSink,
     QuotaSink, ReceiptSink, RequestEnd,
 };
+use request_span::request_span;
 pub use resume_config::ResumeConfig;
 use reverse_pull::ReversePullStore;
-use stage_span::stage_span;
 use stream::StreamStage;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
@@ -306,7 +307,10 @@ impl RequestEndSinks {
 impl RequestEndRecorder for RequestEndSinks {
     /// Runs on the caller's thread: a session's next step has to find the commit handed in.
     fn record(&self, end: RequestEnd) {
-        let _entered = stage_span(end.step.located.identified.request.incoming.id, "request_end").entered();
+        // A request that nobody waits for any more ends outside of its span.
+        let is_outside = Span::current().is_none();
+        let span = is_outside.then(|| request_span(end.step.located.identified.request.incoming.id));
+        let _entered = span.map(Span::entered);
         let mut end = self.usage.without_implausible(end);
         self.commit.record(&end);
         self.occupancy.record(&mut end);
@@ -319,28 +323,30 @@ impl RequestEndRecorder for RequestEndSinks {
     }
 }
 
-/// Records the duration of each pipeline stage, and gives it a span with the request's id.
+/// Records the duration of each pipeline stage, and runs it in the request's span.
 struct StageTimer<'a> {
     plans: &'a PipelineMetrics,
-    request: RequestId,
+    span: Span,
     start: Instant,
 }
 
 impl<'a> StageTimer<'a> {
     fn begin(plans: &'a PipelineMetrics, request: RequestId) -> Self {
-        Self { plans, request, start: Instant::now() }
+        Self { plans, span: request_span(request), start: Instant::now() }
     }
 
-    /// Runs a stage. Its duration is recorded if it succeeds.
-    async fn run<T, E>(&mut self, stage: &'static str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let done = work.instrument(stage_span(self.request, stage)).await?;
-        self.record_stage(stage);
-        Ok(done)
+    /// Runs a stage. Its duration is recorded if it succeeds. No `async fn`: it would hold the stage's future twice.
+    fn run<T, E>(
+        &mut self,
+        stage: &'static str,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, E>> {
+        work.instrument(self.span.clone()).inspect_ok(move |_| self.record_stage(stage))
     }
 
     /// Runs a stage that waits for nothing.
     fn run_now<T, E>(&mut self, stage: &'static str, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let done = stage_span(self.request, stage).in_scope(work)?;
+        let done = self.span.in_scope(work)?;
         self.record_stage(stage);
         Ok(done)
     }

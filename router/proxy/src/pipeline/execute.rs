@@ -53,7 +53,8 @@ pub async fn execute(
             LegOrHandoff::Handoff(Handoff { kind: HandoffKind::RemotePrefill, .. }) => {}
             LegOrHandoff::Handoff(handoff @ Handoff { kind: HandoffKind::Replicate, .. }) => {
                 reverse_pull::count_unused(stage, back.take());
-                events.extend(replicate(&stage.mover, (step, handoff), &legs).await);
+                // Boxed, so that the future of every request does not have room for this one.
+                events.extend(Box::pin(replicate(&stage.mover, (step, handoff), &legs)).await);
                 in_flight.mark_sent();
             }
         }
@@ -66,7 +67,7 @@ pub async fn execute(
         Some(prefill) => {
             let pair = LegPair { prefill, decode: *answer };
             let back = reverse_pull::check_usable(stage, (step, &pair), back).await;
-            let (opened, met) = remote_prefill(legs.clone(), pair, back).await;
+            let (opened, met) = Box::pin(remote_prefill(legs.clone(), pair, back)).await;
             events.extend(met);
             opened.map(|opened| reverse_pull::store_returned(stage, (step, &pair), opened))
         }

@@ -34,9 +34,9 @@ use super::locate::{self, LocateStage};
 use super::plan::PlanStage;
 use super::planning::StreamBreak;
 use super::request_end::RequestEnd;
+use super::request_span::request_span;
 use super::resume::{ResumeFrom, ResumedAnswer, resume};
 use super::resume_recording::with_resume_recording;
-use super::stage_span::stage_span;
 use super::streaming::{AnswerCompletion, AnswerEnd, Streaming};
 use crate::client_request::GenerationEndpoint;
 use crate::error::{ApiError, ErrorRecipient};
@@ -130,7 +130,7 @@ struct ClientEventStream {
     has_several_choices: bool,
     listener: Option<ResponseRecorder>,
     state: StreamState,
-    /// The span of stage `stream`.
+    /// The request's span.
     span: Span,
 }
 
@@ -308,7 +308,7 @@ impl ClientEventStream {
             has_several_choices,
             listener,
             state: StreamState::of(stage, (body, scanner), streaming),
-            span: stage_span(client.request, "stream"),
+            span: request_span(client.request),
         }
     }
 
