@@ -361,6 +361,9 @@ impl SseFilter {
         let rewrite =
             self.replay_verifier.as_mut().map_or(EventRewrite::Unchanged, |verifier| verifier.rewrite_event(payload));
         let Some(transcript) = &mut self.transcript else { return rewrite };
+        if transcript.passes_unread(payload) {
+            return EventRewrite::Unchanged;
+        }
         match serde_json::from_slice::<AnswerEventFields<'_>>(payload) {
             Ok(event_fields) => transcript.rewrite_event(event, event_fields),
             Err(_) => {

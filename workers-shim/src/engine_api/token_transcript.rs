@@ -11,8 +11,10 @@ mod prompt_ids;
 mod resumable_event;
 
 use std::io::Write as _;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
+use memchr::memmem::Finder;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
@@ -223,6 +225,16 @@ impl TokenTranscript {
             self.prompt = ids;
         }
         Some(event)
+    }
+
+    /// Returns whether nothing of an event is needed any more: the answer cannot be continued, and the event has nothing
+    /// to hide.
+    pub(super) fn passes_unread(&self, payload: &[u8]) -> bool {
+        // Made once: a search of a short event takes less time than making it.
+        static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("token_ids"));
+        self.failure.is_some()
+            && self.source == AnsweringEngine::First
+            && (self.visible_ids == ClientTokenIdVisibility::All || NAME.find(payload).is_none())
     }
 
     /// Returns whether the client sees token ids.
