@@ -188,7 +188,8 @@ impl BenchTargets {
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", &address.to_string(), "--operator-listen", &operator.to_string()]);
         command.arg("--data-dir").arg(self.folder.join(name)).arg("--set").arg(setting);
-        command.args(workers.map(|worker| format!("--worker=http://{worker}"))).env("RUST_LOG", "error");
+        command.args(workers.map(|worker| format!("--worker=http://{worker}")));
+        command.env_remove("RUST_LOG").stderr(Stdio::null());
         self.spawn(name, address, command)
     }
 
