@@ -22,8 +22,27 @@ const PROMPT: usize = INPUT + 1;
 /// Returns the canonical bytes of a request, truncated to `limit` bytes.
 pub(crate) fn canonical_bytes(body: &[u8], limit: usize) -> Vec<u8> {
     let fields = field_spans(body).and_then(|fields| CanonicalFields::find(body, fields.into_iter()));
-    fields.map_or_else(|| verbatim(body, limit), |fields| fields.canonical(body, limit).0)
+    fields.map_or_else(|| verbatim(body, limit), |fields| fields.canonical(body, &FieldLayout::unknown, limit).0)
 }
+
+/// What a scan of the body knows of the white space in one of its fields.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct FieldLayout<'a> {
+    /// Whether no white space stands between the value's tokens, so that the value is copied as it is.
+    pub is_compact: bool,
+    /// Offsets in the body after the elements of a list, if no white space stands between the tokens up to the last.
+    pub element_ends: Option<&'a [u32]>,
+}
+
+impl FieldLayout<'_> {
+    /// Returns the layout of a field of which nothing is known: it is read.
+    pub fn unknown(_: &str) -> Self {
+        Self::default()
+    }
+}
+
+/// The layout of each field, by its name.
+pub type LayoutOf<'f, 'a> = &'f dyn Fn(&str) -> FieldLayout<'a>;
 
 /// Positions of the fields of a body that determine its prompt; those that are absent or null have none.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,29 +81,47 @@ impl CanonicalFields {
         self.0[MESSAGES].as_ref().or(self.0[INPUT].as_ref())
     }
 
+    /// Returns the ends of the conversation's messages after `offset`, if they are known.
+    fn message_ends<'a>(&self, layout: LayoutOf<'_, 'a>, offset: usize) -> Option<&'a [u32]> {
+        let ends = layout(if self.0[MESSAGES].is_some() { "messages" } else { "input" }).element_ends?;
+        Some(&ends[ends.partition_point(|end| *end as usize <= offset)..])
+    }
+
     /// Returns whether the canonical bytes of `body` begin like those of `known`, up to the last message of `known`:
     /// both bodies must have the same bytes up to `end`, the end of that message.
     pub(crate) fn continues(&self, body: &[u8], (known_fields, known): (&Self, &[u8]), end: usize) -> bool {
         let lists = (self.conversation(), known_fields.conversation());
         let is_same_list = matches!(lists, (Some(list), Some(before))
             if list.start == before.start && (list.start..list.end).contains(&end) && body.get(list.start) == Some(&b'['));
-        is_same_list && (0..HEAD_FIELDS.len()).all(|place| self.value(place, body) == known_fields.value(place, known))
+        // What stands before `end` in both bodies is equal.
+        let is_same_place = |place: usize| {
+            let (new, before) = (&self.0[place], &known_fields.0[place]);
+            new == before && new.as_ref().is_none_or(|value| value.end <= end)
+        };
+        is_same_list
+            && (0..HEAD_FIELDS.len())
+                .all(|place| is_same_place(place) || self.value(place, body) == known_fields.value(place, known))
     }
 
     /// Returns the canonical bytes, truncated to `limit` bytes, and how many of them there are up to the end of the last
     /// message; `None` where there is no list of messages, or they were truncated.
-    pub(crate) fn canonical(&self, body: &[u8], limit: usize) -> (Vec<u8>, Option<usize>) {
+    pub(crate) fn canonical(&self, body: &[u8], layout: LayoutOf<'_, '_>, limit: usize) -> (Vec<u8>, Option<usize>) {
         let mut out = Vec::with_capacity(body.len().min(limit));
         for (place, name) in HEAD_FIELDS.iter().enumerate() {
             if let Some(value) = self.value(place, body) {
-                line(name, value, &mut out);
+                line(name, (value, layout(name).is_compact), &mut out);
             }
         }
         let mut end = None;
-        match self.conversation().and_then(|list| body.get(list.clone())) {
-            Some(list) if list.starts_with(b"[") => end = elements(&list[1..], &mut out, limit),
-            Some(other) => line("messages", other, &mut out),
-            None => {}
+        if let Some((list, value)) = self.conversation().and_then(|list| Some((list, body.get(list.clone())?))) {
+            end = match self.message_ends(layout, list.start) {
+                _ if !value.starts_with(b"[") => {
+                    line("messages", (value, false), &mut out);
+                    None
+                }
+                Some(ends) if !ends.is_empty() => known_elements(body, (list.start + 1, ends), (&mut out, limit)),
+                _ => elements(&value[1..], &mut out, limit),
+            };
         }
         self.finish(body, (out, end), limit)
     }
@@ -94,10 +131,22 @@ impl CanonicalFields {
         &self,
         body: &[u8],
         (mut out, end): (Vec<u8>, usize),
-        limit: usize,
+        (layout, limit): (LayoutOf<'_, '_>, usize),
     ) -> (Vec<u8>, Option<usize>) {
         let rest = self.conversation().and_then(|list| body.get(end..list.end)).unwrap_or_default();
-        let end = elements_after(rest, &mut out, limit);
+        let end = match self.message_ends(layout, end) {
+            Some([]) => {
+                let end = out.len();
+                out.push(b'\n');
+                Some(end)
+            }
+            // The line of the last known message ends, unless there is no room for another one.
+            Some(ends) => {
+                out.push(b'\n');
+                if out.len() < limit { known_elements(body, (end + 1, ends), (&mut out, limit)) } else { None }
+            }
+            None => elements_after(rest, &mut out, limit),
+        };
         self.finish(body, (out, end), limit)
     }
 
@@ -118,11 +167,38 @@ fn verbatim(body: &[u8], limit: usize) -> Vec<u8> {
     body[..body.len().min(limit)].to_vec()
 }
 
-fn line(name: &str, json: &[u8], out: &mut Vec<u8>) {
+fn line(name: &str, (json, is_compact): (&[u8], bool), out: &mut Vec<u8>) {
     out.extend_from_slice(name.as_bytes());
     out.push(b':');
-    compact(json, out);
+    match is_compact {
+        true => out.extend_from_slice(json),
+        false => compact(json, out),
+    }
     out.push(b'\n');
+}
+
+/// Implements [`elements`] for a list without white space, whose elements begin at `start` and end at `ends`, without
+/// reading it.
+fn known_elements(
+    body: &[u8],
+    (mut start, ends): (usize, &[u32]),
+    (out, limit): (&mut Vec<u8>, usize),
+) -> Option<usize> {
+    for (index, end) in ends.iter().enumerate() {
+        if index > 0 {
+            out.push(b'\n');
+            if out.len() >= limit {
+                return None;
+            }
+        }
+        out.push(b':');
+        out.extend_from_slice(body.get(start..*end as usize)?);
+        // After the comma.
+        start = *end as usize + 1;
+    }
+    let end = out.len();
+    out.push(b'\n');
+    Some(end)
 }
 
 /// Writes each element of a list as a line, until `out` has `limit` bytes. `list` begins after the opening bracket.
@@ -305,7 +381,7 @@ mod tests {
             let list = format!("[ {}\n]", values.join(","));
             let mut expected = Vec::new();
             for element in serde_json::from_str::<Vec<&RawValue>>(&list).unwrap() {
-                line("", element.get().as_bytes(), &mut expected);
+                line("", (element.get().as_bytes(), false), &mut expected);
             }
             let mut out = Vec::new();
             elements(&list.as_bytes()[1..], &mut out, usize::MAX);

@@ -36,6 +36,7 @@ mod to_json;
 mod token_checkpoint;
 mod tokenizer;
 
+pub use canonical::{FieldLayout, LayoutOf};
 pub use chat::{ChatBody, ChatEndpoint};
 pub use chat_body_layout::ChatBodyLayout;
 pub use conversation_cache::{ConversationCache, LookupTier};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vocabulary::{HashSeed, ModelNamespace, PrefixChain, PrefixId, RequestNamespace, Tokens};
 
-use crate::canonical::{CanonicalFields, canonical_bytes};
+use crate::canonical::{CanonicalFields, LayoutOf, canonical_bytes};
 use crate::chat::CallFieldOrder;
 use crate::completion::{CompletionBody, CompletionPrompt};
 use crate::conversion;
@@ -199,13 +199,14 @@ impl PromptResolver {
     }
 
     /// Builds the prompt of a chat request for a model without a tokenizer from the request's top-level fields: their
-    /// names and the byte ranges of their values. `body` must be valid JSON. Hashes only what is new since `known`, where
+    /// names and the byte ranges of their values; `layout` says what is known of the white space in them. `body` must be
+    /// valid JSON. Hashes only what is new since `known`, where
     /// the request continues it. The second value serves the request that continues this one.
     pub fn prompt_without_tokenizer<'n>(
         &self,
         body: &[u8],
         fields: impl Iterator<Item = (Cow<'n, str>, Range<usize>)>,
-        (keys, known): (RequestNamespace<'_>, Option<KnownConversation<'_>>),
+        (keys, known, layout): (RequestNamespace<'_>, Option<KnownConversation<'_>>, LayoutOf<'_, '_>),
     ) -> (Prompt, Option<BytesCheckpoint>) {
         let (limit, reason) = (self.max_canonical_bytes(), FallbackReason::NoTokenizer);
         let detail = || NO_TOKENIZER.to_string().into();
@@ -219,9 +220,9 @@ impl PromptResolver {
             Some(KnownConversation { checkpoint, end, .. }) => {
                 let hashed = checkpoint.ids.len() * self.bytes_per_block();
                 let rest = limit.saturating_sub(hashed);
-                (&checkpoint.ids[..], fields.canonical_after(body, (checkpoint.tail.clone(), end), rest))
+                (&checkpoint.ids[..], fields.canonical_after(body, (checkpoint.tail.clone(), end), (layout, rest)))
             }
-            None => (&[][..], fields.canonical(body, limit)),
+            None => (&[][..], fields.canonical(body, layout, limit)),
         };
         let chain = PrefixChain::over_more_bytes((root, ids), self.seed, self.block_size, &bytes);
         let checkpoint = end.map(|end| {

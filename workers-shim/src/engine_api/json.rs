@@ -1,5 +1,5 @@
-//! Strict JSON validator that walks the text once. It stores no values and allocates nothing, whatever the text
-//! contains.
+//! Strict JSON validator that walks the text once. It stores no values; of what it passes it notes what later steps ask
+//! for, so that none of them walks the text again.
 
 use std::ops::Range;
 
@@ -65,10 +65,32 @@ pub(super) struct FieldSpan {
     /// The name without its quotes, still escaped.
     pub(super) name: Range<usize>,
     pub(super) value: Range<usize>,
-    /// Whether a string in the value may be a name of a media part.
-    pub(super) names_media: bool,
+    pub(super) strings: StringFacts,
+    /// Whether no white space stands between the value's tokens.
+    pub(super) is_compact: bool,
     /// The end of its elements, if the value is a list that has some.
     pub(super) list_end: Option<ListEnd>,
+    /// Offsets after the elements of a list of messages.
+    pub(super) element_ends: Vec<u32>,
+}
+
+/// What the strings of a value say, at any depth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct StringFacts {
+    /// Whether one may be a name of a media part.
+    pub(super) names_media: bool,
+    /// Whether one may be the name of a media part's id.
+    pub(super) names_media_id: bool,
+}
+
+impl StringFacts {
+    /// Returns what either says.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self {
+            names_media: self.names_media || other.names_media,
+            names_media_id: self.names_media_id || other.names_media_id,
+        }
+    }
 }
 
 /// The end of a list's last element: there the walk of a text goes on that has the same beginning and a longer list.
@@ -82,32 +104,48 @@ pub(super) struct ListEnd {
     values: usize,
     /// How many of these are objects or arrays.
     containers: usize,
+    /// Whether no white space stands between the list's tokens up to there.
+    pub(super) is_compact: bool,
 }
 
-/// A cursor over text that is known to be UTF-8.
+/// Names of the lists whose element ends are noted: conversations.
+const CONVERSATIONS: [&[u8]; 2] = [b"messages", b"input"];
+
+/// A cursor over a text.
 pub(super) struct JsonWalker<'a> {
     bytes: &'a [u8],
     at: usize,
     values: usize,
     containers: usize,
-    /// Strings so far that may be names of media parts.
-    media_names: usize,
-    /// Number of elements of the list that ended last.
+    /// Bytes of white space between tokens.
+    spaces: usize,
+    /// What the strings of the current field say.
+    strings: StringFacts,
+    /// The list that ended last.
+    list: WalkedList,
+    /// Whether the next list's element ends are noted.
+    notes_ends: bool,
+}
+
+/// A list that was walked.
+#[derive(Default)]
+struct WalkedList {
     elements: usize,
-    /// Offset after the last element of the list that ended last.
-    elements_end: usize,
+    /// Offset after the last element.
+    end: usize,
+    is_compact: bool,
+    element_ends: Vec<u32>,
 }
 
 impl<'a> JsonWalker<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self::at(bytes, 0)
     }
 
-    /// Starts at `offset`, up to which the text is known to be UTF-8.
-    fn at(bytes: &'a [u8], offset: usize) -> Result<Self, JsonError> {
-        simdutf8::compat::from_utf8(&bytes[offset..])
-            .map_err(|error| JsonError::NotUtf8 { offset: offset + error.valid_up_to() })?;
-        Ok(Self { bytes, at: offset, values: 0, containers: 0, media_names: 0, elements: 0, elements_end: 0 })
+    /// Starts at `offset`; what is before was walked in another text.
+    fn at(bytes: &'a [u8], offset: usize) -> Self {
+        let (strings, list) = (StringFacts::default(), WalkedList::default());
+        Self { bytes, at: offset, values: 0, containers: 0, spaces: 0, strings, list, notes_ends: false }
     }
 
     fn peek(&self) -> u8 {
@@ -122,21 +160,38 @@ impl<'a> JsonWalker<'a> {
     fn skip_space(&mut self) {
         while matches!(self.peek(), b' ' | b'\n' | b'\r' | b'\t') {
             self.at += 1;
+            self.spaces += 1;
+        }
+    }
+
+    /// Returns the error of a text that is not UTF-8, which goes before any other.
+    fn invalid_text(bytes: &[u8], error: JsonError) -> JsonError {
+        match simdutf8::compat::from_utf8(bytes) {
+            Err(error) => JsonError::NotUtf8 { offset: error.valid_up_to() },
+            Ok(_) => error,
         }
     }
 
     /// Walks the text, which must be exactly one object, and calls `field` for each of its fields. Returns the offset
     /// after the opening brace, the number of values, and how many of them are objects or arrays.
     pub(super) fn whole_object(
-        mut self,
+        self,
         mut field: impl FnMut(FieldSpan) -> Result<(), JsonError>,
+    ) -> Result<(usize, usize, usize), JsonError> {
+        let bytes = self.bytes;
+        self.walk_whole(&mut field).map_err(|error| Self::invalid_text(bytes, error))
+    }
+
+    fn walk_whole(
+        mut self,
+        field: &mut dyn FnMut(FieldSpan) -> Result<(), JsonError>,
     ) -> Result<(usize, usize, usize), JsonError> {
         self.skip_space();
         if self.peek() != b'{' {
             return self.syntax_error("an object");
         }
         let open = self.at + 1;
-        self.object(MAX_DEPTH, &mut field)?;
+        self.object(MAX_DEPTH, field)?;
         let (values, containers) = self.end_of_text()?;
         Ok((open, values, containers))
     }
@@ -146,24 +201,39 @@ impl<'a> JsonWalker<'a> {
     /// values of the whole text, and how many of them are objects or arrays.
     pub(super) fn rest_of_object(
         bytes: &'a [u8],
-        (list, end): (&FieldSpan, ListEnd),
+        list: (&FieldSpan, ListEnd),
         mut field: impl FnMut(FieldSpan) -> Result<(), JsonError>,
     ) -> Result<(usize, usize), JsonError> {
-        let mut walker = Self::at(bytes, end.offset)?;
+        Self::walk_rest(bytes, list, &mut field).map_err(|error| Self::invalid_text(bytes, error))
+    }
+
+    fn walk_rest(
+        bytes: &'a [u8],
+        (list, end): (&FieldSpan, ListEnd),
+        field: &mut dyn FnMut(FieldSpan) -> Result<(), JsonError>,
+    ) -> Result<(usize, usize), JsonError> {
+        let mut walker = Self::at(bytes, end.offset);
         (walker.values, walker.containers) = (end.values, end.containers);
-        (walker.elements, walker.elements_end) = (end.elements, end.offset);
         let in_object = walker.enter_nested(MAX_DEPTH)?;
+        let known_ends = list.element_ends.clone();
         if walker.is_followed(b']', "a comma or a closing bracket")? {
-            walker.list_elements(in_object - 1, end.elements)?;
+            let spaces = if end.is_compact { 0 } else { usize::MAX };
+            let ends = CONVERSATIONS.contains(&&bytes[list.name.clone()]).then_some(known_ends);
+            walker.list_elements(in_object - 1, (end.elements, spaces), ends)?;
+        } else {
+            let ListEnd { elements, offset, is_compact, .. } = end;
+            walker.list = WalkedList { elements, end: offset, is_compact, element_ends: known_ends };
         }
         field(FieldSpan {
             name: list.name.clone(),
             value: list.value.start..walker.at,
-            names_media: list.names_media || walker.media_names > 0,
+            strings: list.strings.or(walker.strings),
+            is_compact: end.is_compact && walker.spaces == 0,
             list_end: walker.list_end(),
+            element_ends: std::mem::take(&mut walker.list.element_ends),
         })?;
         if walker.is_followed(b'}', "a comma or a closing brace")? {
-            walker.members(in_object, &mut field)?;
+            walker.members(in_object, field)?;
         }
         walker.end_of_text()
     }
@@ -188,8 +258,8 @@ impl<'a> JsonWalker<'a> {
     }
 
     fn list_end(&self) -> Option<ListEnd> {
-        let Self { elements_end: offset, elements, values, containers, .. } = *self;
-        (elements > 0).then_some(ListEnd { offset, elements, values, containers })
+        let Self { list: WalkedList { elements, end: offset, is_compact, .. }, values, containers, .. } = *self;
+        (elements > 0).then_some(ListEnd { offset, elements, values, containers, is_compact })
     }
 
     fn object(
@@ -227,15 +297,26 @@ impl<'a> JsonWalker<'a> {
             }
             self.at += 1;
             self.skip_space();
-            let (start, media_names) = (self.at, self.media_names);
+            let (start, spaces) = (self.at, self.spaces);
+            // Only the fields of the whole object are reported; those inside add to what their field says.
+            let is_top = depth + 1 == MAX_DEPTH;
+            if is_top {
+                self.strings = StringFacts::default();
+                self.notes_ends = CONVERSATIONS.contains(&&self.bytes[name.clone()]);
+            }
             self.value(depth)?;
-            let is_list = self.bytes.get(start) == Some(&b'[');
-            field(FieldSpan {
-                name,
-                value: start..self.at,
-                names_media: self.media_names > media_names,
-                list_end: if is_list { self.list_end() } else { None },
-            })?;
+            if is_top {
+                self.notes_ends = false;
+                let is_list = self.bytes.get(start) == Some(&b'[');
+                field(FieldSpan {
+                    name,
+                    value: start..self.at,
+                    strings: self.strings,
+                    is_compact: self.spaces == spaces,
+                    list_end: if is_list { self.list_end() } else { None },
+                    element_ends: if is_list { std::mem::take(&mut self.list.element_ends) } else { Vec::new() },
+                })?;
+            }
             if !self.is_followed(b'}', "a comma or a closing brace")? {
                 return Ok(());
             }
@@ -244,25 +325,36 @@ impl<'a> JsonWalker<'a> {
 
     fn array(&mut self, depth: u32) -> Result<(), JsonError> {
         let depth = self.enter_nested(depth)?;
+        let (spaces, ends) = (self.spaces, std::mem::take(&mut self.notes_ends).then(Vec::new));
         self.at += 1;
         self.skip_space();
-        self.elements = 0;
         if self.peek() == b']' {
             self.at += 1;
+            self.list = WalkedList::default();
             return Ok(());
         }
-        self.list_elements(depth, 0)
+        self.list_elements(depth, (0, spaces), ends)
     }
 
-    /// Walks the elements of a list after the first `elements`, its end included.
-    fn list_elements(&mut self, depth: u32, mut elements: usize) -> Result<(), JsonError> {
+    /// Walks the elements of a list after the first `elements`, its end included. `spaces`: how many there were before
+    /// the list.
+    fn list_elements(
+        &mut self,
+        depth: u32,
+        (mut elements, spaces): (usize, usize),
+        mut ends: Option<Vec<u32>>,
+    ) -> Result<(), JsonError> {
         loop {
             self.skip_space();
             self.value(depth)?;
             elements += 1;
-            let end = self.at;
+            let (end, is_compact) = (self.at, self.spaces == spaces);
+            if let Some(ends) = &mut ends {
+                // Bodies are shorter by their limit; of a longer one no end is noted.
+                ends.push(u32::try_from(end).unwrap_or(u32::MAX));
+            }
             if !self.is_followed(b']', "a comma or a closing bracket")? {
-                (self.elements, self.elements_end) = (elements, end);
+                self.list = WalkedList { elements, end, is_compact, element_ends: ends.unwrap_or_default() };
                 return Ok(());
             }
         }
@@ -333,17 +425,31 @@ impl<'a> JsonWalker<'a> {
 
     fn string(&mut self) -> Result<(), JsonError> {
         self.at += 1;
-        let start = self.at;
+        let (start, mut is_ascii, mut has_escaped_ascii) = (self.at, true, false);
         loop {
-            self.at += plain_length(&self.bytes[self.at..]);
+            let plain = PlainRun::of(&self.bytes[self.at..]);
+            self.at += plain.length;
+            is_ascii &= plain.is_ascii;
             match self.bytes.get(self.at) {
                 Some(b'"') => break,
-                Some(b'\\') => self.escape()?,
+                Some(b'\\') => {
+                    has_escaped_ascii |= self.bytes[self.at..].starts_with(b"\\u00");
+                    self.escape()?;
+                }
                 Some(_) => return self.syntax_error("an escape in place of a control character"),
                 None => return self.syntax_error("a closing double quote"),
             }
         }
-        self.media_names += usize::from(may_name_media(&self.bytes[start..self.at]));
+        let text = &self.bytes[start..self.at];
+        // Whatever stands outside of strings is ASCII.
+        if !is_ascii && simdutf8::basic::from_utf8(text).is_err() {
+            return Err(JsonError::NotUtf8 { offset: start });
+        }
+        self.strings = self.strings.or(StringFacts {
+            names_media: may_name_media(text),
+            // An escaped name has such an escape in it.
+            names_media_id: text == b"uuid" || has_escaped_ascii,
+        });
         self.at += 1;
         Ok(())
     }
@@ -373,33 +479,45 @@ fn may_name_media(string: &[u8]) -> bool {
     string.ends_with(b"_url") || BEGINNINGS.iter().any(|beginning| string.starts_with(beginning))
 }
 
-/// Returns how many bytes from here on are neither quote, backslash nor control character. Checks eight bytes at a
-/// time, and 32 in a long run of them.
-fn plain_length(bytes: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGHS: u64 = 0x8080_8080_8080_8080;
-    // The usual zero-byte test (SWAR). False positives occur only above a true one, so the lowest set bit is exact.
-    let zeros = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
-    let stop = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
-    let mut at = 0;
-    while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
-        let word = u64::from_le_bytes(*chunk);
-        let quotes = zeros(word ^ (ONES * u64::from(b'"')));
-        let backslashes = zeros(word ^ (ONES * u64::from(b'\\')));
-        let controls = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
-        let stops = quotes | backslashes | controls;
-        if stops != 0 {
-            return at + stops.trailing_zeros() as usize / 8;
+/// Bytes that are neither quote, backslash nor control character.
+struct PlainRun {
+    length: usize,
+    /// `false` if one of them may not be ASCII.
+    is_ascii: bool,
+}
+
+impl PlainRun {
+    /// Measures the run at the beginning. Checks eight bytes at a time, and 32 in a long run.
+    fn of(bytes: &[u8]) -> Self {
+        const ONES: u64 = 0x0101_0101_0101_0101;
+        const HIGHS: u64 = 0x8080_8080_8080_8080;
+        // The usual zero-byte test (SWAR). False positives occur only above a true one, so the lowest set bit is exact.
+        let zeros = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
+        let stop = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
+        let (mut at, mut highs) = (0, 0);
+        while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
+            let word = u64::from_le_bytes(*chunk);
+            let quotes = zeros(word ^ (ONES * u64::from(b'"')));
+            let backslashes = zeros(word ^ (ONES * u64::from(b'\\')));
+            let controls = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
+            let stops = quotes | backslashes | controls;
+            highs |= word & HIGHS;
+            if stops != 0 {
+                return Self { length: at + stops.trailing_zeros() as usize / 8, is_ascii: highs == 0 };
+            }
+            at += 8;
+            // In a long string the compiler's vector instructions are faster.
+            while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<32>())
+                && !chunk.iter().fold(false, |stops, byte| stops | stop(byte))
+            {
+                highs |= u64::from(chunk.iter().fold(0, |all, byte| all | byte) & 0x80);
+                at += 32;
+            }
         }
-        at += 8;
-        // In a long string the compiler's vector instructions are faster.
-        while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<32>())
-            && !chunk.iter().fold(false, |stops, byte| stops | stop(byte))
-        {
-            at += 32;
-        }
+        let rest = bytes[at..].iter().position(stop).unwrap_or(bytes.len() - at);
+        let is_ascii = highs == 0 && bytes[at..at + rest].is_ascii();
+        Self { length: at + rest, is_ascii }
     }
-    at + bytes[at..].iter().position(stop).unwrap_or(bytes.len() - at)
 }
 
 #[cfg(test)]

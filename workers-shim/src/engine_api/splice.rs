@@ -31,7 +31,7 @@ impl ScannedJson {
     /// counts.
     pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
         let mut fields = Vec::with_capacity(24);
-        let (open, values, containers) = JsonWalker::new(&body)?.whole_object(|field| push(&mut fields, field))?;
+        let (open, values, containers) = JsonWalker::new(&body).whole_object(|field| push(&mut fields, field))?;
         Self { body, open, values, containers, fields }.checked(relied)
     }
 
@@ -62,7 +62,8 @@ impl ScannedJson {
 
     /// Returns the memory of the positions in bytes, without the text.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.fields.capacity() * size_of::<FieldSpan>()
+        let ends: usize = self.fields.iter().map(|field| size_of_val(&field.element_ends[..])).sum();
+        size_of::<Self>() + self.fields.capacity() * size_of::<FieldSpan>() + ends
     }
 
     fn checked(self, relied: &[&str]) -> Result<Self, JsonError> {
@@ -114,7 +115,26 @@ impl ScannedJson {
     /// Returns whether a string in the field's value, at any depth, is the name of a message part that is not text, or
     /// may be one.
     pub fn names_media(&self, name: &str) -> bool {
-        self.positions(name).any(|position| self.fields[position].names_media)
+        self.positions(name).any(|position| self.fields[position].strings.names_media)
+    }
+
+    /// Returns whether a string in the field's value, at any depth, is the name of a media part's id, or may be one.
+    pub fn names_media_id(&self, name: &str) -> bool {
+        self.positions(name).any(|position| self.fields[position].strings.names_media_id)
+    }
+
+    /// Returns whether no white space stands between the tokens of the field's value.
+    pub fn is_compact(&self, name: &str) -> bool {
+        self.position(name).is_some_and(|position| self.fields[position].is_compact)
+    }
+
+    /// Returns the offsets after the elements of a conversation's list; `None` for another field, and where white space
+    /// stands between the list's tokens.
+    pub fn compact_elements(&self, name: &str) -> Option<&[u32]> {
+        let field = &self.fields[self.position(name)?];
+        let is_short = u32::try_from(self.body.len()).is_ok();
+        let is_compact = field.list_end.is_some_and(|end| end.is_compact) && !field.element_ends.is_empty();
+        (is_compact && is_short).then_some(&field.element_ends[..])
     }
 
     /// Returns the number of elements of the field's list; 0 where it is none.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use vocabulary::Blocks;
 
 use super::*;
+use crate::canonical::FieldLayout;
 use crate::{ModelFiles, ModelTokenizerSource, PrefixStability};
 
 fn tiny() -> Arc<ModelTokenizer> {
@@ -266,7 +267,8 @@ proptest! {
         let identifier = identifier_of(None);
         let resolve = |body: &str, known: Option<KnownConversation<'_>>| {
             let fields: Vec<_> = crate::chat_body_layout::field_spans(body.as_bytes()).unwrap();
-            identifier.prompt_without_tokenizer(body.as_bytes(), fields.into_iter(), (RequestNamespace::default(), known))
+            let asked = (RequestNamespace::default(), known, &FieldLayout::unknown as LayoutOf<'_, '_>);
+            identifier.prompt_without_tokenizer(body.as_bytes(), fields.into_iter(), asked)
         };
         let bodies = growing_bodies(&texts, tools, &after);
         let mut before: Option<(&String, BytesCheckpoint)> = None;

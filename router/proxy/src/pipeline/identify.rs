@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use prefix::{
     ChatBodyLayout, ChatEndpoint, ConversationCache, ConversationQuery, ConvertedRequest, ExtendedPrompt,
-    ExtraPromptInputs, LookupTier, PrefixError, Prompt, PromptIdentity, ResolvedPrompt, TokenCheckpoint, WallTime,
+    ExtraPromptInputs, FieldLayout, LayoutOf, LookupTier, PrefixError, Prompt, PromptIdentity, ResolvedPrompt,
+    TokenCheckpoint, WallTime,
 };
 use prometheus::IntCounterVec;
 use vocabulary::{PrefixChain, SessionId, Tokens};
+use workers_shim::engine_api::ScannedJson;
 
 use super::conversation_fingerprint::conversation_fingerprint;
 use crate::catalog::{Catalog, Model};
@@ -152,7 +154,8 @@ impl IdentificationInput {
         let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.prompt_options());
         if identifier.text().is_none() && self.request.endpoint.chat_form() == Some(ChatEndpoint::Chat) {
             let (fields, lineage) = (self.request.body.scanned_json(), &self.request.lineage);
-            let known = (asked.keys, lineage.conversation());
+            let (conversation, layout) = (lineage.conversation(), |name: &str| field_layout(fields, name));
+            let known = (asked.keys, conversation, &layout as LayoutOf<'_, '_>);
             let (prompt, checkpoint) = identifier.prompt_without_tokenizer(fields.body(), fields.all(), known);
             lineage.set_checkpoint(checkpoint);
             return IdentifiedPrompt::first_seen(prompt);
@@ -323,10 +326,17 @@ async fn compute_whole(
     load.run(&stage.offload_pool, work).await
 }
 
+/// Returns what the scan knows of the white space in a field.
+fn field_layout<'a>(fields: &'a ScannedJson, name: &str) -> FieldLayout<'a> {
+    FieldLayout { is_compact: fields.is_compact(name), element_ends: fields.compact_elements(name) }
+}
+
 #[cfg(test)]
 mod tests {
-    use vocabulary::ModelId;
-    use workers_shim::engine_api::ScannedJson;
+    use bytes::Bytes;
+    use prefix::{BytesCheckpoint, KnownConversation, Prompt, PromptResolver};
+    use proptest::prelude::*;
+    use vocabulary::{ModelId, RequestNamespace};
 
     use super::*;
     use crate::offload_pool::MIN_OFFLOAD_BYTES;
@@ -353,9 +363,60 @@ mod tests {
             &long,
         ] {
             let scanned = ScannedJson::scan(body.to_owned().into(), &[]).unwrap();
-            let (by_fields, _) = model.identifier.prompt_without_tokenizer(scanned.body(), scanned.all(), (keys, None));
+            let by_fields = by_layout(&model.identifier, &scanned, (keys, None)).0;
             let whole = model.identifier.resolve_chat(body.as_bytes(), ExtraPromptInputs { keys, now: wall_time() });
             assert_eq!(by_fields, whole, "{body}");
+        }
+    }
+
+    fn by_layout(
+        identifier: &PromptResolver,
+        fields: &ScannedJson,
+        (keys, known): (RequestNamespace<'_>, Option<KnownConversation<'_>>),
+    ) -> (Prompt, Option<BytesCheckpoint>) {
+        let layout = |name: &str| field_layout(fields, name);
+        identifier.prompt_without_tokenizer(fields.body(), fields.all(), (keys, known, &layout))
+    }
+
+    proptest! {
+        /// Messages, what separates them, and the fields around them, with white space here and there.
+        #[test]
+        fn a_conversation_by_its_layout_has_the_prompt_of_its_text(
+            messages in prop::collection::vec(("[a-z\"\\\\\\[\\]{}, é\n]{0,40}", prop_oneof![4 => Just(","), 1 => Just(" ,"), 1 => Just(", ")]), 1..7),
+            tools in prop_oneof![Just("null"), Just("[{\"b\": [1, 2]}]"), Just("[{\"b\":[1,2]}]")],
+            (open, close) in prop_oneof![3 => Just(("[", "]")), 1 => Just(("[ ", "]")), 1 => Just(("[", "\n]"))],
+            list in prop_oneof![3 => Just("messages"), 1 => Just("m\\u0065ssages")],
+        ) {
+            let model = Catalog::default().model(&ModelId::from("m"));
+            let keys = model.root_keys(None);
+            let body = |count: usize| {
+                let mut text = String::new();
+                for (content, separator) in &messages[..count] {
+                    let content = serde_json::to_string(content).unwrap();
+                    let before = if text.is_empty() { "" } else { *separator };
+                    text.push_str(&format!("{before}{{\"content\":{content}}}"));
+                }
+                format!("{{\"tools\":{tools},\"{list}\":{open}{text}{close},\"system\":\"s\"}}")
+            };
+            let mut known: Option<(Arc<ScannedJson>, BytesCheckpoint)> = None;
+            for count in (1..=messages.len()).flat_map(|count| [count, count]) {
+                let body = Bytes::from(body(count));
+                let growth = known.as_ref().and_then(|(known, _)| known.growth_to(&body, "messages"));
+                let scanned = match &growth {
+                    Some(growth) => ScannedJson::scan_growth(body.clone(), growth, &[]).unwrap(),
+                    None => ScannedJson::scan(body.clone(), &[]).unwrap(),
+                };
+                prop_assert_eq!(&scanned, &ScannedJson::scan(body.clone(), &[]).unwrap());
+                let before = known.as_ref().zip(growth.as_ref()).map(|((known, checkpoint), growth)| KnownConversation {
+                    body: known.body(),
+                    checkpoint,
+                    end: growth.end(),
+                });
+                let (prompt, checkpoint) = by_layout(&model.identifier, &scanned, (keys, before));
+                let asked = ExtraPromptInputs { keys, now: wall_time() };
+                prop_assert_eq!(prompt, model.identifier.resolve_chat(&body, asked));
+                known = checkpoint.map(|checkpoint| (Arc::new(scanned), checkpoint));
+            }
         }
     }
 }

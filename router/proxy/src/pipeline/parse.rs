@@ -36,8 +36,7 @@ pub async fn parse_request(
     let size = incoming.body.len();
     let is_long = size > MAX_INLINE_COMPARISON;
     let compared = known.as_ref().filter(|_| !is_long).and_then(|known| known.growth_to(&incoming.body));
-    // With a salt the names of media are looked for in the whole body.
-    let new = compared.as_ref().filter(|_| salt.is_none()).map_or(size, |growth| size - growth.end());
+    let new = compared.as_ref().map_or(size, |growth| size - growth.end());
     let (load, bodies) = (OffloadSpec::of(&incoming).on(new), stage.bodies.clone());
     let work = move || {
         let compared_here = known.as_ref().filter(|_| is_long).and_then(|known| known.growth_to(&incoming.body));

@@ -4,7 +4,7 @@ use super::*;
 
 fn walk(text: &[u8]) -> Result<Vec<(String, String)>, JsonError> {
     let mut fields = Vec::new();
-    JsonWalker::new(text)?.whole_object(|field| {
+    JsonWalker::new(text).whole_object(|field| {
         let part = |range: Range<usize>| String::from_utf8(text[range].to_vec()).unwrap();
         fields.push((part(field.name), part(field.value)));
         Ok(())
@@ -110,7 +110,9 @@ proptest! {
     ) {
         let text: Vec<u8> = plain.iter().map(|byte| if *byte == b'!' { 0xc3 } else { b'a' }).chain(rest).collect();
         let stop = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
-        prop_assert_eq!(super::plain_length(&text), text.iter().position(stop).unwrap_or(text.len()));
+        let (run, length) = (super::PlainRun::of(&text), text.iter().position(stop).unwrap_or(text.len()));
+        prop_assert_eq!(run.length, length);
+        prop_assert!(!run.is_ascii || text[..length].is_ascii());
     }
 
     #[test]
@@ -134,7 +136,7 @@ proptest! {
 #[test]
 fn too_many_values_are_refused_before_parsing() {
     let list = |values: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(values - 2)).into_bytes();
-    let walked = |text: &[u8]| JsonWalker::new(text).unwrap().whole_object(|_| Ok(()));
+    let walked = |text: &[u8]| JsonWalker::new(text).whole_object(|_| Ok(()));
     assert_eq!(walked(&list(3)), Ok((1, 3, 1)), "the list and what is in it");
     assert_eq!(walked(&list(MAX_VALUES)), Ok((1, MAX_VALUES, 1)));
     assert!(matches!(walked(&list(MAX_VALUES + 1)), Err(JsonError::TooManyValues { .. })));
