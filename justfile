@@ -54,6 +54,10 @@ build:
 unit *options:
     cargo nextest run --config tests/unit-profile.toml --cargo-profile ci --locked --workspace --no-fail-fast --failure-output final {{options}}
 
+# How many bytes of a body are visited: a build of its own, which counts them.
+bytes:
+    cargo nextest run --config tests/unit-profile.toml --cargo-profile ci --locked -p proxy --features count-bytes -E 'test(a_body_is_visited_once_and_a_grown_one_compared_once)'
+
 # The quorum under faults, so many seeds of them; `just simulate 1 --seed N` replays one.
 simulate seeds="1000" *options:
     cargo build --profile ci --locked --workspace --bin simulate-quorum

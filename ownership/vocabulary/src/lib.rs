@@ -16,6 +16,7 @@ mod settings_units;
 mod time_text;
 mod units;
 mod untrusted_text;
+mod visited_bytes;
 mod worker_url;
 mod worker_view;
 
@@ -36,6 +37,9 @@ pub use settings_units::{
 pub use time_text::{UtcTime, UtcTimeError};
 pub use units::{Blocks, Bytes, LedgerTime, Micros, Tokens};
 pub use untrusted_text::truncated;
+pub use visited_bytes::count_visited;
+#[cfg(feature = "count-bytes")]
+pub use visited_bytes::visited_bytes;
 pub use worker_url::{WorkerUrl, WorkerUrlError};
 pub use worker_view::{
     EngineSpeed, KvIndexState, KvLink, KvLinkCapability, Overlap, Tier, WorkerCapacity, WorkerHealth, WorkerLoad,

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use memchr::{memchr, memchr2};
+use vocabulary::count_visited;
 
 use crate::chat_body_layout::field_spans;
 
@@ -100,7 +101,13 @@ impl CanonicalFields {
         };
         is_same_list
             && (0..HEAD_FIELDS.len())
-                .all(|place| is_same_place(place) || self.value(place, body) == known_fields.value(place, known))
+                .all(|place| is_same_place(place) || self.is_same_value(place, body, (known_fields, known)))
+    }
+
+    fn is_same_value(&self, place: usize, body: &[u8], (known_fields, known): (&Self, &[u8])) -> bool {
+        let value = self.value(place, body);
+        count_visited(value.map_or(0, <[u8]>::len));
+        value == known_fields.value(place, known)
     }
 
     /// Returns the canonical bytes, truncated to `limit` bytes, and how many of them there are up to the end of the last
@@ -213,6 +220,7 @@ fn elements_after(list: &[u8], out: &mut Vec<u8>, limit: usize) -> Option<usize>
 }
 
 fn elements_from(list: &[u8], mut is_inside: bool, (out, limit): (&mut Vec<u8>, usize)) -> Option<usize> {
+    count_visited(list.len());
     let (mut rest, mut depth) = (list, 0_usize);
     while let Some((&byte, after)) = rest.split_first() {
         match byte {
@@ -260,6 +268,7 @@ fn elements_from(list: &[u8], mut is_inside: bool, (out, limit): (&mut Vec<u8>, 
 
 /// Copies valid JSON without the insignificant white space.
 fn compact(json: &[u8], out: &mut Vec<u8>) {
+    count_visited(json.len());
     let mut rest = json;
     while !rest.is_empty() {
         let (between, string) = rest.split_at(memchr(b'"', rest).unwrap_or(rest.len()));

@@ -10,6 +10,7 @@ use std::ops::Range;
 use serde::Deserializer as _;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
+use vocabulary::count_visited;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::{CallFieldOrder, ChatEndpoint};
@@ -96,6 +97,7 @@ impl<'a> ChatBodyLayout<'a> {
 /// Returns the top-level fields of a body, in order: their names and the byte ranges of their values. Returns `None` if
 /// it is not a JSON object.
 pub(crate) fn field_spans(body: &[u8]) -> Option<Vec<(Cow<'_, str>, Range<usize>)>> {
+    count_visited(body.len());
     let mut reader = serde_json::Deserializer::from_slice(body);
     let fields = reader.deserialize_map(FieldSpanVisitor(body)).ok()?;
     reader.end().ok()?;

@@ -7,7 +7,7 @@ use planner::RequestTransferBlocker;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
-use vocabulary::{ModelId, Tokens};
+use vocabulary::{ModelId, Tokens, count_visited};
 use workers_shim::engine_api::{BodyGrowth, ClientRequestBody, JsonString, ScannedJson};
 
 use crate::client_request::{ClientRequest, GenerationEndpoint};
@@ -80,7 +80,9 @@ pub fn parse_grown(
 /// Returns the field's value; `None` where it is missing or null.
 fn read<'a, T: Deserialize<'a>>(fields: &'a ScannedJson, name: &str, accepted: &str) -> Result<Option<T>, ApiError> {
     let wrong = |_| ApiError::invalid_field(name, format!("{accepted} is accepted"));
-    fields.get(name).map_or(Ok(None), |raw| serde_json::from_slice::<Option<T>>(raw).map_err(wrong))
+    let Some(value) = fields.get(name) else { return Ok(None) };
+    count_visited(value.len());
+    serde_json::from_slice::<Option<T>>(value).map_err(wrong)
 }
 
 /// Refuses a field that is missing, or whose first byte is none of `starts`.

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use vocabulary::count_visited;
+
 /// Maximum nesting depth.
 pub(super) const MAX_DEPTH: u32 = 128;
 /// Maximum number of values in a text, names not counted. A prompt of a million token ids has a million.
@@ -114,6 +116,8 @@ const CONVERSATIONS: [&[u8]; 2] = [b"messages", b"input"];
 /// A cursor over a text.
 pub(super) struct JsonWalker<'a> {
     bytes: &'a [u8],
+    /// Where the walk began.
+    start: usize,
     at: usize,
     values: usize,
     containers: usize,
@@ -145,7 +149,7 @@ impl<'a> JsonWalker<'a> {
     /// Starts at `offset`; what is before was walked in another text.
     fn at(bytes: &'a [u8], offset: usize) -> Self {
         let (strings, list) = (StringFacts::default(), WalkedList::default());
-        Self { bytes, at: offset, values: 0, containers: 0, spaces: 0, strings, list, notes_ends: false }
+        Self { bytes, start: offset, at: offset, values: 0, containers: 0, spaces: 0, strings, list, notes_ends: false }
     }
 
     fn peek(&self) -> u8 {
@@ -166,6 +170,7 @@ impl<'a> JsonWalker<'a> {
 
     /// Returns the error of a text that is not UTF-8, which goes before any other.
     fn invalid_text(bytes: &[u8], error: JsonError) -> JsonError {
+        count_visited(bytes.len());
         match simdutf8::compat::from_utf8(bytes) {
             Err(error) => JsonError::NotUtf8 { offset: error.valid_up_to() },
             Ok(_) => error,
@@ -240,6 +245,7 @@ impl<'a> JsonWalker<'a> {
 
     fn end_of_text(mut self) -> Result<(usize, usize), JsonError> {
         self.skip_space();
+        count_visited(self.at - self.start);
         if self.at < self.bytes.len() {
             return self.syntax_error("the end of the body");
         }
@@ -442,8 +448,9 @@ impl<'a> JsonWalker<'a> {
         }
         let text = &self.bytes[start..self.at];
         // Whatever stands outside of strings is ASCII.
-        if !is_ascii && simdutf8::basic::from_utf8(text).is_err() {
-            return Err(JsonError::NotUtf8 { offset: start });
+        if !is_ascii {
+            count_visited(text.len());
+            simdutf8::basic::from_utf8(text).map_err(|_| JsonError::NotUtf8 { offset: start })?;
         }
         self.strings = self.strings.or(StringFacts {
             names_media: may_name_media(text),

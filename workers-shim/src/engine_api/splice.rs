@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use vocabulary::count_visited;
 
 use super::json::{FieldSpan, JsonError, JsonWalker, ListEnd};
 
@@ -91,6 +92,7 @@ impl ScannedJson {
     /// Iterates over all fields in order: the unescaped name, and the position of the value.
     pub fn all(&self) -> impl Iterator<Item = (Cow<'_, str>, Range<usize>)> {
         self.fields.iter().map(|field| {
+            count_visited(field.name.len());
             let written = String::from_utf8_lossy(&self.body[field.name.clone()]);
             let name = if written.contains('\\') { self.read_name(field).map_or(written, Cow::Owned) } else { written };
             (name, field.value.clone())
@@ -104,7 +106,9 @@ impl ScannedJson {
 
     /// Parses the value of `name` as a `T`; None if it is missing, null or of another type.
     pub fn read<'a, T: serde::Deserialize<'a>>(&'a self, name: &str) -> Option<T> {
-        serde_json::from_slice::<Option<T>>(self.get(name)?).ok().flatten()
+        let value = self.get(name)?;
+        count_visited(value.len());
+        serde_json::from_slice::<Option<T>>(value).ok().flatten()
     }
 
     /// Returns whether the field is present and not null.
@@ -158,8 +162,9 @@ impl ScannedJson {
     /// Compares unescaped names, as a JSON parser does.
     fn is_named(&self, field: &FieldSpan, name: &str) -> bool {
         let written = &self.body[field.name.clone()];
-        if written == name.as_bytes() {
-            return true;
+        if written.len() == name.len() {
+            count_visited(name.len());
+            return written == name.as_bytes();
         }
         // Called often, and names may be as long as a body: names that cannot match by their length are not decoded.
         let may_be_it = (name.len() + 1..=name.len() * MAX_ESCAPE).contains(&written.len());
@@ -188,6 +193,7 @@ fn push(fields: &mut Vec<FieldSpan>, field: FieldSpan) -> Result<(), JsonError> 
 /// a number may go on.
 fn is_same_up_to(body: &[u8], known: &[u8], length: usize) -> bool {
     let ends = |byte: &u8| matches!(byte, b',' | b']' | b' ' | b'\t' | b'\n' | b'\r');
+    count_visited(length);
     body.get(length).is_some_and(ends) && body[..length] == known[..length]
 }
 

@@ -149,6 +149,23 @@ async fn every_fork_of_a_conversation_is_in_its_tree() {
     assert!(branches[1..].iter().all(|branch| branch["parent"] == family[0] && branch["depth"] == 1), "{tree}");
 }
 
+/// A step's chat request with this body, of a session by this name.
+fn chat_request(body: String, session: Option<&'static str>) -> ClientRequest {
+    let name = session.map(|name| ("x-session-id".parse().unwrap(), name.parse().unwrap()));
+    ClientRequest {
+        id: new_request_id(),
+        tenant: TenantId::default(),
+        method: Method::POST,
+        path: "/v1/chat/completions".to_owned(),
+        headers: name.into_iter().collect::<HeaderMap>(),
+        body: body.into(),
+        arrived: Instant::now(),
+        token_reservation: None,
+        memory: None,
+        addition: None,
+    }
+}
+
 #[tokio::test]
 async fn the_next_body_of_a_session_is_read_from_where_it_grew() {
     let (_worker, router) = router_with_lease(&[]).await;
@@ -157,19 +174,7 @@ async fn the_next_body_of_a_session_is_read_from_where_it_grew() {
     // A step with so many messages: the length of its body, how much of it was read, and its block hashes.
     let step = async |session: Option<&'static str>, messages: usize| {
         let body = json!({"model": "tiny", "messages": vec![&message; messages], "max_tokens": 1}).to_string();
-        let name = session.map(|name| ("x-session-id".parse().unwrap(), name.parse().unwrap()));
-        let incoming = ClientRequest {
-            id: new_request_id(),
-            tenant: TenantId::default(),
-            method: Method::POST,
-            path: "/v1/chat/completions".to_owned(),
-            headers: name.into_iter().collect::<HeaderMap>(),
-            body: body.into(),
-            arrived: Instant::now(),
-            token_reservation: None,
-            memory: None,
-            addition: None,
-        };
+        let incoming = chat_request(body, session);
         let size = incoming.body.len();
         let parsed =
             super::parse::parse_request(&pipeline.parse, GenerationEndpoint::ChatCompletions, incoming).await.unwrap();
@@ -188,6 +193,39 @@ async fn the_next_body_of_a_session_is_read_from_where_it_grew() {
     router.gateway.caches.prefix_cache.bodies.erase(&TenantId::default());
     let (size, read, _) = step(Some("named"), 43).await;
     assert_eq!(read, size, "the bodies were erased");
+}
+
+/// What scanning, validating, comparing and looking up fields visit, from the parser to the body that a worker gets.
+#[cfg(feature = "count-bytes")]
+#[tokio::test]
+async fn a_body_is_visited_once_and_a_grown_one_compared_once() {
+    use vocabulary::visited_bytes;
+    let (_worker, router) = router_with_lease(&[]).await;
+    let pipeline = &router.gateway.pipeline;
+    let message = |role: &str| json!({"role": role, "content": "What is in the \"bag\"?\n".repeat(40)});
+    let tools = vec![json!({"type": "function", "function": {"name": "look", "parameters": {}}}); 100];
+    let body = |messages: usize| {
+        let messages: Vec<_> = ["user", "assistant"].into_iter().cycle().map(message).take(messages).collect();
+        json!({"max_tokens": 1, "messages": messages, "model": "tiny", "stream": true, "tools": tools}).to_string()
+    };
+    let step = async |body: String| {
+        let (size, before) = (body.len(), visited_bytes());
+        let incoming = chat_request(body, Some("counted"));
+        let parsed =
+            super::parse::parse_request(&pipeline.parse, GenerationEndpoint::ChatCompletions, incoming).await.unwrap();
+        let (identified, _) = identify::identify(&pipeline.identify, parsed).await.unwrap();
+        let sent = identified.request.body.plain(&Default::default());
+        assert!(!sent.into_bytes().is_empty());
+        (size, (visited_bytes() - before) as usize)
+    };
+    // Names of fields are looked up many times, which does not depend on the body's length.
+    const LOOKUPS: usize = 2 << 10;
+    let (size, visited) = step(body(200)).await;
+    assert!(visited <= size + size / 10, "{visited} of {size} bytes");
+    let (grown, visited) = step(body(202)).await;
+    // The tools follow the conversation, so they are scanned with what is new, and compared.
+    let tools = serde_json::to_string(&tools).unwrap().len();
+    assert!(visited <= size + (grown - size) + 2 * tools + LOOKUPS, "{visited} of {grown} bytes");
 }
 
 #[tokio::test]
