@@ -1,13 +1,13 @@
 //! The blocks that a worker without events is assumed to hold: those routed there recently, evicted least recently used
 //! first, and of one use the deepest first, so that no block is held without its parent.
 //!
-//! Blocks are kept in runs. A prompt is found by bisection and one use is recorded for all of it, so that a step costs
-//! what is new in it. Always [`vocabulary::KvIndexState::Approximate`]; never mixed with blocks known from events.
+//! Blocks are kept in runs, of which only the first block is in a map: a prompt is found by bisection within its runs, and
+//! one use is recorded for all of it, so that a step costs what is new in it. Always [`vocabulary::KvIndexState::Approximate`]; never mixed with blocks known from events.
 
 use std::collections::BTreeMap;
 
 use smart_default::SmartDefault;
-use vocabulary::{BlockHash, Micros, PrefixChain, Tier};
+use vocabulary::{BlockHash, Micros, PrefixChain, PrefixId, Tier};
 
 use crate::fold_hash::FoldHashMap;
 use crate::index::ResidencyChange;
@@ -72,8 +72,10 @@ impl BlockRun {
 /// The blocks routed to one rank of one worker.
 pub struct RoutedBlocks {
     limits: RoutedBlockLimits,
-    /// The run of each block, and its place there.
-    blocks: FoldHashMap<BlockHash, (RunIndex, u32)>,
+    /// The run that begins with a block.
+    starts: FoldHashMap<BlockHash, RunIndex>,
+    /// Number of blocks in all runs.
+    count: usize,
     runs: Vec<BlockRun>,
     free: Vec<RunIndex>,
     /// Runs whose last blocks can be evicted, by the oldest use of these.
@@ -86,7 +88,8 @@ impl RoutedBlocks {
     pub fn new(limits: RoutedBlockLimits) -> Self {
         Self {
             limits,
-            blocks: FoldHashMap::default(),
+            starts: FoldHashMap::default(),
+            count: 0,
             runs: Vec::new(),
             free: Vec::new(),
             evictable: BTreeMap::new(),
@@ -110,36 +113,51 @@ impl RoutedBlocks {
 
     fn record_prompt(&mut self, chain: &PrefixChain, used: BlockUse, out: &mut Vec<ResidencyChange>) {
         let ids = &chain.ids[..chain.ids.len().min(self.limits.blocks).min(u32::MAX as usize)];
-        let known = ids.partition_point(|id| self.blocks.contains_key(&id.block_hash()));
-        // A block that is known although its parent is not has the hash of another one by chance.
-        let new = ids[known..].iter().map(|id| id.block_hash()).take_while(|hash| !self.blocks.contains_key(hash));
-        let new: Vec<BlockHash> = new.collect();
-        let last = known.checked_sub(1).and_then(|last| self.blocks.get(&ids[last].block_hash()).copied());
-        let Some((at, length)) = self.run_after(last, new.len()) else { return };
+        let (known, last) = self.known_blocks(ids);
+        // A run that begins with the next block but continues another one has the hash of another block by chance.
+        let is_taken = ids.get(known).is_some_and(|id| self.starts.contains_key(&id.block_hash()));
+        let new = if is_taken { &[] } else { &ids[known..] };
+        let Some((at, length)) = self.run_after(last, new) else { return };
         let before = self.runs[at as usize].oldest_use();
-        for (hash, place) in new.iter().zip(length..) {
-            self.blocks.insert(*hash, (at, place));
-            out.push(ResidencyChange::Added(*hash, Tier::Hbm));
-        }
+        out.extend(new.iter().map(|id| ResidencyChange::Added(id.block_hash(), Tier::Hbm)));
+        self.count += new.len();
         let run = &mut self.runs[at as usize];
-        let length = length + new.len() as u32;
-        run.hashes.extend(new);
-        run.record_use(length, used);
+        run.hashes.extend(new.iter().map(|id| id.block_hash()));
+        run.record_use(length + new.len() as u32, used);
         self.requeue(at, before);
     }
 
-    /// Returns the run to which `count` blocks behind this block are added, and how many of its blocks come before
-    /// them; `None` where there are no blocks at all.
-    fn run_after(&mut self, last: Option<(RunIndex, u32)>, count: usize) -> Option<(RunIndex, u32)> {
-        let parent = last.map(|(run, place)| (run, place + 1));
-        match parent {
-            None if count == 0 => return None,
-            Some((run, length)) if count == 0 || self.runs[run as usize].hashes.len() == length as usize => {
-                return Some((run, length));
+    /// Returns how many of a chain's blocks are held, and the run of the last of them with the number of the run's blocks
+    /// up to it.
+    fn known_blocks(&self, ids: &[PrefixId]) -> (usize, Option<(RunIndex, u32)>) {
+        let (mut known, mut last) = (0, None);
+        while let Some(run) = ids.get(known).and_then(|id| self.starts.get(&id.block_hash()))
+            && self.runs[*run as usize].parent == last
+        {
+            let (hashes, rest) = (&self.runs[*run as usize].hashes, &ids[known..]);
+            // A block's hash covers all blocks before it, so nothing is equal after the first difference.
+            let (mut equal, mut end) = (1, hashes.len().min(rest.len()));
+            while equal < end {
+                let middle = equal.midpoint(end);
+                match hashes[middle] == rest[middle].block_hash() {
+                    true => equal = middle + 1,
+                    false => end = middle,
+                }
             }
-            _ => {}
+            known += equal;
+            last = Some((*run, equal as u32));
         }
+        (known, last)
+    }
+
+    /// Returns the run to which the `new` blocks behind `parent` are added, and how many of its blocks come before them;
+    /// `None` where there are no blocks at all.
+    fn run_after(&mut self, parent: Option<(RunIndex, u32)>, new: &[PrefixId]) -> Option<(RunIndex, u32)> {
+        let Some(first) = new.first() else { return parent };
         if let Some((run, length)) = parent {
+            if self.runs[run as usize].hashes.len() == length as usize {
+                return parent;
+            }
             let before = self.runs[run as usize].oldest_use();
             *self.runs[run as usize].children.entry(length).or_default() += 1;
             self.requeue(run, before);
@@ -149,6 +167,7 @@ impl RoutedBlocks {
             (self.runs.len() - 1) as RunIndex
         });
         self.runs[added as usize].parent = parent;
+        self.starts.insert(first.block_hash(), added);
         Some((added, 0))
     }
 
@@ -164,32 +183,40 @@ impl RoutedBlocks {
     /// Removes blocks that are too old or exceed the limit.
     pub fn expire(&mut self, now: Micros, out: &mut Vec<ResidencyChange>) {
         while let Some((used, &run)) = self.evictable.first_key_value() {
-            if self.blocks.len() <= self.limits.blocks && now - used.at <= self.limits.age {
+            let excess = match now - used.at > self.limits.age {
+                true => usize::MAX,
+                false => self.count.saturating_sub(self.limits.blocks),
+            };
+            if excess == 0 {
                 break;
             }
-            self.evict_last_block(run, *used, out);
+            self.evict_last_blocks(run, *used, excess, out);
         }
     }
 
-    /// Evicts the last block of a run, of which `used` is the oldest use.
-    fn evict_last_block(&mut self, at: RunIndex, used: BlockUse, out: &mut Vec<ResidencyChange>) {
+    /// Evicts the last blocks of a run, of which `used` is the oldest use: those that no later use covers and no run
+    /// continues, at most `most`.
+    fn evict_last_blocks(&mut self, at: RunIndex, used: BlockUse, most: usize, out: &mut Vec<ResidencyChange>) {
         let run = &mut self.runs[at as usize];
-        if let Some(hash) = run.hashes.pop() {
-            self.blocks.remove(&hash);
-            out.push(ResidencyChange::Removed(hash, Tier::Hbm));
-        }
+        let covered = run.uses.iter().rev().nth(1).map_or(0, |(shorter, _)| *shorter);
+        let continued = run.children.keys().next_back().copied().unwrap_or(0);
+        let kept = (covered.max(continued) as usize).max(run.hashes.len().saturating_sub(most));
+        let start = run.hashes.first().copied();
+        self.count -= run.hashes.len() - kept;
+        // The deepest first, so that no block is held without its parent.
+        out.extend(run.hashes.drain(kept..).rev().map(|hash| ResidencyChange::Removed(hash, Tier::Hbm)));
         // A long run of which little is left must not keep its memory.
         if run.hashes.capacity() > 2 * run.hashes.len() + SPARE_BLOCKS {
             run.hashes.shrink_to_fit();
         }
-        let length = run.hashes.len() as u32;
-        let is_covered = run.uses.iter().rev().nth(1).is_some_and(|(shorter, _)| *shorter == length) || length == 0;
+        let length = kept as u32;
         match run.uses.last_mut() {
-            Some(last) if !is_covered => last.0 = length,
+            Some(last) if length > covered => last.0 = length,
             _ => drop(run.uses.pop()),
         }
         self.requeue(at, Some(used));
         if length == 0 {
+            start.map(|start| self.starts.remove(&start));
             self.remove_empty_run(at, used);
         }
     }
@@ -213,7 +240,8 @@ impl RoutedBlocks {
 
     /// Removes everything, because the worker restarted.
     pub fn clear(&mut self, out: &mut Vec<ResidencyChange>) {
-        out.extend(self.blocks.drain().map(|(hash, _)| ResidencyChange::Removed(hash, Tier::Hbm)));
+        let held = self.runs.iter().flat_map(|run| &run.hashes);
+        out.extend(held.map(|hash| ResidencyChange::Removed(*hash, Tier::Hbm)));
         *self = Self::new(self.limits);
     }
 }
