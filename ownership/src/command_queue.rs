@@ -34,8 +34,10 @@ pub(crate) struct QueuedCommand {
     pub(crate) bytes: usize,
 }
 
+type OutcomeFn = dyn FnOnce(Result<Outcome, SubmitError>) + Send + Sync;
+
 /// Takes the outcome of a command: exactly once, and [`SubmitError::UnknownOutcome`] if nobody learns it.
-pub(crate) struct OutcomeCallback(Option<Box<dyn FnOnce(Result<Outcome, SubmitError>) + Send + Sync>>);
+pub(crate) struct OutcomeCallback(Option<Box<OutcomeFn>>);
 
 impl OutcomeCallback {
     pub(crate) fn new(callback: impl FnOnce(Result<Outcome, SubmitError>) + Send + Sync + 'static) -> Self {

@@ -429,7 +429,17 @@ impl ClientEventStream {
         &mut self,
         poll: impl FnOnce(&mut Self) -> Poll<Option<Result<Bytes, Infallible>>>,
     ) -> Poll<Option<Result<Bytes, Infallible>>> {
-        let _entered = self.span.clone().entered();
+        // Taken for the poll: a clone is counted, for each event.
+        let span = mem::replace(&mut self.span, Span::none());
+        let polled = span.in_scope(|| self.poll_guarded(poll));
+        self.span = span;
+        polled
+    }
+
+    fn poll_guarded(
+        &mut self,
+        poll: impl FnOnce(&mut Self) -> Poll<Option<Result<Bytes, Infallible>>>,
+    ) -> Poll<Option<Result<Bytes, Infallible>>> {
         catch_unwind(AssertUnwindSafe(|| poll(self))).unwrap_or_else(|_| {
             let (request, number) = (self.client.request, self.sequence_number());
             tracing::error!(%request, "a panic inside an answer; please report it");
