@@ -364,6 +364,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_worker_is_silent_once_one_pause_is_too_long() {
+        use http_body_util::BodyExt as _;
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let (go_on, may_go_on) = tokio::sync::oneshot::channel();
+        let worker = tokio::spawn(async move {
+            let mut socket = listener.accept().await.unwrap().0;
+            assert_ne!(socket.read(&mut [0; 1024]).await.unwrap(), 0);
+            socket.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n").await.unwrap();
+            may_go_on.await.unwrap();
+            socket.write_all(b"1\r\nb\r\n").await.unwrap();
+            socket
+        });
+        let longest = Duration::from_millis(400);
+        let config = UpstreamConfig { stream_idle_timeout: TimeSpan(longest), ..UpstreamConfig::default() };
+        let request = WorkerRequest {
+            method: Method::GET,
+            path: "/".into(),
+            headers: HeaderMap::new(),
+            body: LegBody::default(),
+        };
+        let mut body = Upstream::new(config).send(&endpoint, request).await.unwrap().into_body();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+        // A pause that is not too long; the timer fires within the next one.
+        let pause = tokio::time::timeout(longest / 2, body.frame()).await;
+        assert!(pause.is_err());
+        go_on.send(()).unwrap();
+        let _socket = worker.await.unwrap();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "b");
+        let begun = Instant::now();
+        let end = body.frame().await.unwrap();
+        assert!(matches!(end, Err(WorkerBodyError::Silent(silence)) if silence == longest));
+        assert!(begun.elapsed() >= longest, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
     async fn a_dead_worker_is_a_retryable_connect_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());

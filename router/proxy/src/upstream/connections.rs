@@ -289,6 +289,7 @@ impl ConnectionBody {
         if let Some(mut connection) = self.connection.take()
             && connection.is_idle()
         {
+            connection.wakes.forget_task();
             self.idle.put(self.address.clone(), connection);
         }
     }

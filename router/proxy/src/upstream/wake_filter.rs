@@ -43,16 +43,22 @@ impl WakeFilter {
         Self { waker: Waker::from(state.clone()), state }
     }
 
+    /// Forgets the task, whose memory its waker would keep.
+    pub(super) fn forget_task(&self) {
+        drop(self.state.task.take());
+    }
+
     /// Polls; while that is pending and was woken meanwhile, polls again.
     pub(super) fn poll<T>(&self, cx: &mut Context<'_>, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         self.state.task.register(cx.waker());
         let mut filtered = Context::from_waker(&self.waker);
         for _ in 0..=MAX_REPEATS {
-            self.state.was_woken.store(false, SeqCst);
+            // Swapped, not stored: the poll has to see what a waker wrote whose wake-up it replaces.
+            self.state.was_woken.swap(false, SeqCst);
             self.state.is_polled.store(true, SeqCst);
             let polled = poll(&mut filtered);
             self.state.is_polled.store(false, SeqCst);
-            // Whoever got something polls again.
+            // After `Ready` the caller polls again, so that no wake-up is needed.
             if polled.is_ready() || !self.state.was_woken.load(SeqCst) {
                 return polled;
             }
@@ -114,6 +120,22 @@ mod tests {
         }
         inner.unwrap().wake();
         assert_eq!((first.taken(), last.taken()), (0, 1));
+    }
+
+    #[test]
+    fn a_forgotten_task_is_neither_kept_nor_woken() {
+        let (count, filter) = (Arc::new(WakeCount::default()), WakeFilter::new());
+        let task = waker(count.clone());
+        let mut inner = None;
+        let polled = filter.poll(&mut Context::from_waker(&task), |cx| {
+            inner = Some(cx.waker().clone());
+            Poll::<()>::Pending
+        });
+        assert!(polled.is_pending());
+        drop(task);
+        filter.forget_task();
+        inner.unwrap().wake();
+        assert_eq!((Arc::strong_count(&count), count.taken()), (1, 0));
     }
 
     #[test]
