@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -20,7 +21,7 @@ pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 pub(crate) enum Urgency {
     /// At once: somebody waits for its outcome.
     Immediate,
-    /// With the next batch, a few milliseconds later at most: nobody waits for it.
+    /// With the next batch, 20 ms after the last one at the latest: nobody waits for it.
     Background,
 }
 
@@ -45,17 +46,22 @@ impl OutcomeCallback {
     }
 
     pub(crate) fn call(mut self, outcome: Result<Outcome, SubmitError>) {
-        if let Some(callback) = self.0.take() {
-            callback(outcome);
+        self.call_once(outcome);
+    }
+
+    /// A panic of the callback ends neither the command writer nor the other callbacks of its batch.
+    fn call_once(&mut self, outcome: Result<Outcome, SubmitError>) {
+        if let Some(callback) = self.0.take()
+            && catch_unwind(AssertUnwindSafe(|| callback(outcome))).is_err()
+        {
+            tracing::error!("a panic while the outcome of a command was handled; please report it");
         }
     }
 }
 
 impl Drop for OutcomeCallback {
     fn drop(&mut self) {
-        if let Some(callback) = self.0.take() {
-            callback(Err(SubmitError::UnknownOutcome));
-        }
+        self.call_once(Err(SubmitError::UnknownOutcome));
     }
 }
 
@@ -141,6 +147,8 @@ impl Future for CommandTicket {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex, mpsc};
+
     use ledger::{KvBlockSpec, KvFormatDigest, KvKinds, OwnershipTransition, StepCommit};
     use vocabulary::{
         Blocks, Bytes, DpRank, Epoch, Incarnation, ModelId, NodeId, Owner, PrefixChain, PrefixId, SessionId, TenantId,
@@ -148,6 +156,21 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_callback_is_called_once_and_may_panic() {
+        let (outcomes, heard) = mpsc::channel();
+        let outcomes = Arc::new(Mutex::new(outcomes));
+        let callback = || {
+            let outcomes = outcomes.clone();
+            OutcomeCallback::new(move |outcome| outcomes.lock().unwrap().send(outcome).unwrap())
+        };
+        callback().call(Ok(Outcome::Done));
+        drop(callback());
+        OutcomeCallback::new(|_| panic!("a callback panics")).call(Ok(Outcome::Done));
+        drop(OutcomeCallback::new(|_| panic!("a callback panics")));
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), [Ok(Outcome::Done), Err(SubmitError::UnknownOutcome)]);
+    }
 
     #[test]
     fn no_steps_command_is_longer_than_its_bound() {

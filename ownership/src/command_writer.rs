@@ -199,23 +199,27 @@ impl CommandWriter {
                 }
                 Some(answered) = in_flight.next() => self.deliver_outcomes(answered),
                 () = tokio::time::sleep_until(self.last_sent + EXTRA_BATCH_DELAY), if next == WriterStep::WaitUntilDue => {}
-                () = self.collected(), if next == WriterStep::Collect => {
-                    while waiting.len() < MAX_BATCH
+                is_awaited = self.collected(), if next == WriterStep::Collect => {
+                    while taken.len() < MAX_BATCH
                         && let Ok(queued) = queue.try_recv()
                     {
-                        waiting.push_back(queued);
+                        taken.push(queued);
                     }
+                    if is_awaited {
+                        gather(queue, &mut taken).await;
+                    }
+                    waiting.extend(taken.drain(..));
                 }
                 else => return,
             }
         }
     }
 
-    /// Waits until the next batch of background commands is due, or somebody waits for a command.
-    async fn collected(&self) {
+    /// Waits until the next batch of background commands is due, or somebody waits for a command; returns whether.
+    async fn collected(&self) -> bool {
         tokio::select! {
-            () = self.core.immediate_submitted() => {}
-            () = tokio::time::sleep_until(self.last_sent + BACKGROUND_INTERVAL) => {}
+            () = self.core.immediate_submitted() => true,
+            () = tokio::time::sleep_until(self.last_sent + BACKGROUND_INTERVAL) => false,
         }
     }
 

@@ -109,8 +109,8 @@ impl OwnershipDirectory {
         self.core.submit(command)
     }
 
-    /// Submits a command for which nobody waits. It shares a batch with those of the next 20 ms, because each batch
-    /// costs every node a flush and messages. Calls `answer` once with the outcome, on the thread that learns it, which
+    /// Submits a command for which nobody waits. It is sent 20 ms after the last batch, with those that came meanwhile,
+    /// because each batch costs every node a flush and messages. Calls `answer` once with the outcome, on the thread that learns it, which
     /// may be this one; it must not block.
     pub fn submit_in_background(
         &self,

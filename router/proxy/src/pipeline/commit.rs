@@ -90,7 +90,7 @@ fn enqueue_commit(ledger: &LedgerAccess, step: UncommittedStep) {
 }
 
 /// Submits a step to the ledger, on top of what the ledger view shows of its chain; once that is answered, the step
-/// queued behind it. The first is submitted before this returns, so that commands stay in order.
+/// queued behind it. The first is submitted before this returns, so that the commands of a session stay in order.
 pub fn submit_commits(ledger: &LedgerAccess, step: Arc<UncommittedStep>) {
     let view = ledger.directory().view();
     let known = view.deepest_boundary(step.scope(), &step.chain).map_or(Blocks::ZERO, |kept| kept.point.blocks);
