@@ -398,6 +398,46 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn known_ends_of_messages_give_the_same_bytes_at_each_limit(
+            contents in prop::collection::vec("[a-z \\[\\]{},:]{0,12}", 1..6),
+            tools in prop_oneof![Just("null"), Just("[1,[2]]")],
+            known in 0..6_usize,
+        ) {
+            let messages: Vec<String> = contents.iter().map(|text| format!("{{\"content\":\"{text}\"}}")).collect();
+            let start = "{\"messages\":[".len();
+            let ends: Vec<u32> = messages
+                .iter()
+                .scan(start, |end, message| {
+                    *end += message.len() + 1;
+                    Some(*end as u32 - 1)
+                })
+                .collect();
+            let body = format!("{{\"messages\":[{}],\"tools\":{tools},\"prompt\":\"p\"}}", messages.join(","));
+            let body = body.as_bytes();
+            let fields = CanonicalFields::find(body, field_spans(body).unwrap().into_iter()).unwrap();
+            let layout = |_: &str| FieldLayout { is_compact: true, element_ends: Some(&ends) };
+            let whole = fields.canonical(body, &FieldLayout::unknown, usize::MAX).0;
+            // The bytes up to the end of a known message, where the next body goes on.
+            let known = known.min(ends.len() - 1);
+            let until = whole.windows(2).enumerate().filter(|(_, pair)| pair[0] == b'\n' && pair[1] == b':');
+            let tail_ends: Vec<usize> = until.map(|(at, _)| at).chain([whole.len() - "\nprompt:\"p".len()]).collect();
+            let tail = &whole[..tail_ends[known + usize::from(tools != "null")]];
+            for limit in 0..whole.len() + 2 {
+                prop_assert_eq!(
+                    fields.canonical(body, &layout, limit),
+                    fields.canonical(body, &FieldLayout::unknown, limit)
+                );
+                let end = ends[known] as usize;
+                prop_assert_eq!(
+                    fields.canonical_after(body, (tail.to_vec(), end), (&layout, limit)),
+                    fields.canonical_after(body, (tail.to_vec(), end), (&FieldLayout::unknown, limit))
+                );
+            }
+        }
+    }
+
     #[test]
     fn system_and_input_fields_of_all_endpoints_are_canonicalized() {
         let messages = bytes(r#"{"messages":[{"role":"user","content":"a"}],"system":"s"}"#);

@@ -72,7 +72,7 @@ pub(super) struct FieldSpan {
     pub(super) is_compact: bool,
     /// The end of its elements, if the value is a list that has some.
     pub(super) list_end: Option<ListEnd>,
-    /// Offsets after the elements of a list of messages.
+    /// Offsets after the elements of a list of messages, which are objects.
     pub(super) element_ends: Vec<u32>,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct StringFacts {
 }
 
 impl StringFacts {
-    /// Returns what either says.
+    /// Returns the union of both.
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             names_media: self.names_media || other.names_media,
@@ -109,6 +109,9 @@ pub(super) struct ListEnd {
     /// Whether no white space stands between the list's tokens up to there.
     pub(super) is_compact: bool,
 }
+
+/// Length of `\uXXXX`.
+const ESCAPE_BYTES: usize = 6;
 
 /// Names of the lists whose element ends are noted: conversations.
 const CONVERSATIONS: [&[u8]; 2] = [b"messages", b"input"];
@@ -223,7 +226,7 @@ impl<'a> JsonWalker<'a> {
         let known_ends = list.element_ends.clone();
         if walker.is_followed(b']', "a comma or a closing bracket")? {
             let spaces = if end.is_compact { 0 } else { usize::MAX };
-            let ends = CONVERSATIONS.contains(&&bytes[list.name.clone()]).then_some(known_ends);
+            let ends = (known_ends.len() == end.elements).then_some(known_ends);
             walker.list_elements(in_object - 1, (end.elements, spaces), ends)?;
         } else {
             let ListEnd { elements, offset, is_compact, .. } = end;
@@ -352,15 +355,20 @@ impl<'a> JsonWalker<'a> {
     ) -> Result<(), JsonError> {
         loop {
             self.skip_space();
+            let is_message = self.peek() == b'{';
             self.value(depth)?;
             elements += 1;
             let (end, is_compact) = (self.at, self.spaces == spaces);
             if let Some(ends) = &mut ends {
-                // Bodies are shorter by their limit; of a longer one no end is noted.
+                // Bodies are shorter by their limit; of a longer one no end is used.
                 ends.push(u32::try_from(end).unwrap_or(u32::MAX));
             }
+            // A list of token ids would have as many ends as bytes.
+            ends = ends.filter(|_| is_message);
             if !self.is_followed(b']', "a comma or a closing bracket")? {
-                self.list = WalkedList { elements, end, is_compact, element_ends: ends.unwrap_or_default() };
+                let mut element_ends = ends.unwrap_or_default();
+                element_ends.shrink_to_fit();
+                self.list = WalkedList { elements, end, is_compact, element_ends };
                 return Ok(());
             }
         }
@@ -454,8 +462,8 @@ impl<'a> JsonWalker<'a> {
         }
         self.strings = self.strings.or(StringFacts {
             names_media: may_name_media(text),
-            // An escaped name has such an escape in it.
-            names_media_id: text == b"uuid" || has_escaped_ascii,
+            // An escaped name has such an escape in it, and six bytes for each letter at most.
+            names_media_id: text == b"uuid" || (has_escaped_ascii && text.len() <= 4 * ESCAPE_BYTES),
         });
         self.at += 1;
         Ok(())

@@ -223,6 +223,10 @@ async fn a_body_is_visited_once_and_a_grown_one_compared_once() {
     let (size, visited) = step(body(200)).await;
     assert!(visited <= size + size / 10, "{visited} of {size} bytes");
     let (grown, visited) = step(body(202)).await;
+    // Strings beyond ASCII are validated where they end, which visits them once more.
+    let foreign = vec![json!({"role": "user", "content": "日本語".repeat(400)}); 20];
+    let (length, foreign_visited) = step(json!({"model": "tiny", "messages": foreign}).to_string()).await;
+    assert!(foreign_visited <= 2 * length + length / 10, "{foreign_visited} of {length} bytes");
     // The tools follow the conversation, so they are scanned with what is new, and compared.
     let tools = serde_json::to_string(&tools).unwrap().len();
     assert!(visited <= size + (grown - size) + 2 * tools + LOOKUPS, "{visited} of {grown} bytes");

@@ -185,6 +185,9 @@ fn runs_hold_what_a_list_of_blocks_would_and_every_change_keeps_parents() {
             let expected: BTreeSet<BlockHash> = model.blocks.keys().copied().collect();
             assert_eq!(believed.0, expected, "seed {seed}, step {step}");
             assert_eq!(routed.count, expected.len());
+            let starts: BTreeSet<BlockHash> = routed.starts.keys().copied().collect();
+            let firsts = routed.runs.iter().filter_map(|run| run.hashes.first().copied());
+            assert_eq!(starts, firsts.collect(), "seed {seed}, step {step}");
         }
     }
 }

@@ -198,6 +198,25 @@ fn parsed_output_and_missing_ids_are_not_resumable() {
 }
 
 #[test]
+fn an_answer_that_cannot_resume_still_hides_token_ids() {
+    let chat = |ids: &str| {
+        format!(
+            "data: {{\"id\":\"c\",\"created\":5,\"model\":\"m\",\"choices\":[{{\"delta\":{{\"content\":\"a\"}}{ids}}}]}}\n\n"
+        )
+    };
+    let (plain, named) = (chat(""), chat(",\"token_ids\":[7]"));
+    for (visibility, shown) in [(ClientTokenIdVisibility::None, false), (ClientTokenIdVisibility::All, true)] {
+        let mut scanner = resumable_scanner(Api::Chat, visibility, TextTiming::WithIds);
+        assert_eq!(forward(&mut scanner, &[&plain]), plain);
+        assert_eq!(scanner.transcript().unwrap().resume_ids(), Err(ContinuationBlocker::NoIds));
+        let out = forward(&mut scanner, &[&named, &plain]);
+        assert_eq!((text(&out).as_str(), out.contains("[7]")), ("aa", shown), "{out}");
+        assert!(out.ends_with(&plain), "{out}");
+        assert_eq!(scanner.facts().outputs, 3);
+    }
+}
+
+#[test]
 fn engine_errors_are_withheld_and_client_errors_forwarded() {
     let failed = |code: u16| format!("data: {{\"error\":{{\"message\":\"no\",\"code\":{code}}}}}\n\n");
     let mut scanner = resumable_scanner(Api::Completions, ClientTokenIdVisibility::None, TextTiming::WithIds);
