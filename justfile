@@ -85,6 +85,7 @@ bench *options: release
 bench-before commit="HEAD~1" *options: release
     #!/usr/bin/env bash
     set -euo pipefail
+    git worktree remove --force target/before-sources 2>/dev/null || true
     git worktree add --force --detach target/before-sources {{commit}}
     trap 'git worktree remove --force target/before-sources' EXIT
     (cd target/before-sources && cargo build --release --locked -p router --bins --target-dir ../before)

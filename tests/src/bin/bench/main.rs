@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures, prints, and returns what must not be.
+/// Measures, prints, and returns the faults.
 async fn run(options: &Options) -> Result<Vec<String>, ProxyBenchError> {
     let workers = [worker::start()?, worker::start()?];
     let targets = process::BenchTargets::start(workers, options).await?;

@@ -87,7 +87,7 @@ pub(crate) async fn all(targets: &BenchTargets, options: &Options) -> Result<Pro
         for turn in 0..options.windows {
             for at in 0..targets.all.len() {
                 let at = (at + turn) % targets.all.len();
-                windows[at].push(window(&targets.all[at], size, options.window).await?);
+                windows[at].push(window(&targets.all[at], size, (options.window, turn)).await?);
             }
         }
         for (at, target) in targets.all.iter().enumerate() {
@@ -127,7 +127,7 @@ async fn latencies(
 ) -> Result<Vec<Vec<(f64, f64)>>, ProxyBenchError> {
     let mut clients = Vec::new();
     for target in &targets.all {
-        clients.push(BenchClient::connect(target.name, target.address).await?);
+        clients.push(BenchClient::connect(target.name, target.address(0)).await?);
     }
     let mut timings = vec![Vec::with_capacity(requests); clients.len()];
     for turn in 0..requests {
@@ -148,13 +148,18 @@ struct WindowSample {
     per_second: f64,
 }
 
-async fn window(target: &BenchTarget, size: usize, length: Duration) -> Result<WindowSample, ProxyBenchError> {
+/// Measures one target for a while; each turn has sessions of its own.
+async fn window(
+    target: &BenchTarget,
+    size: usize,
+    (length, turn): (Duration, usize),
+) -> Result<WindowSample, ProxyBenchError> {
     let start = Instant::now();
     let before = target.cpu_seconds();
     let mut clients = tokio::task::JoinSet::new();
-    for client in 1..=CLIENTS {
+    for client in (1..=CLIENTS).map(|client| turn * CLIENTS + client) {
         let steps = StepBodies::new(client, size, IMMEDIATE_ANSWER);
-        clients.spawn(request_until((target.name, target.address), steps, start + length));
+        clients.spawn(request_until((target.name, target.address(client)), steps, start + length));
     }
     let mut requests = 0;
     while let Some(asked) = clients.join_next().await {

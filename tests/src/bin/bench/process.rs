@@ -18,12 +18,17 @@ const TICKS_PER_SECOND: f64 = 100.0;
 pub(crate) struct BenchTarget {
     /// Name in the table.
     pub(crate) name: &'static str,
-    /// Listening address.
-    pub(crate) address: SocketAddr,
+    /// Listening addresses: of the direct connection both workers'.
+    addresses: Vec<SocketAddr>,
     process: Option<TargetProcess>,
 }
 
 impl BenchTarget {
+    /// Returns the address for a client.
+    pub(crate) fn address(&self, client: usize) -> SocketAddr {
+        self.addresses[client % self.addresses.len()]
+    }
+
     /// CPU seconds used so far by the process and those that it started; `None` if the target runs in this process.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         let pid = self.process.as_ref()?.child.id();
@@ -73,7 +78,11 @@ struct TargetProcess {
 
 impl Drop for TargetProcess {
     fn drop(&mut self) {
-        // Both calls fail only if the process is already gone.
+        // What it started ends first. All calls fail only if a process is already gone.
+        let started = family(self.child.id()).into_iter().skip(1).map(|pid| pid.to_string());
+        for pid in started {
+            let _ = Command::new("kill").args(["-KILL", &pid]).status();
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -119,8 +128,10 @@ impl BenchTargets {
     pub(crate) async fn start(workers: [SocketAddr; 2], options: &Options) -> Result<BenchTargets, ProxyBenchError> {
         let folder = std::env::temp_dir().join(format!("ownerserve-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(ProxyBenchError::system("make a folder"))?;
-        let mut targets =
-            BenchTargets { all: vec![BenchTarget { name: "direct", address: workers[0], process: None }], folder };
+        let mut targets = BenchTargets {
+            all: vec![BenchTarget { name: "direct", addresses: workers.to_vec(), process: None }],
+            folder,
+        };
         targets.haproxy(workers)?;
         for peer in PEERS.iter().filter(|peer| options.includes(peer.name)) {
             targets.peer(workers, &options.peers, peer)?;
@@ -205,7 +216,7 @@ impl BenchTargets {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.all.push(BenchTarget { name, address, process: Some(running) });
+        self.all.push(BenchTarget { name, addresses: vec![address], process: Some(running) });
         Ok(())
     }
 }
@@ -215,7 +226,7 @@ async fn wait_until_serving(target: &BenchTarget) -> Result<(), ProxyBenchError>
     let deadline = Instant::now() + READY_TIMEOUT;
     let body = br#"{"max_tokens":1,"model":"bench","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
     loop {
-        let mut client = BenchClient::connect(target.name, target.address).await?;
+        let mut client = BenchClient::connect(target.name, target.address(0)).await?;
         match client.chat("bench-warm", body).await {
             Ok(_) => return Ok(()),
             Err(error) if Instant::now() > deadline => return Err(error),

@@ -21,6 +21,8 @@ const START_SPREAD: Duration = Duration::from_millis(1_000);
 /// Streams that are open before and beside those whose memory is measured.
 const IDLE_STREAMS: (usize, usize) = (200, 1_000);
 const OPENED_AT_ONCE: usize = 100;
+/// More streams than are measured at once.
+const MAX_STREAMS: usize = 100_000;
 
 /// Cost of many streams at once.
 #[derive(Serialize)]
@@ -62,7 +64,9 @@ async fn paced(target: &BenchTarget, streams: usize, length: Duration) -> PacedS
     let mut clients = tokio::task::JoinSet::new();
     for client in 0..streams {
         let begin = start + START_SPREAD.mul_f64(client as f64 / streams as f64);
-        clients.spawn(stream_until((target.name, target.address), client, (begin, start + length)));
+        // Each number of streams has sessions of its own.
+        let client = MAX_STREAMS * streams + client;
+        clients.spawn(stream_until((target.name, target.address(client)), client, (begin, start + length)));
     }
     let (mut answers, mut errors) = (0, 0);
     while let Some(done) = clients.join_next().await {
@@ -125,7 +129,7 @@ async fn open_streams(
     target: &BenchTarget,
     clients: std::ops::Range<usize>,
 ) -> Result<Vec<BenchClient>, ProxyBenchError> {
-    let (name, address) = (target.name, target.address);
+    let (name, address) = (target.name, target.address(0));
     let opened = stream::iter(clients).map(|client| async move {
         let mut steps = StepBodies::new(client, BODY, IDLE_ANSWER);
         let mut connection = BenchClient::connect(name, address).await?;
