@@ -110,8 +110,8 @@ impl OwnershipDirectory {
     }
 
     /// Submits a command for which nobody waits. It is sent 20 ms after the last batch, with those that came meanwhile,
-    /// because each batch costs every node a flush and messages. Calls `answer` once with the outcome, on the thread that learns it, which
-    /// may be this one; it must not block.
+    /// because each batch costs every node a flush and messages. Calls `answer` once with the outcome, on the thread that
+    /// learns it, which may be this one; it must not block.
     pub fn submit_in_background(
         &self,
         command: Command,

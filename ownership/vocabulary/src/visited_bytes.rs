@@ -1,5 +1,5 @@
-//! Counts the bytes of bodies that are visited, with the feature `count-bytes`: scanned, validated, compared, or looked up.
-//! What tokenizers, hashes and sockets read is not counted. A test holds the count to what is new in a body.
+//! Counts the bytes of bodies that are scanned, validated, compared or looked up, with the feature `count-bytes`. What
+//! tokenizers, hashes and sockets read is not counted. A test holds the count to what is new in a body.
 
 #[cfg(feature = "count-bytes")]
 static VISITED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);

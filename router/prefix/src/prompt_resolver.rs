@@ -200,8 +200,8 @@ impl PromptResolver {
 
     /// Builds the prompt of a chat request for a model without a tokenizer from the request's top-level fields: their
     /// names and the byte ranges of their values; `layout` says what is known of the white space in them. `body` must be
-    /// valid JSON. Hashes only what is new since `known`, where
-    /// the request continues it. The second value serves the request that continues this one.
+    /// valid JSON. Hashes only what is new since `known`, where the request continues it. The second value serves the
+    /// request that continues this one.
     pub fn prompt_without_tokenizer<'n>(
         &self,
         body: &[u8],

@@ -1,8 +1,9 @@
 //! The blocks that a worker without events is assumed to hold: those routed there recently, evicted least recently used
 //! first, and of one use the deepest first, so that no block is held without its parent.
 //!
-//! Blocks are kept in runs, of which only the first block is in a map: a prompt is found by bisection within its runs, and
-//! one use is recorded for all of it, so that a step costs what is new in it. Always [`vocabulary::KvIndexState::Approximate`]; never mixed with blocks known from events.
+//! Blocks are kept in runs, of which only the first block is in a map: a prompt is found by bisection within its runs,
+//! and one use is recorded for all of it, so that a step costs what is new in it. Always
+//! [`vocabulary::KvIndexState::Approximate`]; never mixed with blocks known from events.
 
 use std::collections::BTreeMap;
 

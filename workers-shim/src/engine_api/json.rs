@@ -110,8 +110,8 @@ pub(super) struct ListEnd {
     pub(super) is_compact: bool,
 }
 
-/// Length of `\uXXXX`.
-const ESCAPE_BYTES: usize = 6;
+/// Length in bytes of an escape of four hexadecimal digits, which decodes to at least one byte.
+pub(super) const MAX_ESCAPE: usize = 6;
 
 /// Names of the lists whose element ends are noted: conversations.
 const CONVERSATIONS: [&[u8]; 2] = [b"messages", b"input"];
@@ -225,7 +225,7 @@ impl<'a> JsonWalker<'a> {
         let in_object = walker.enter_nested(MAX_DEPTH)?;
         let known_ends = list.element_ends.clone();
         if walker.is_followed(b']', "a comma or a closing bracket")? {
-            let spaces = if end.is_compact { 0 } else { usize::MAX };
+            let spaces = end.is_compact.then_some(0);
             let ends = (known_ends.len() == end.elements).then_some(known_ends);
             walker.list_elements(in_object - 1, (end.elements, spaces), ends)?;
         } else {
@@ -342,15 +342,15 @@ impl<'a> JsonWalker<'a> {
             self.list = WalkedList::default();
             return Ok(());
         }
-        self.list_elements(depth, (0, spaces), ends)
+        self.list_elements(depth, (0, Some(spaces)), ends)
     }
 
     /// Walks the elements of a list after the first `elements`, its end included. `spaces`: how many there were before
-    /// the list.
+    /// the list; `None` where some stand in what was walked of it before.
     fn list_elements(
         &mut self,
         depth: u32,
-        (mut elements, spaces): (usize, usize),
+        (mut elements, spaces): (usize, Option<usize>),
         mut ends: Option<Vec<u32>>,
     ) -> Result<(), JsonError> {
         loop {
@@ -358,7 +358,7 @@ impl<'a> JsonWalker<'a> {
             let is_message = self.peek() == b'{';
             self.value(depth)?;
             elements += 1;
-            let (end, is_compact) = (self.at, self.spaces == spaces);
+            let (end, is_compact) = (self.at, Some(self.spaces) == spaces);
             if let Some(ends) = &mut ends {
                 // Bodies are shorter by their limit; of a longer one no end is used.
                 ends.push(u32::try_from(end).unwrap_or(u32::MAX));
@@ -463,7 +463,7 @@ impl<'a> JsonWalker<'a> {
         self.strings = self.strings.or(StringFacts {
             names_media: may_name_media(text),
             // An escaped name has such an escape in it, and six bytes for each letter at most.
-            names_media_id: text == b"uuid" || (has_escaped_ascii && text.len() <= 4 * ESCAPE_BYTES),
+            names_media_id: text == b"uuid" || (has_escaped_ascii && text.len() <= 4 * MAX_ESCAPE),
         });
         self.at += 1;
         Ok(())

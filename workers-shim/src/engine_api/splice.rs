@@ -7,15 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vocabulary::count_visited;
 
-use super::json::{FieldSpan, JsonError, JsonWalker, ListEnd};
+use super::json::{FieldSpan, JsonError, JsonWalker, ListEnd, MAX_ESCAPE};
 
 /// Maximum number of fields at the top level.
 const MAX_FIELDS: usize = 1024;
 
 /// Maximum length of a top-level field's name in bytes.
 const MAX_NAME: usize = 4096;
-/// Length of `\uXXXX`, which decodes to at least one byte.
-const MAX_ESCAPE: usize = 6;
 
 /// A validated body that is one JSON object, with the positions of its top-level fields.
 #[derive(Clone, PartialEq, Eq, Debug)]
