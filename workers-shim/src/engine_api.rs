@@ -28,7 +28,7 @@ pub use request::{
 };
 pub use reverse_pull::{ReversePullParams, answer_token_ids, redact_answer};
 pub use splice::{BodyGrowth, JsonSplice, LegBody, ScannedJson};
-pub use sse::{EventBufferBudget, EventBufferShare, SseFilter, StreamFacts};
+pub use sse::{EventBufferBudget, EventBufferShare, EventRefusal, SseFilter, StreamFacts};
 pub use token_transcript::{ContinuationBlocker, ResumableTokenIds, TextTiming, TokenTranscript};
 
 /// Whether the client sees token ids.

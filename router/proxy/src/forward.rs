@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use prometheus::IntCounter;
 use vocabulary::{ModelId, Tokens, WorkerHealth, WorkerId};
-use workers_shim::engine_api::{ClientRequestBody, LegOptions, StrippedFieldCounts, TokenUsage};
+use workers_shim::engine_api::{ClientRequestBody, EventRefusal, LegOptions, StrippedFieldCounts, TokenUsage};
 
 use crate::client_request::ClientRequest;
 use crate::error::{ApiError, ErrorRecipient};
@@ -300,10 +300,12 @@ impl ResponseObserver for ForwardObserver {
         }
     }
 
-    fn on_broken(&mut self) -> Bytes {
+    fn on_broken(&mut self, refusal: Option<EventRefusal>) -> Bytes {
         self.is_broken = true;
         self.interrupted.inc();
         let number = self.listener.as_ref().map_or(0, ResponseRecorder::next_sequence_number);
-        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.stream_event(self.client, number)
+        let cause = refusal.map_or_else(String::new, |refusal| format!(" ({refusal})"));
+        let detail = format!("it broke off inside its answer{cause}");
+        ApiError::WorkerFailed { detail }.stream_event(self.client, number)
     }
 }

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use vocabulary::Tokens;
-use workers_shim::engine_api::{EventBufferBudget, SseFilter, TokenUsage, usage_at_end};
+use workers_shim::engine_api::{EventBufferBudget, EventRefusal, SseFilter, TokenUsage, usage_at_end};
 
 use crate::quotas::BYTES_PER_TOKEN;
 use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
@@ -24,8 +24,9 @@ pub trait ResponseObserver: Send + 'static {
     /// Called once, at the end of the answer, complete or not.
     fn on_end(&mut self, facts: PassthroughOutcome);
 
-    /// Called when the worker broke off; returns the error event with which a stream of events ends.
-    fn on_broken(&mut self) -> Bytes;
+    /// Called when the answer breaks off; returns the error event with which a stream of events ends. `refusal`: why an
+    /// event of the worker was refused, if that is the cause.
+    fn on_broken(&mut self, refusal: Option<EventRefusal>) -> Bytes;
 }
 
 /// Outcome of a relayed answer: what it has shown by its end.
@@ -111,8 +112,13 @@ impl<O: ResponseObserver> PassthroughResponseBody<O> {
         match &mut self.scanner {
             Some(scanner) => {
                 let mut passes = Vec::new();
-                scanner.push(data, &mut passes);
+                let refused = scanner.push(data, &mut passes);
                 self.ready.extend(passes);
+                if let Err(refusal) = refused {
+                    tracing::warn!(%refusal, "an event of a worker's answer is refused");
+                    self.ended = true;
+                    self.ready.push_back(self.observer.on_broken(Some(refusal)));
+                }
             }
             None => {
                 self.keep_tail(&data);
@@ -152,7 +158,7 @@ impl<O: ResponseObserver> PassthroughResponseBody<O> {
             tracing::error!("a panic inside a relayed answer; please report it");
             self.ended = true;
             self.ready.clear();
-            let last_event = self.observer.on_broken();
+            let last_event = self.observer.on_broken(None);
             Poll::Ready(Some(match self.scanner {
                 Some(_) => Ok(Frame::data(last_event)),
                 None => Err(WorkerBodyError::Broken("a fault of this proxy".into())),
@@ -176,7 +182,7 @@ impl<O: ResponseObserver> PassthroughResponseBody<O> {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
-                    let last_event = self.observer.on_broken();
+                    let last_event = self.observer.on_broken(None);
                     tracing::warn!(%error, "a worker's answer broke off");
                     if self.scanner.is_none() {
                         return Poll::Ready(Some(Err(error)));
@@ -217,7 +223,7 @@ mod tests {
             assert!(facts.is_over);
         }
 
-        fn on_broken(&mut self) -> Bytes {
+        fn on_broken(&mut self, _: Option<EventRefusal>) -> Bytes {
             self.broken += 1;
             Bytes::from_static(b"data: broken\n\n")
         }

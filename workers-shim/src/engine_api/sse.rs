@@ -15,15 +15,24 @@ use super::{ClientTokenIdVisibility, ClientUsageVisibility};
 pub use budget::{EventBufferBudget, EventBufferShare};
 use chunk::{EngineError, NestedAnswer, StreamChunk};
 
-/// Longest event that is parsed, in bytes; longer ones are forwarded unread.
-const MAX_EVENT_BYTES: usize = 1 << 20;
-/// The same limit where the answer is recorded, because events may contain the token ids of a prompt.
-const MAX_EVENT_BYTES_WITH_IDS: usize = 16 << 20;
+/// Longest event, in bytes. The longest that engines send hold the token ids of a prompt, or the whole response again.
+const MAX_EVENT_BYTES: usize = 16 << 20;
 /// Error codes from here on are the engine's fault, lower ones the client's.
 const MIN_ENGINE_ERROR_CODE: u64 = 500;
 
 /// The error text where the engine gives none.
 const UNSPECIFIED_ERROR: &str = "unspecified";
+
+/// Why an event is refused. Nothing of it is forwarded, and the stream ends before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EventRefusal {
+    /// The engine sends an event that is too long, or no event at all.
+    #[error("an event is longer than {} MiB, the longest that is accepted", MAX_EVENT_BYTES >> 20)]
+    TooLong,
+    /// The incomplete events of all streams take the memory that they may.
+    #[error("no memory is left for an incomplete event; see upstream.stream_buffer_limit")]
+    NoMemory,
+}
 
 /// What is known about a stream so far.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -63,10 +72,8 @@ pub struct SseFilter {
     searched: usize,
     /// The tail's share of the memory for all streams.
     budget: EventBufferShare,
-    /// Whether the current event is too long and is forwarded unread.
-    overlong: bool,
-    /// Whether that event ends the answer, judged by its name.
-    final_event: Option<FinalEvent>,
+    /// Why the current event was refused.
+    refusal: Option<EventRefusal>,
     /// The token transcript, where another engine may continue the answer.
     transcript: Option<Box<TokenTranscript>>,
     /// The replay verifier, where another engine may generate the whole answer again.
@@ -97,7 +104,7 @@ impl SseFilter {
         Self { replay_verifier: Some(Box::new(verifier)), ..self }
     }
 
-    /// Limits the memory for an incomplete event to `budget`; an event that does not fit is forwarded unread.
+    /// Limits the memory for an incomplete event to `budget`; an event that does not fit is refused.
     pub fn with_budget(self, budget: EventBufferBudget) -> Self {
         Self { budget: EventBufferShare::of(budget), ..self }
     }
@@ -140,7 +147,7 @@ impl SseFilter {
 
     /// Continues with the stream of another engine.
     pub fn switch_engine(&mut self) {
-        (self.tail, self.searched, self.overlong, self.final_event, self.withheld_error) = Default::default();
+        (self.tail, self.searched, self.refusal, self.withheld_error) = Default::default();
         self.budget.reserve(0);
         (self.facts.error, self.facts.done) = (None, false);
         // It continues either after the token ids or from the beginning.
@@ -181,10 +188,19 @@ impl SseFilter {
         &self.facts
     }
 
-    /// Reads a chunk and appends what is to be forwarded to `out`: whole events, as slices of the chunk where possible,
-    /// and of an overlong event what has arrived.
-    pub fn push(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) {
-        self.scan_chunk(chunk, &mut |passes| out.push(passes));
+    /// Reads a chunk and appends what is to be forwarded to `out`: whole events, as slices of the chunk where possible.
+    /// After a refusal, the stream is read no further.
+    pub fn push(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) -> Result<(), EventRefusal> {
+        self.refusal.map_or(Ok(()), Err)?;
+        self.scan_chunk(chunk, out).inspect_err(|refusal| {
+            (self.tail, self.searched, self.refusal) = (BytesMut::new(), 0, Some(*refusal));
+            self.budget.reserve(0);
+        })
+    }
+
+    /// Returns why an event was refused, if one was.
+    pub fn refusal(&self) -> Option<EventRefusal> {
+        self.refusal
     }
 
     /// Ends the stream. Returns the incomplete last event, if it is to be forwarded.
@@ -193,14 +209,14 @@ impl SseFilter {
         (!self.is_resumable() && !tail.is_empty()).then(|| redact_event(&tail).unwrap_or(tail))
     }
 
-    fn scan_chunk(&mut self, chunk: Bytes, pass: &mut dyn FnMut(Bytes)) {
+    fn scan_chunk(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) -> Result<(), EventRefusal> {
         let bytes = if self.tail.is_empty() {
             chunk
         } else {
             self.tail.extend_from_slice(&chunk);
             // The end marker may be split: searching from three bytes back finds it.
             if event_end(&self.tail[self.searched.saturating_sub(3)..]).is_none() {
-                return self.bound_tail(pass);
+                return self.bound_tail();
             }
             std::mem::take(&mut self.tail).freeze()
         };
@@ -208,28 +224,23 @@ impl SseFilter {
         let (mut unpassed, mut at) = (0, 0);
         while let Some(length) = event_end(&bytes[at..]) {
             let event = at..at + length;
-            let overlong = std::mem::take(&mut self.overlong);
-            if let Some(last) = self.final_event.take() {
-                self.record_end(last);
-            }
-            let passage =
-                if overlong { EventRewrite::Unchanged } else { self.rewrite_event(bytes.slice(event.clone())) };
+            let passage = self.rewrite_event(bytes.slice(event.clone()));
             if passage != EventRewrite::Unchanged {
                 if unpassed < at {
-                    pass(bytes.slice(unpassed..at));
+                    out.push(bytes.slice(unpassed..at));
                 }
                 unpassed = event.end;
             }
             if let EventRewrite::Replaced(other) = passage {
-                pass(other.into());
+                out.push(other.into());
             }
             at = event.end;
         }
         if unpassed < at {
-            pass(bytes.slice(unpassed..at));
+            out.push(bytes.slice(unpassed..at));
         }
         self.tail = BytesMut::from(&bytes[at..]);
-        self.bound_tail(pass);
+        self.bound_tail()
     }
 
     /// Returns whether an answer is being replayed, so that unreadable events must not be forwarded.
@@ -237,25 +248,13 @@ impl SseFilter {
         self.replay_verifier.as_ref().is_some_and(|verifier| verifier.is_replaying())
     }
 
-    /// Limits the buffered tail: an event that grows too long is forwarded unread.
-    fn bound_tail(&mut self, pass: &mut dyn FnMut(Bytes)) {
+    /// Refuses an incomplete event that grows too long.
+    fn bound_tail(&mut self) -> Result<(), EventRefusal> {
         self.searched = self.tail.len();
-        let longest = if self.is_resumable() { MAX_EVENT_BYTES_WITH_IDS } else { MAX_EVENT_BYTES };
-        if self.overlong || self.tail.len() > longest || !self.budget.reserve(self.tail.len()) {
-            self.budget.reserve(0);
-            if !self.overlong {
-                self.record_unreadable();
-                self.final_event = final_event(event_name(&self.tail));
-            }
-            self.overlong = true;
-            // The last bytes may be the start of the end marker.
-            let end = self.tail.split_off(self.tail.len().saturating_sub(3));
-            let passes = std::mem::replace(&mut self.tail, end).freeze();
-            self.searched = 0;
-            if !passes.is_empty() && !self.is_replaying() {
-                pass(passes);
-            }
+        if self.tail.len() > MAX_EVENT_BYTES {
+            return Err(EventRefusal::TooLong);
         }
+        if self.budget.reserve(self.tail.len()) { Ok(()) } else { Err(EventRefusal::NoMemory) }
     }
 
     /// Reads one event, after removing the prompt's token ids and what no client may see.
@@ -337,7 +336,7 @@ impl SseFilter {
                 return EventRewrite::Unchanged;
             }
         }
-        if let Some(last) = final_event(kind.as_bytes()) {
+        if let Some(last) = final_event(kind) {
             self.record_end(last);
         }
         let before = self.facts.usage.unwrap_or_default();
@@ -388,12 +387,6 @@ fn lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Returns the event's name, if its first line contains it.
-fn event_name(event: &[u8]) -> &[u8] {
-    let line = event.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    line.strip_prefix(b"event:").unwrap_or_default().trim_ascii()
-}
-
 /// How an answer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FinalEvent {
@@ -402,10 +395,10 @@ enum FinalEvent {
 }
 
 /// Returns how an event of this name ends the answer (the equivalent of `[DONE]`); None if it does not end it.
-fn final_event(name: &[u8]) -> Option<FinalEvent> {
+fn final_event(name: &str) -> Option<FinalEvent> {
     match name {
-        b"message_stop" | b"response.completed" | b"response.incomplete" => Some(FinalEvent::Complete),
-        b"response.failed" => Some(FinalEvent::Failed),
+        "message_stop" | "response.completed" | "response.incomplete" => Some(FinalEvent::Complete),
+        "response.failed" => Some(FinalEvent::Failed),
         _ => None,
     }
 }

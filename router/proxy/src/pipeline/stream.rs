@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::error::Error;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -25,7 +26,7 @@ use planner::RequestTransferBlocker;
 use prefix::SpecialTokens;
 use tracing::Span;
 use vocabulary::Tokens;
-use workers_shim::engine_api::{ContinuationBlocker, SseFilter, TokenTranscript, TokenUsage};
+use workers_shim::engine_api::{ContinuationBlocker, EventRefusal, SseFilter, TokenTranscript, TokenUsage};
 
 use super::blame::OutlierReporter;
 use super::end_guard::{EndGuard, RequestEndRecorder, RequestState};
@@ -220,9 +221,22 @@ impl AnsweringWorker {
         })
     }
 
-    /// Whether the rest of this worker's answer is useless: it reported a failure, or its answer diverged.
+    /// Whether the rest of this worker's answer is useless: it reported a failure, its answer diverged, or one of its
+    /// events was refused.
     fn is_abandoned(&self) -> bool {
-        self.scanner.has_diverged() || self.scanner.failure().is_some()
+        self.scanner.has_diverged() || self.scanner.failure().is_some() || self.scanner.refusal().is_some()
+    }
+
+    /// Whether the worker is at fault that its answer breaks off.
+    fn is_at_fault(&self) -> bool {
+        // A worker whose answer differs from the one that another began is healthy.
+        !self.scanner.has_diverged() && self.scanner.refusal() != Some(EventRefusal::NoMemory)
+    }
+
+    /// Returns in words how the answer broke off.
+    fn break_off_cause(&self) -> String {
+        let refused = self.scanner.refusal().map_or_else(String::new, |refusal| format!(" ({refusal})"));
+        format!("it broke off inside its answer{refused}")
     }
 
     /// Decodes the recorded ids, so that more of the text is known as delivered and less must be generated again.
@@ -315,19 +329,21 @@ impl ClientEventStream {
     fn on_chunk(&mut self, piece: Bytes) {
         let StreamState::Answering(answering) = &mut self.state else { return };
         let mut passes = Vec::new();
-        answering.scanner.push(piece, &mut passes);
+        let refused = answering.scanner.push(piece, &mut passes);
         let is_abandoned = answering.is_abandoned();
         if let Some(listener) = &mut self.listener {
             passes.iter().for_each(|piece| listener.on_chunk(piece));
         }
         passes.into_iter().for_each(|piece| self.ready.push(piece));
-        if is_abandoned {
-            self.on_end(AttemptEvent::EngineError, None);
+        match refused {
+            Err(refusal) => self.on_end(AttemptEvent::StreamInterrupted, Some(&refusal)),
+            Ok(()) if is_abandoned => self.on_end(AttemptEvent::EngineError, None),
+            Ok(()) => {}
         }
     }
 
     /// Handles the end of the worker's answer: complete, or broken off as `event` says.
-    fn on_end(&mut self, event: AttemptEvent, error: Option<&WorkerBodyError>) {
+    fn on_end(&mut self, event: AttemptEvent, error: Option<&dyn Error>) {
         let StreamState::Answering(mut answering) = mem::replace(&mut self.state, StreamState::Over) else { return };
         let cut = answering.scanner.finish();
         if let Some(closing) = answering.scanner.closing_events() {
@@ -354,8 +370,7 @@ impl ClientEventStream {
         let error = error.map(tracing::field::display);
         let worker = answering.streaming.target();
         tracing::warn!(%worker, event = event.as_ref(), error, "a worker's stream broke off");
-        // A worker whose answer differs from the one that another began is healthy.
-        if !answering.scanner.has_diverged() {
+        if answering.is_at_fault() {
             answering.streaming.record_failure();
         }
         match resume_from {
@@ -366,9 +381,8 @@ impl ClientEventStream {
 
     /// Requests the rest of the answer from another worker.
     fn start_resume(&mut self, answering: EndGuard<AnsweringWorker>, event: AttemptEvent, from: ResumeFrom) {
-        let error = ApiError::WorkerFailed {
-            detail: "it broke off inside its answer, and no other one could go on with it".into(),
-        };
+        let detail = format!("{}, and no other one could go on with it", answering.break_off_cause());
+        let error = ApiError::WorkerFailed { detail };
         let broken = StreamBreak {
             event,
             error: error.clone(),
@@ -402,7 +416,7 @@ impl ClientEventStream {
         self.ready.push(match answering.scanner.failure() {
             Some(error_event) => error_event.clone(),
             None => {
-                let detail = format!("it broke off inside its answer, which cannot go on elsewhere because {why}");
+                let detail = format!("{}, which cannot go on elsewhere because {why}", answering.break_off_cause());
                 ApiError::WorkerFailed { detail }.stream_event(self.client, number)
             }
         });
@@ -476,7 +490,7 @@ impl ClientEventStream {
                         self.held_end = Some(end);
                         break;
                     }
-                    self.on_end(end.0, end.1.as_ref());
+                    self.on_end(end.0, end.1.as_ref().map(|error| error as &dyn Error));
                 }
                 StreamState::Resuming(..) if !self.ready.is_empty() => break,
                 StreamState::Resuming(resuming, _) => {

@@ -55,7 +55,10 @@ impl UsageReader {
                 let room = (*most + 1).saturating_sub(kept.len());
                 kept.extend_from_slice(&data[..data.len().min(room)]);
             }
-            Self::Events(scanner) => scanner.push(data.clone(), &mut Vec::new()),
+            Self::Events(scanner) => {
+                // The client gets no more of the answer, either.
+                let _ = scanner.push(data.clone(), &mut Vec::new());
+            }
         }
     }
 

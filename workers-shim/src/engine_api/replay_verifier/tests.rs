@@ -227,7 +227,7 @@ fn numbers(events: &mut [Value]) {
 
 fn forward(scanner: &mut SseFilter, events: &[String]) -> String {
     let mut out = Vec::new();
-    scanner.push(Bytes::from(events.concat()), &mut out);
+    scanner.push(Bytes::from(events.concat()), &mut out).unwrap();
     String::from_utf8(out.concat()).unwrap()
 }
 

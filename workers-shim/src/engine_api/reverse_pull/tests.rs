@@ -80,12 +80,12 @@ fn final_event_of_a_streamed_response_omits_the_params() {
     };
     let mut scanner = SseFilter::new();
     let mut out = Vec::new();
-    scanner.push(format!("{head}{}", last(SEEN)).into(), &mut out);
+    scanner.push(format!("{head}{}", last(SEEN)).into(), &mut out).unwrap();
     assert_eq!(String::from_utf8(out.concat()).unwrap(), format!("{head}{}", last("null")));
     assert!(scanner.facts().done && scanner.facts().usage.is_some());
     // The engine's connection ends within the blank line.
     let (mut scanner, mut out) = (SseFilter::new(), Vec::new());
-    scanner.push(last(SEEN).trim_end().to_owned().into(), &mut out);
+    scanner.push(last(SEEN).trim_end().to_owned().into(), &mut out).unwrap();
     out.extend(scanner.finish());
     assert_eq!(String::from_utf8(out.concat()).unwrap(), last("null").trim_end());
 }

@@ -8,7 +8,7 @@ use vocabulary::Tokens;
 fn read(mut scanner: SseFilter, chunks: &[&[u8]]) -> (Vec<u8>, SseFilter) {
     let mut out = Vec::new();
     for chunk in chunks {
-        scanner.push(Bytes::copy_from_slice(chunk), &mut out);
+        scanner.push(Bytes::copy_from_slice(chunk), &mut out).unwrap();
     }
     out.extend(scanner.finish());
     (out.concat(), scanner)
@@ -16,7 +16,7 @@ fn read(mut scanner: SseFilter, chunks: &[&[u8]]) -> (Vec<u8>, SseFilter) {
 
 /// Returns whether no part of an incomplete event is buffered or was forwarded.
 fn is_at_boundary(scanner: &SseFilter) -> bool {
-    scanner.tail.is_empty() && !scanner.overlong
+    scanner.tail.is_empty() && scanner.refusal.is_none()
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn whole_chunks_are_forwarded_without_a_copy() {
     let stream = recorded("D chat stream");
     for mut scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
         let mut out = Vec::new();
-        scanner.push(stream.clone(), &mut out);
+        scanner.push(stream.clone(), &mut out).unwrap();
         assert!(out.iter().all(|slice| stream.as_ptr_range().contains(&slice.as_ptr())));
         assert!(out.len() <= 2, "neighbours are one slice");
     }
@@ -59,7 +59,7 @@ fn whole_chunks_are_forwarded_without_a_copy() {
 fn partial_event_is_buffered_until_complete() {
     for mut scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
         let mut out = Vec::new();
-        scanner.push(Bytes::from("data: {\"choices\":[]}\n\ndata: {\"cho"), &mut out);
+        scanner.push(Bytes::from("data: {\"choices\":[]}\n\ndata: {\"cho"), &mut out).unwrap();
         assert_eq!(out.concat(), b"data: {\"choices\":[]}\n\n");
         assert_eq!(scanner.finish().as_deref(), Some(&b"data: {\"cho"[..]));
         assert!(is_at_boundary(&scanner));
@@ -73,7 +73,7 @@ fn boundaries_lie_only_between_events() {
     for (chunk, at_boundary) in
         [("data: {}\n", false), ("\n", true), (": comment\r\n", false), ("\r\n", true), ("data: [DO", false)]
     {
-        scanner.push(Bytes::from(chunk), &mut out);
+        scanner.push(Bytes::from(chunk), &mut out).unwrap();
         assert_eq!(is_at_boundary(&scanner), at_boundary, "after {chunk:?}");
     }
     assert!(!scanner.facts().ended());
@@ -151,34 +151,38 @@ fn messages_and_responses_failures_are_reported() {
     }
     let long = named("response.failed", &format!(r#","response":{{"output":"{}"}}"#, "x".repeat(2 << 20)));
     let (_, scanner) = read(SseFilter::new(), &[long.as_bytes()]);
-    assert!(scanner.facts().done && scanner.facts().error.is_some(), "it is too long to be read, but has a name");
+    assert!(scanner.facts().done && scanner.facts().error.is_some());
     let bare = named("error", r#","message":"out of blocks","code":null"#);
     assert!(read(SseFilter::new(), &[bare.as_bytes()]).1.facts().error.is_some());
 }
 
 #[test]
-fn overlong_final_event_is_recognized_by_its_name() {
-    let long = "x".repeat(MAX_EVENT_BYTES + 9);
-    let end = |name: &str| named(name, &format!(r#","response":{{"instructions":"{long}"}}"#));
-    for (name, ended) in [("response.completed", true), ("response.created", false)] {
-        for size in [1 << 12, 1 << 22] {
-            let event = end(name);
-            let chunks: Vec<&[u8]> = event.as_bytes().chunks(size).collect();
-            let (out, scanner) = read(SseFilter::new(), &chunks);
-            assert_eq!((scanner.facts().ended(), out == event.as_bytes()), (ended, true), "{name}");
-        }
+fn an_event_of_the_greatest_length_is_read_and_forwarded() {
+    let named_end =
+        |output: usize| named("response.completed", &format!(r#","response":{{"output":"{}"}}"#, "x".repeat(output)));
+    let event = named_end(MAX_EVENT_BYTES - named_end(0).len());
+    for size in [1 << 16, 1 << 23] {
+        let chunks: Vec<&[u8]> = event.as_bytes().chunks(size).collect();
+        let (out, scanner) = read(SseFilter::new(), &chunks);
+        assert!(out == event.as_bytes() && scanner.facts().done);
+        assert_eq!(scanner.facts().unread_events, 0);
     }
 }
 
 #[test]
-fn overlong_event_is_bounded_and_forwarded_unread() {
-    let long = vec![b'x'; MAX_EVENT_BYTES / 2];
-    for scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
-        let chunks: [&[u8]; 6] = [b"data: ", &long, &long, &long, b"\n", b"\ndata: [DONE]\n\n"];
-        let (out, scanner) = read(scanner, &chunks);
-        assert_eq!(out, chunks.concat());
-        assert_eq!((scanner.facts().unread_events, scanner.facts().done), (1, true));
-        assert!(scanner.tail.capacity() <= 2 * MAX_EVENT_BYTES);
+fn a_longer_event_is_refused_whole_and_ends_the_stream() {
+    let half = Bytes::from(vec![b'x'; MAX_EVENT_BYTES / 2]);
+    for mut scanner in [SseFilter::new(), SseFilter::hiding_usage()] {
+        let mut out = Vec::new();
+        scanner.push(Bytes::from_static(b"data: {}\n\ndata: "), &mut out).unwrap();
+        scanner.push(half.clone(), &mut out).unwrap();
+        assert_eq!(scanner.push(half.clone(), &mut out), Err(EventRefusal::TooLong));
+        assert_eq!(scanner.push(Bytes::from_static(b"\n\ndata: [DONE]\n\n"), &mut out), Err(EventRefusal::TooLong));
+        assert_eq!((out.concat(), scanner.facts().done), (b"data: {}\n\n".to_vec(), false));
+        assert_eq!((scanner.tail.capacity(), scanner.finish()), (0, None), "nothing of it is kept");
+        scanner.switch_engine();
+        scanner.push(Bytes::from_static(b"data: [DONE]\n\n"), &mut out).unwrap();
+        assert!(scanner.facts().done, "another engine's events are read");
     }
 }
 

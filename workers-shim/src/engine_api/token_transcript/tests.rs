@@ -37,7 +37,7 @@ fn resumable_scanner(api: Api, visibility: ClientTokenIdVisibility, telling: Tex
 /// Returns what is forwarded of these events.
 fn forward(scanner: &mut SseFilter, events: &[&str]) -> String {
     let mut out = Vec::new();
-    events.iter().for_each(|event| scanner.push(Bytes::copy_from_slice(event.as_bytes()), &mut out));
+    events.iter().for_each(|event| scanner.push(Bytes::copy_from_slice(event.as_bytes()), &mut out).unwrap());
     out.extend(scanner.finish());
     String::from_utf8(out.concat()).unwrap()
 }
