@@ -47,11 +47,18 @@ impl Ledger {
     pub(crate) fn put_session(&mut self, session: Session) {
         let old = self.session(session.id);
         match &old {
-            Some(old) => self.index.drop_session(old),
-            None => self.index.update_usage(&session.tenant, |usage| usage.sessions += 1),
+            // The commands of one entry write a session several times at the same ledger time.
+            Some(old) if old.touch_key() == session.touch_key() && old.tenant == session.tenant => {}
+            Some(old) => {
+                self.index.drop_session(old);
+                self.index.add_session(&session);
+            }
+            None => {
+                self.index.update_usage(&session.tenant, |usage| usage.sessions += 1);
+                self.index.add_session(&session);
+            }
         }
         self.changes.put(RecordKey::Session(session.id));
-        self.index.add_session(&session);
         self.records.sessions.insert(&session);
         self.update_references(old.as_ref(), Some(&session));
     }
