@@ -18,6 +18,9 @@ const MAX_FILE_BYTES: u64 = 8 << 20;
 /// Maximum bytes read of one file, whoever wrote it.
 const MAX_READ_BYTES: u64 = 64 << 20;
 
+/// Bytes that are compressed at a time.
+const COPY_BYTES: usize = 128 << 10;
+
 /// Size limits of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LogSizeLimit {
@@ -88,7 +91,7 @@ fn compress(plain: &Path) -> io::Result<()> {
     let (packed, part) = (plain.with_extension("jsonl.gz"), plain.with_extension("jsonl.part"));
     let packing = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&part)?;
     let mut encoder = GzEncoder::new(BufWriter::new(packing), Compression::fast());
-    io::copy(&mut File::open(plain)?, &mut encoder)?;
+    io::copy(&mut BufReader::with_capacity(COPY_BYTES, File::open(plain)?), &mut encoder)?;
     encoder.finish()?.flush()?;
     fs::rename(&part, &packed)?;
     fs::remove_file(plain)
