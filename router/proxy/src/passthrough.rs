@@ -111,10 +111,7 @@ impl<O: ResponseObserver> PassthroughResponseBody<O> {
         self.observer.on_chunk(&data);
         match &mut self.scanner {
             Some(scanner) => {
-                let mut passes = Vec::new();
-                let refused = scanner.push(data, &mut passes);
-                self.ready.extend(passes);
-                if let Err(refusal) = refused {
+                if let Err(refusal) = scanner.push(data, &mut self.ready) {
                     tracing::warn!(%refusal, "an event of a worker's answer is refused");
                     self.ended = true;
                     self.ready.push_back(self.observer.on_broken(Some(refusal)));

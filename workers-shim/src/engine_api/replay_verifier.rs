@@ -118,8 +118,13 @@ impl ReplayVerifier {
         self.buffer.check_complete("").inspect_err(|defect| self.stop_verifying(*defect))
     }
 
-    /// Records or verifies an event, and returns how to forward it.
-    pub(super) fn rewrite_event(&mut self, payload: &[u8]) -> EventRewrite {
+    /// Records or verifies an event, and returns how to forward it. `has_output`: whether it contains generated text or
+    /// tool calls.
+    pub(super) fn rewrite_event(&mut self, payload: &[u8], has_output: bool) -> EventRewrite {
+        if has_output && self.phase == AnswerPass::First && self.determinism == AnswerDeterminism::UntilFirstOutput {
+            // Known without reading the event.
+            self.stop_verifying(ContinuationBlocker::Sampled);
+        }
         if self.failure.is_some() {
             return if self.phase == AnswerPass::First { EventRewrite::Unchanged } else { EventRewrite::Hidden };
         }

@@ -190,7 +190,7 @@ impl SseFilter {
 
     /// Reads a chunk and appends what is to be forwarded to `out`: whole events, as slices of the chunk where possible.
     /// After a refusal, the stream is read no further.
-    pub fn push(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) -> Result<(), EventRefusal> {
+    pub fn push(&mut self, chunk: Bytes, out: &mut impl Extend<Bytes>) -> Result<(), EventRefusal> {
         self.refusal.map_or(Ok(()), Err)?;
         self.scan_chunk(chunk, out).inspect_err(|refusal| {
             (self.tail, self.searched, self.refusal) = (BytesMut::new(), 0, Some(*refusal));
@@ -209,7 +209,7 @@ impl SseFilter {
         (!self.is_resumable() && !tail.is_empty()).then(|| redact_event(&tail).unwrap_or(tail))
     }
 
-    fn scan_chunk(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) -> Result<(), EventRefusal> {
+    fn scan_chunk(&mut self, chunk: Bytes, out: &mut impl Extend<Bytes>) -> Result<(), EventRefusal> {
         let bytes = if self.tail.is_empty() {
             chunk
         } else {
@@ -227,17 +227,17 @@ impl SseFilter {
             let passage = self.rewrite_event(bytes.slice(event.clone()));
             if passage != EventRewrite::Unchanged {
                 if unpassed < at {
-                    out.push(bytes.slice(unpassed..at));
+                    out.extend([bytes.slice(unpassed..at)]);
                 }
                 unpassed = event.end;
             }
             if let EventRewrite::Replaced(other) = passage {
-                out.push(other.into());
+                out.extend([Bytes::from(other)]);
             }
             at = event.end;
         }
         if unpassed < at {
-            out.push(bytes.slice(unpassed..at));
+            out.extend([bytes.slice(unpassed..at)]);
         }
         self.tail = BytesMut::from(&bytes[at..]);
         self.bound_tail()
@@ -351,14 +351,14 @@ impl SseFilter {
         let only_usage = usage.is_some() && choices.count == 0;
         self.facts.finish = choices.finish.or(self.facts.finish.take());
         self.facts.usage = usage.or(self.facts.usage);
-        let passage = self.rewrite_payload(payload, event);
+        let passage = self.rewrite_payload(payload, event, text > 0 || choices.has_output);
         if only_usage && self.usage == ClientUsageVisibility::Hidden { EventRewrite::Hidden } else { passage }
     }
 
     /// Passes the event to the transcript or the replay verifier, where there is one.
-    fn rewrite_payload(&mut self, payload: &[u8], event: &Bytes) -> EventRewrite {
-        let rewrite =
-            self.replay_verifier.as_mut().map_or(EventRewrite::Unchanged, |verifier| verifier.rewrite_event(payload));
+    fn rewrite_payload(&mut self, payload: &[u8], event: &Bytes, has_output: bool) -> EventRewrite {
+        let verifier = self.replay_verifier.as_mut();
+        let rewrite = verifier.map_or(EventRewrite::Unchanged, |verifier| verifier.rewrite_event(payload, has_output));
         let Some(transcript) = &mut self.transcript else { return rewrite };
         if transcript.passes_unread(payload) {
             return EventRewrite::Unchanged;

@@ -174,6 +174,12 @@ impl ReadyEvents {
     }
 }
 
+impl Extend<Bytes> for ReadyEvents {
+    fn extend<T: IntoIterator<Item = Bytes>>(&mut self, pieces: T) {
+        pieces.into_iter().for_each(|piece| self.push(piece));
+    }
+}
+
 enum StreamState {
     Answering(Box<EndGuard<AnsweringWorker>>),
     /// The answer broke off and is being resumed. The future ends the request if nobody waits for it any more.
@@ -328,13 +334,12 @@ impl ClientEventStream {
 
     fn on_chunk(&mut self, piece: Bytes) {
         let StreamState::Answering(answering) = &mut self.state else { return };
-        let mut passes = Vec::new();
-        let refused = answering.scanner.push(piece, &mut passes);
+        let ready_before = self.ready.pieces.len();
+        let refused = answering.scanner.push(piece, &mut self.ready);
         let is_abandoned = answering.is_abandoned();
         if let Some(listener) = &mut self.listener {
-            passes.iter().for_each(|piece| listener.on_chunk(piece));
+            self.ready.pieces.range(ready_before..).for_each(|piece| listener.on_chunk(piece));
         }
-        passes.into_iter().for_each(|piece| self.ready.push(piece));
         match refused {
             Err(refusal) => self.on_end(AttemptEvent::StreamInterrupted, Some(&refusal)),
             Ok(()) if is_abandoned => self.on_end(AttemptEvent::EngineError, None),

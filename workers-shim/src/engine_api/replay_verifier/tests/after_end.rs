@@ -72,11 +72,11 @@ fn replay_buffer_is_bounded_and_the_rest_is_forwarded() {
     };
     let long = "Q".repeat(MAX_BUFFERED_BYTES / 2);
     let mut verifier = ReplayVerifier::new(Api::Chat, ClientTokenIdVisibility::All, AnswerDeterminism::Always);
-    verifier.rewrite_event(said("QQ").as_bytes());
+    verifier.rewrite_event(said("QQ").as_bytes(), true);
     verifier.switch_engine();
     let mut passed = 0;
     for text in ["QQQ"].into_iter().chain([long.as_str(); 6]) {
-        let EventRewrite::Replaced(event) = verifier.rewrite_event(said(text).as_bytes()) else {
+        let EventRewrite::Replaced(event) = verifier.rewrite_event(said(text).as_bytes(), true) else {
             panic!("{} of it is not passed", text.len())
         };
         passed += event.iter().filter(|byte| **byte == b'Q').count();
