@@ -130,7 +130,7 @@ struct HandoffFields<'a> {
 }
 
 /// Usage fields of all four APIs.
-#[derive(Deserialize, Default)]
+#[derive(Clone, Copy, Deserialize, Default)]
 #[serde(default)]
 pub(super) struct UsageFields {
     prompt_tokens: Option<u64>,
@@ -143,7 +143,7 @@ pub(super) struct UsageFields {
     cache_read_input_tokens: Option<u64>,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Copy, Deserialize, Default)]
 #[serde(default)]
 struct TokenDetails {
     cached_tokens: Option<u64>,

@@ -5,7 +5,7 @@ mod chunk;
 
 use bytes::{Bytes, BytesMut};
 
-use super::answer::TokenUsage;
+use super::answer::{TokenUsage, UsageFields};
 use super::replay_verifier::ReplayVerifier;
 use super::reverse_pull::redact_event;
 use super::token_transcript::{
@@ -319,7 +319,7 @@ impl SseFilter {
             chunk.response.or(chunk.message).and_then(|raw| serde_json::from_str::<NestedAnswer>(raw.get()).ok());
         let inner = inner.unwrap_or_default();
         if self.facts.id.is_none() {
-            self.facts.id = chunk.id.map(|id| id.0.into_owned()).or(inner.id);
+            self.facts.id = chunk.id.and_then(|id| serde_json::from_str(id.get()).ok()).or(inner.id);
         }
         if let Some(error) = chunk.error.or(inner.error).or_else(|| (kind == "error").then(EngineError::default)) {
             let is_the_engines = error
@@ -351,24 +351,31 @@ impl SseFilter {
         let only_usage = usage.is_some() && choices.count == 0;
         self.facts.finish = choices.finish.or(self.facts.finish.take());
         self.facts.usage = usage.or(self.facts.usage);
-        let passage = self.rewrite_payload(payload, event, text > 0 || choices.has_output);
+        let fields = AnswerEventFields {
+            id: chunk.id,
+            created: chunk.created,
+            model: chunk.model,
+            choice: choices.first,
+            prompt_token_ids: chunk.prompt_token_ids,
+            usage: chunk.usage.map(UsageFields::usage),
+        };
+        let passage = self.rewrite_payload((payload, event), fields, text > 0 || choices.has_output);
         if only_usage && self.usage == ClientUsageVisibility::Hidden { EventRewrite::Hidden } else { passage }
     }
 
     /// Passes the event to the transcript or the replay verifier, where there is one.
-    fn rewrite_payload(&mut self, payload: &[u8], event: &Bytes, has_output: bool) -> EventRewrite {
+    fn rewrite_payload(
+        &mut self,
+        (payload, event): (&[u8], &Bytes),
+        fields: AnswerEventFields<'_>,
+        has_output: bool,
+    ) -> EventRewrite {
         let verifier = self.replay_verifier.as_mut();
         let rewrite = verifier.map_or(EventRewrite::Unchanged, |verifier| verifier.rewrite_event(payload, has_output));
-        let Some(transcript) = &mut self.transcript else { return rewrite };
-        if transcript.passes_unread(payload) {
-            return EventRewrite::Unchanged;
-        }
-        match serde_json::from_slice::<AnswerEventFields<'_>>(payload) {
-            Ok(event_fields) => transcript.rewrite_event(event, event_fields),
-            Err(_) => {
-                transcript.record_unreadable();
-                EventRewrite::Unchanged
-            }
+        match &mut self.transcript {
+            Some(transcript) if transcript.passes_unread(payload) => EventRewrite::Unchanged,
+            Some(transcript) => transcript.rewrite_event(event, fields),
+            None => rewrite,
         }
     }
 }

@@ -22,8 +22,7 @@ use super::answer::TokenUsage;
 use super::request::Api;
 use super::{ClientTokenIdVisibility, ClientUsageVisibility};
 use prompt_ids::ExtractedPromptIds;
-use resumable_event::AnswerChoiceFields;
-pub(super) use resumable_event::AnswerEventFields;
+pub(super) use resumable_event::{AnswerChoiceFields, AnswerEventFields};
 
 /// Maximum number of token ids kept for one answer, prompt included; 4 bytes each.
 const MAX_TOKEN_IDS: usize = 1 << 20;
@@ -258,7 +257,7 @@ impl TokenTranscript {
     }
 
     fn rewrite_first_attempt(&mut self, event: &[u8], event_fields: &AnswerEventFields<'_>) -> EventRewrite {
-        let choice = event_fields.choices.first();
+        let choice = event_fields.choice.as_ref();
         if let Some(choice) = choice {
             let ids = choice.token_ids.and_then(parse_ids);
             if choice.is_parsed() {
@@ -307,9 +306,9 @@ impl TokenTranscript {
 
     fn rewrite_continuation(&mut self, event_fields: AnswerEventFields<'_>) -> EventRewrite {
         let Some(head) = &self.head else { return EventRewrite::Unchanged };
-        let usage = event_fields.usage.map(|usage| self.whole_answer_usage(usage.usage()));
+        let usage = event_fields.usage.map(|usage| self.whole_answer_usage(usage));
         let mut out = self.write_event_head(head);
-        let Some(choice) = event_fields.choices.first() else {
+        let Some(choice) = &event_fields.choice else {
             out.extend_from_slice(b"[]");
             write_event_end(&mut out, usage);
             return EventRewrite::Replaced(out);
@@ -344,7 +343,8 @@ impl TokenTranscript {
         let raw = |raw: Option<&RawValue>| raw.map_or("null", RawValue::get).to_owned();
         let text = serde_json::to_string(text).expect("a text is always JSON");
         let ids = serde_json::to_string(&ids).expect("numbers are always JSON");
-        let (finish, stop) = (raw(choice.finish_reason), raw(choice.stop_reason));
+        let finish = serde_json::to_string(&choice.finish_reason.as_deref()).expect("a text is always JSON");
+        let stop = raw(choice.stop_reason);
         let written = if self.api == Api::Chat {
             let stop = if choice.finish_reason.is_some() { format!(r#""stop_reason":{stop},"#) } else { String::new() };
             write!(

@@ -1,4 +1,4 @@
-//! The parsed fields of a stream event. Texts are only measured: an event without escapes is parsed without a copy.
+//! The parsed fields of a stream event: all that anybody reads of it. An event without escapes is parsed without a copy.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use serde_json::value::RawValue;
 
 use crate::engine_api::answer::UsageFields;
-use crate::engine_api::json_string::{JsonString, StringLength};
+use crate::engine_api::json_string::JsonString;
+use crate::engine_api::token_transcript::AnswerChoiceFields;
 
 /// An event of any of the four APIs.
 #[derive(Deserialize)]
@@ -15,8 +16,11 @@ pub(super) struct StreamChunk<'a> {
     /// Only in `/v1/messages` and `/v1/responses`.
     #[serde(borrow)]
     pub(super) r#type: Option<JsonString<'a>>,
-    pub(super) id: Option<JsonString<'a>>,
-    pub(super) choices: Option<ChoicesSummary>,
+    pub(super) id: Option<&'a RawValue>,
+    pub(super) created: Option<&'a RawValue>,
+    pub(super) model: Option<&'a RawValue>,
+    pub(super) prompt_token_ids: Option<&'a RawValue>,
+    pub(super) choices: Option<EventChoices<'a>>,
     pub(super) usage: Option<UsageFields>,
     pub(super) error: Option<EngineError>,
     pub(super) delta: Option<DeltaLength>,
@@ -40,9 +44,9 @@ pub(super) struct EngineError {
     pub(super) code: Option<serde_json::Value>,
 }
 
-/// What the choices of an event of a chat or a completion say together.
+/// The choices of an event of a chat or a completion.
 #[derive(Default)]
-pub(super) struct ChoicesSummary {
+pub(super) struct EventChoices<'a> {
     /// Number of choices.
     pub(super) count: usize,
     /// Whether any has output.
@@ -51,58 +55,33 @@ pub(super) struct ChoicesSummary {
     pub(super) text: usize,
     /// The last finish reason.
     pub(super) finish: Option<String>,
+    /// The first choice.
+    pub(super) first: Option<AnswerChoiceFields<'a>>,
 }
 
-impl<'de> Deserialize<'de> for ChoicesSummary {
+impl<'de: 'a, 'a> Deserialize<'de> for EventChoices<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Choices;
         impl<'de> Visitor<'de> for Choices {
-            type Value = ChoicesSummary;
+            type Value = EventChoices<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of choices")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ChoicesSummary, A::Error> {
-                let mut summary = ChoicesSummary::default();
-                while let Some(choice) = list.next_element::<StreamChoice>()? {
-                    summary.count += 1;
-                    summary.has_output |= choice.has_output();
-                    summary.text += choice.text();
-                    summary.finish = choice.finish_reason.or(summary.finish);
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<EventChoices<'de>, A::Error> {
+                let mut choices = EventChoices::default();
+                while let Some(choice) = list.next_element::<AnswerChoiceFields<'de>>()? {
+                    choices.count += 1;
+                    choices.has_output |= choice.has_output();
+                    choices.text += choice.text_length();
+                    choices.finish = choice.finish_reason.as_deref().map(str::to_owned).or(choices.finish);
+                    choices.first = choices.first.or(Some(choice));
                 }
-                Ok(summary)
+                Ok(choices)
             }
         }
         deserializer.deserialize_seq(Choices)
-    }
-}
-
-#[derive(Deserialize)]
-struct StreamChoice {
-    finish_reason: Option<String>,
-    text: Option<StringLength>,
-    delta: Option<ChoiceDelta>,
-}
-
-#[derive(Deserialize)]
-struct ChoiceDelta {
-    content: Option<StringLength>,
-    reasoning: Option<StringLength>,
-    reasoning_content: Option<StringLength>,
-    tool_calls: Option<Vec<IgnoredAny>>,
-}
-
-impl StreamChoice {
-    /// Returns the length of its text in bytes.
-    fn text(&self) -> usize {
-        let of_delta = self.delta.as_ref().map(|delta| [delta.content, delta.reasoning, delta.reasoning_content]);
-        of_delta.into_iter().flatten().chain([self.text]).flatten().map(|text| text.0).sum()
-    }
-
-    fn has_output(&self) -> bool {
-        let tool_calls = self.delta.as_ref().and_then(|delta| delta.tool_calls.as_ref());
-        self.text() > 0 || tool_calls.is_some_and(|calls| !calls.is_empty())
     }
 }
 

@@ -1,30 +1,28 @@
-//! The parsed fields of an event whose answer may be continued elsewhere, with their positions for rewriting.
+//! The fields of an event whose answer may be continued elsewhere, with their positions for rewriting.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::engine_api::answer::UsageFields;
+use crate::engine_api::answer::TokenUsage;
 use crate::engine_api::json_string::JsonString;
 
 /// An event of a chat or a completion.
-#[derive(Deserialize)]
 pub(in crate::engine_api) struct AnswerEventFields<'a> {
-    #[serde(borrow)]
-    pub(super) id: Option<&'a RawValue>,
-    pub(super) created: Option<&'a RawValue>,
-    pub(super) model: Option<&'a RawValue>,
-    #[serde(default)]
-    pub(super) choices: Vec<AnswerChoiceFields<'a>>,
-    pub(super) prompt_token_ids: Option<&'a RawValue>,
-    pub(super) usage: Option<UsageFields>,
+    pub(in crate::engine_api) id: Option<&'a RawValue>,
+    pub(in crate::engine_api) created: Option<&'a RawValue>,
+    pub(in crate::engine_api) model: Option<&'a RawValue>,
+    /// Only answers with one choice are continued.
+    pub(in crate::engine_api) choice: Option<AnswerChoiceFields<'a>>,
+    pub(in crate::engine_api) prompt_token_ids: Option<&'a RawValue>,
+    pub(in crate::engine_api) usage: Option<TokenUsage>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct AnswerChoiceFields<'a> {
+pub(in crate::engine_api) struct AnswerChoiceFields<'a> {
     #[serde(borrow)]
     text: Option<JsonString<'a>>,
     delta: Option<AnswerDeltaFields<'a>>,
-    pub(super) finish_reason: Option<&'a RawValue>,
+    pub(in crate::engine_api) finish_reason: Option<JsonString<'a>>,
     pub(super) stop_reason: Option<&'a RawValue>,
     pub(super) token_ids: Option<&'a RawValue>,
     pub(super) prompt_token_ids: Option<&'a RawValue>,
@@ -34,9 +32,16 @@ pub(super) struct AnswerChoiceFields<'a> {
 struct AnswerDeltaFields<'a> {
     #[serde(borrow)]
     content: Option<JsonString<'a>>,
-    reasoning: Option<&'a RawValue>,
-    reasoning_content: Option<&'a RawValue>,
+    reasoning: Option<JsonString<'a>>,
+    reasoning_content: Option<JsonString<'a>>,
     tool_calls: Option<&'a RawValue>,
+}
+
+impl AnswerDeltaFields<'_> {
+    fn has_tool_calls(&self) -> bool {
+        let inside = self.tool_calls.map(|raw| raw.get().strip_prefix('[').and_then(|list| list.strip_suffix(']')));
+        inside.is_some_and(|list| list.is_none_or(|list| !list.trim().is_empty()))
+    }
 }
 
 impl AnswerChoiceFields<'_> {
@@ -45,8 +50,19 @@ impl AnswerChoiceFields<'_> {
         self.text.as_deref().or(content).unwrap_or_default()
     }
 
+    /// Returns the length of all its text in bytes, reasoning included.
+    pub(in crate::engine_api) fn text_length(&self) -> usize {
+        let of_delta = self.delta.as_ref().map(|delta| [&delta.content, &delta.reasoning, &delta.reasoning_content]);
+        of_delta.into_iter().flatten().chain([&self.text]).flatten().map(|text| text.len()).sum()
+    }
+
+    pub(in crate::engine_api) fn has_output(&self) -> bool {
+        self.text_length() > 0 || self.delta.as_ref().is_some_and(AnswerDeltaFields::has_tool_calls)
+    }
+
+    /// Returns whether the engine has parsed the text, so that a completion could not go on with it.
     pub(super) fn is_parsed(&self) -> bool {
         let Some(delta) = &self.delta else { return false };
-        [delta.reasoning, delta.reasoning_content, delta.tool_calls].into_iter().flatten().any(|raw| raw.get() != "[]")
+        delta.reasoning.is_some() || delta.reasoning_content.is_some() || delta.has_tool_calls()
     }
 }
