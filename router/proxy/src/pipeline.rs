@@ -113,7 +113,8 @@ pub async fn serve_generation(
                 let (opened, streaming) = dispatched.take().started(reporter, started);
                 let summary = summary::summary(&streaming);
                 // The stream commits the step when it ends.
-                return Ok(summary::with_summary(stream::stream(&pipeline.stream, opened, streaming), summary));
+                let response = stream::stream(&pipeline.stream, opened, streaming, stages.span);
+                return Ok(summary::with_summary(response, summary));
             }
             Err(failed) => {
                 let failed = dispatched.take().failed(reporter, failed);

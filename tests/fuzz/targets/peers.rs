@@ -105,6 +105,8 @@ fn scanner(body: &ClientRequestBody, (api, choice): (Api, u8)) -> SseFilter {
 
 fn push(scanner: &mut SseFilter, answer: &Bytes, size: usize, out: &mut Vec<Bytes>) {
     for piece in answer.chunks(size.min(answer.len().max(1))) {
-        scanner.push(answer.slice_ref(piece), out);
+        if scanner.push(answer.slice_ref(piece), out).is_err() {
+            break;
+        }
     }
 }

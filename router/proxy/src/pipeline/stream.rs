@@ -35,7 +35,6 @@ use super::locate::{self, LocateStage};
 use super::plan::PlanStage;
 use super::planning::StreamBreak;
 use super::request_end::RequestEnd;
-use super::request_span::request_span;
 use super::resume::{ResumeFrom, ResumedAnswer, resume};
 use super::resume_recording::with_resume_recording;
 use super::streaming::{AnswerCompletion, AnswerEnd, Streaming};
@@ -73,8 +72,8 @@ pub struct StreamStage {
     pub(super) execute: Arc<ExecuteStage>,
 }
 
-/// Builds the client's response.
-pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streaming) -> Response {
+/// Builds the client's response. Its events are passed on within the request's `span`.
+pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streaming, span: Span) -> Response {
     match opened {
         LegResponse::Whole(answer, report) => {
             if let Some(mut listener) = response_listener(stage, &streaming, answer.status(), BodyFormat::Whole) {
@@ -87,7 +86,7 @@ pub fn stream(stage: &Arc<StreamStage>, opened: LegResponse, streaming: Streamin
         }
         LegResponse::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
-            let mut events = ClientEventStream::new(stage, (head.status, rest), streaming);
+            let mut events = ClientEventStream::new(stage, (head.status, rest), streaming, span);
             events.on_chunk(first);
             let mut response =
                 Response::new(Body::from_stream(poll_fn(move |cx| events.guarded(|events| events.poll_chunk(cx)))));
@@ -307,7 +306,12 @@ impl RequestState for AnsweringWorker {
 }
 
 impl ClientEventStream {
-    fn new(stage: &Arc<StreamStage>, (status, body): (StatusCode, WorkerBody), mut streaming: Streaming) -> Self {
+    fn new(
+        stage: &Arc<StreamStage>,
+        (status, body): (StatusCode, WorkerBody),
+        mut streaming: Streaming,
+        span: Span,
+    ) -> Self {
         let request = &streaming.step.located.identified.request;
         let has_several_choices = request.transfer_bar == Some(RequestTransferBlocker::SeveralChoices);
         let client = request.incoming.error_recipient();
@@ -328,7 +332,7 @@ impl ClientEventStream {
             has_several_choices,
             listener,
             state: StreamState::of(stage, (body, scanner), streaming),
-            span: request_span(client.request),
+            span,
         }
     }
 

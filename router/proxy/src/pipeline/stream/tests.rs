@@ -22,7 +22,7 @@ async fn begun_answer(app_state: &Arc<AppState>) -> ClientEventStream {
     let (opened, streaming) = dispatched.started(&app_state.pipeline.stream.reporter, started);
     let LegResponse::Stream(answer, _) = opened else { panic!("it is a stream") };
     let (head, body) = answer.into_parts();
-    ClientEventStream::new(&app_state.pipeline.stream, (head.status, body), streaming)
+    ClientEventStream::new(&app_state.pipeline.stream, (head.status, body), streaming, Span::none())
 }
 
 #[tokio::test]
