@@ -39,6 +39,7 @@ fn workers(parts: &OperatorParts) {
     }
     discovery(parts);
     metrics.distinct_blocks.set(to_i64(parts.index.read().blocks() as u64));
+    metrics.assumed_blocks.set(to_i64(parts.index.assumed_blocks() as u64));
 }
 
 fn discovery(parts: &OperatorParts) {

@@ -170,7 +170,7 @@ fn choose_replication(
         replicas: found.sealed.as_ref().map_or_else(Vec::new, |sealed| sealed.holders(owner)),
         ..SessionView::new(id)
     };
-    let overlaps = task.index.read().overlaps_of_chain(&kept.chain);
+    let overlaps = task.index.overlaps_of_chain(&kept.chain);
     let (routing, shapes) = (task.routing.get(), task.listed_workers.shapes());
     let ejected = task.outliers.lock().excluded(&workers, Instant::now());
     let (barred, account) = (task.transfer_checks.disabled_links(), task.occupancy.lock());

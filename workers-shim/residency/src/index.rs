@@ -32,8 +32,7 @@ pub struct TooManySources;
 struct IndexedSource {
     worker: WorkerId,
     rank: DpRank,
-    /// None for an approximate source beside the worker's own ones, which does not affect how these are known.
-    knowledge: Option<KvIndexState>,
+    knowledge: KvIndexState,
 }
 
 /// Which source holds which chain block.
@@ -73,16 +72,6 @@ impl ResidencyIndex {
         rank: DpRank,
         index_state: KvIndexState,
     ) -> Result<SourceSlot, TooManySources> {
-        self.allocate_slot(IndexedSource { worker, rank, knowledge: Some(index_state) })
-    }
-
-    /// Allocates a slot for blocks that are only assumed, beside the worker's own sources: [`Self::kv_index_state`] does
-    /// not change.
-    pub fn add_approximate_source(&mut self, worker: WorkerId, rank: DpRank) -> Result<SourceSlot, TooManySources> {
-        self.allocate_slot(IndexedSource { worker, rank, knowledge: None })
-    }
-
-    fn allocate_slot(&mut self, seat: IndexedSource) -> Result<SourceSlot, TooManySources> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < Self::MAX_SOURCES => {
@@ -93,7 +82,7 @@ impl ResidencyIndex {
             }
             None => return Err(TooManySources),
         };
-        self.slots[usize::from(slot)] = Some(seat);
+        self.slots[usize::from(slot)] = Some(IndexedSource { worker, rank, knowledge: index_state });
         self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
         Ok(SourceSlot(slot))
     }
@@ -152,15 +141,14 @@ impl ResidencyIndex {
     /// Sets how exactly a source's blocks are known.
     pub fn set_kv_index_state(&mut self, slot: SourceSlot, index_state: KvIndexState) {
         if let Some(slot) = &mut self.slots[usize::from(slot.0)] {
-            slot.knowledge = Some(index_state);
+            slot.knowledge = index_state;
         }
     }
 
-    /// Returns how exactly a worker's blocks are known: the worst state of its ranks, ignoring approximate sources
-    /// beside them.
+    /// Returns how exactly a worker's blocks are known: the worst state of its ranks.
     pub fn kv_index_state(&self, worker: WorkerId) -> KvIndexState {
         let seats = self.slots.iter().flatten().filter(|seat| seat.worker == worker);
-        seats.filter_map(|seat| seat.knowledge).min().unwrap_or_default()
+        seats.map(|seat| seat.knowledge).min().unwrap_or_default()
     }
 
     /// Returns the number of chain blocks that are held at all.

@@ -23,6 +23,7 @@ mod orphans;
 mod prefix_closure;
 mod residency_feed;
 mod routed_blocks;
+mod routed_index;
 mod shard;
 mod snapshot;
 mod source;
@@ -38,7 +39,8 @@ pub use index::{ResidencyChange, ResidencyIndex, SourceSlot, TooManySources};
 pub use kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent, KvCacheSpecKind, KvEventBatch};
 pub use prefix_closure::PrefixClosure;
 pub use residency_feed::{ApplyProgress, ResidencyFeed};
-pub use routed_blocks::{RoutedBlockLimits, RoutedBlocks};
+pub use routed_blocks::RoutedBlockLimits;
+pub use routed_index::{RoutedIndex, RoutedRankSlot};
 pub use snapshot::{
     MAX_CHUNK_BYTES, ReadProgress, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader,
     ResidencySnapshotReader, ResidencySnapshotWriter,

@@ -8,10 +8,9 @@
 use std::collections::BTreeMap;
 
 use smart_default::SmartDefault;
-use vocabulary::{BlockHash, Micros, PrefixChain, PrefixId, Tier};
+use vocabulary::{BlockHash, Micros, PrefixChain, PrefixId};
 
 use crate::fold_hash::FoldHashMap;
-use crate::index::ResidencyChange;
 
 /// How much is recorded, and for how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
@@ -22,6 +21,15 @@ pub struct RoutedBlockLimits {
     /// Maximum age since the last use.
     #[default(Micros(600_000_000))]
     pub age: Micros,
+}
+
+/// A change of the first blocks of the prompts that are held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FirstBlockChange {
+    /// Prompts that begin with this block are held now.
+    Added(BlockHash),
+    /// None is held any more.
+    Removed(BlockHash),
 }
 
 /// Blocks for which a run keeps memory beyond twice its length.
@@ -71,8 +79,10 @@ impl BlockRun {
 }
 
 /// The blocks routed to one rank of one worker.
-pub struct RoutedBlocks {
+pub(crate) struct RoutedBlocks {
     limits: RoutedBlockLimits,
+    /// Number of blocks that are kept.
+    max_blocks: usize,
     /// The run that begins with a block.
     starts: FoldHashMap<BlockHash, RunIndex>,
     /// Number of blocks in all runs.
@@ -86,9 +96,10 @@ pub struct RoutedBlocks {
 
 impl RoutedBlocks {
     /// Creates an empty record.
-    pub fn new(limits: RoutedBlockLimits) -> Self {
+    pub(crate) fn new(limits: RoutedBlockLimits) -> Self {
         Self {
             limits,
+            max_blocks: limits.blocks,
             starts: FoldHashMap::default(),
             count: 0,
             runs: Vec::new(),
@@ -98,13 +109,28 @@ impl RoutedBlocks {
         }
     }
 
-    /// Sets how many chain blocks the worker's cache can hold.
-    pub fn set_limit(&mut self, blocks: usize) {
-        self.limits.blocks = blocks;
+    /// Sets how many chain blocks the worker's cache can hold. Never more are kept than at first.
+    pub(crate) fn set_limit(&mut self, blocks: usize) {
+        self.max_blocks = blocks.min(self.limits.blocks);
+    }
+
+    /// Returns the number of blocks.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Returns the first blocks of the prompts that are held.
+    pub(crate) fn first_blocks(&self) -> impl Iterator<Item = BlockHash> {
+        self.runs.iter().filter(|run| run.parent.is_none()).filter_map(|run| run.hashes.first().copied())
+    }
+
+    /// Returns how many leading blocks of a chain are held.
+    pub(crate) fn depth(&self, chain: &PrefixChain) -> usize {
+        self.known_blocks(&chain.ids).0
     }
 
     /// Records the prompts of one served step. `now` must not go backwards.
-    pub fn record_prompts(&mut self, prompts: &[&PrefixChain], now: Micros, out: &mut Vec<ResidencyChange>) {
+    pub(crate) fn record_prompts(&mut self, prompts: &[&PrefixChain], now: Micros, out: &mut Vec<FirstBlockChange>) {
         for chain in prompts {
             self.use_count += 1;
             self.record_prompt(chain, BlockUse { number: self.use_count, at: now }, out);
@@ -112,15 +138,17 @@ impl RoutedBlocks {
         self.expire(now, out);
     }
 
-    fn record_prompt(&mut self, chain: &PrefixChain, used: BlockUse, out: &mut Vec<ResidencyChange>) {
-        let ids = &chain.ids[..chain.ids.len().min(self.limits.blocks).min(u32::MAX as usize)];
+    fn record_prompt(&mut self, chain: &PrefixChain, used: BlockUse, out: &mut Vec<FirstBlockChange>) {
+        let ids = &chain.ids[..chain.ids.len().min(self.max_blocks).min(u32::MAX as usize)];
         let (known, last) = self.known_blocks(ids);
         // A run that begins with the next block but continues another one has the hash of another block by chance.
         let is_taken = ids.get(known).is_some_and(|id| self.starts.contains_key(&id.block_hash()));
         let new = if is_taken { &[] } else { &ids[known..] };
         let Some((at, length)) = self.run_after(last, new) else { return };
+        if last.is_none() {
+            out.extend(new.first().map(|first| FirstBlockChange::Added(first.block_hash())));
+        }
         let before = self.runs[at as usize].oldest_use();
-        out.extend(new.iter().map(|id| ResidencyChange::Added(id.block_hash(), Tier::Hbm)));
         self.count += new.len();
         let run = &mut self.runs[at as usize];
         run.hashes.extend(new.iter().map(|id| id.block_hash()));
@@ -138,6 +166,10 @@ impl RoutedBlocks {
             let (hashes, rest) = (&self.runs[*run as usize].hashes, &ids[known..]);
             // A block's hash covers all blocks before it, so nothing is equal after the first difference.
             let (mut equal, mut end) = (1, hashes.len().min(rest.len()));
+            // Most prompts grow, and contain the whole run.
+            if hashes[end - 1] == rest[end - 1].block_hash() {
+                equal = end;
+            }
             while equal < end {
                 let middle = equal.midpoint(end);
                 match hashes[middle] == rest[middle].block_hash() {
@@ -182,11 +214,11 @@ impl RoutedBlocks {
     }
 
     /// Removes blocks that are too old or exceed the limit.
-    pub fn expire(&mut self, now: Micros, out: &mut Vec<ResidencyChange>) {
+    pub(crate) fn expire(&mut self, now: Micros, out: &mut Vec<FirstBlockChange>) {
         while let Some((used, &run)) = self.evictable.first_key_value() {
             let excess = match now - used.at > self.limits.age {
                 true => usize::MAX,
-                false => self.count.saturating_sub(self.limits.blocks),
+                false => self.count.saturating_sub(self.max_blocks),
             };
             if excess == 0 {
                 break;
@@ -197,15 +229,14 @@ impl RoutedBlocks {
 
     /// Evicts the last blocks of a run, of which `used` is the oldest use: those that no later use covers and no run
     /// continues, at most `most`.
-    fn evict_last_blocks(&mut self, at: RunIndex, used: BlockUse, most: usize, out: &mut Vec<ResidencyChange>) {
+    fn evict_last_blocks(&mut self, at: RunIndex, used: BlockUse, most: usize, out: &mut Vec<FirstBlockChange>) {
         let run = &mut self.runs[at as usize];
         let covered = run.uses.iter().rev().nth(1).map_or(0, |(shorter, _)| *shorter);
         let continued = run.children.keys().next_back().copied().unwrap_or(0);
         let kept = (covered.max(continued) as usize).max(run.hashes.len().saturating_sub(most));
         let start = run.hashes.first().copied();
         self.count -= run.hashes.len() - kept;
-        // The deepest first, so that no block is held without its parent.
-        out.extend(run.hashes.drain(kept..).rev().map(|hash| ResidencyChange::Removed(hash, Tier::Hbm)));
+        run.hashes.truncate(kept);
         // A long run of which little is left must not keep its memory.
         if run.hashes.capacity() > 2 * run.hashes.len() + SPARE_BLOCKS {
             run.hashes.shrink_to_fit();
@@ -217,6 +248,9 @@ impl RoutedBlocks {
         }
         self.requeue(at, Some(used));
         if length == 0 {
+            if self.runs[at as usize].parent.is_none() {
+                out.extend(start.map(FirstBlockChange::Removed));
+            }
             start.map(|start| self.starts.remove(&start));
             self.remove_empty_run(at, used);
         }
@@ -237,13 +271,6 @@ impl RoutedBlocks {
         }
         continued.record_use(length, used);
         self.requeue(parent, before);
-    }
-
-    /// Removes everything, because the worker restarted.
-    pub fn clear(&mut self, out: &mut Vec<ResidencyChange>) {
-        let held = self.runs.iter().flat_map(|run| &run.hashes);
-        out.extend(held.map(|hash| ResidencyChange::Removed(*hash, Tier::Hbm)));
-        *self = Self::new(self.limits);
     }
 }
 

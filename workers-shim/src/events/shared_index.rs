@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
 use residency::{
-    ApplyProgress, DepthHint, PrefixClosure, ResidencyChange, ResidencyFeed, ResidencyIndex, RoutedBlockLimits,
-    RoutedBlocks, SourceSlot, TooManySources,
+    ApplyProgress, DepthHint, ResidencyFeed, ResidencyIndex, RoutedBlockLimits, RoutedIndex, RoutedRankSlot,
+    TooManySources,
 };
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Overlap, PrefixChain, SessionId, Tokens, WorkerId};
 
@@ -21,18 +21,24 @@ const MAX_DEPTH_HINTS: usize = 4096;
 #[derive(Clone)]
 pub struct SharedIndex {
     index: Arc<RwLock<ResidencyIndex>>,
-    approximate: Arc<Mutex<HashMap<WorkerId, ApproximateResidency>>>,
+    approximate: Arc<RwLock<ApproximateResidency>>,
     /// Depths found by the last lookups, indexed by session id modulo the length; colliding sessions overwrite each
     /// other.
     depth_hints: Arc<[AtomicU64]>,
     started: Instant,
 }
 
-/// Blocks that a worker is assumed to hold because prompts were routed there: all prompts for workers without events,
-/// otherwise those identified by bytes only.
+/// Blocks that workers are assumed to hold because prompts were routed there.
+#[derive(Default)]
 struct ApproximateResidency {
+    workers: HashMap<WorkerId, ApproximateWorker>,
+    index: RoutedIndex,
+}
+
+/// What is assumed of a worker: for one without events all prompts, otherwise those identified by bytes only.
+struct ApproximateWorker {
     limits: RoutedBlockLimits,
-    ranks: HashMap<DpRank, (RoutedBlocks, SourceSlot)>,
+    ranks: HashMap<DpRank, RoutedRankSlot>,
     mode: ResidencyMode,
 }
 
@@ -75,9 +81,14 @@ impl SharedIndex {
         Self::default()
     }
 
-    /// Locks the index for lookups. Hold the guard briefly, never across an await.
+    /// Locks the index of what engines report. Hold the guard briefly, never across an await.
     pub fn read(&self) -> RwLockReadGuard<'_, ResidencyIndex> {
         self.index.read()
+    }
+
+    /// Returns the number of blocks that are assumed from routing; one that several ranks hold counts for each.
+    pub fn assumed_blocks(&self) -> usize {
+        self.approximate.read().index.blocks()
     }
 
     /// Returns which workers hold how much of a prompt of `session`, of which the ledger knows `known` blocks. The
@@ -87,13 +98,29 @@ impl SharedIndex {
         let [least, middle, deepest] = DepthHint::from_packed(hint.load(Relaxed)).depths();
         let found = self.read().overlaps_with_hint(chain, &[least, middle, deepest, known]);
         hint.store(DepthHint::from_depths(&found).packed(), Relaxed);
+        self.with_assumed(chain, found)
+    }
+
+    /// Returns which workers hold how much of a chain.
+    pub fn overlaps_of_chain(&self, chain: &PrefixChain) -> Vec<Overlap> {
+        let found = self.read().overlaps_of_chain(chain);
+        self.with_assumed(chain, found)
+    }
+
+    /// Adds what is assumed. Of no rank both kinds know blocks of one chain.
+    fn with_assumed(&self, chain: &PrefixChain, mut found: Vec<Overlap>) -> Vec<Overlap> {
+        let reported = found.len();
+        self.approximate.read().index.find_overlaps(chain, &mut found);
+        if found.len() > reported {
+            found.sort_unstable_by_key(|overlap| (overlap.worker, overlap.rank, overlap.tier));
+        }
         found
     }
 
     /// Adds a worker. Until its events are followed, its blocks are assumed from routing.
     pub(crate) fn admit(&self, worker: WorkerId, limits: RoutedBlockLimits) {
-        let guesses = ApproximateResidency { limits, ranks: HashMap::new(), mode: ResidencyMode::Approximate };
-        self.approximate.lock().insert(worker, guesses);
+        let mode = ResidencyMode::Approximate;
+        self.approximate.write().workers.insert(worker, ApproximateWorker { limits, ranks: HashMap::new(), mode });
     }
 
     /// Applies all changes of a feed, in batches between which readers can proceed.
@@ -115,52 +142,17 @@ impl SharedIndex {
         capacity: Option<Tokens>,
     ) -> KvIndexState {
         let now = Micros::of(self.started.elapsed());
-        let mut all = self.approximate.lock();
-        let is_told = |residency: &ApproximateResidency| {
-            residency.mode == ResidencyMode::Observed && step.basis == HashInputKind::Tokens
-        };
-        if let Some(guesses) = all.get_mut(&worker).filter(|guesses| !is_told(guesses)) {
-            self.approximate(guesses, (worker, rank), (step.prompts, capacity), now);
-        }
+        self.approximate.write().record((worker, rank), step, capacity, now);
         self.read().kv_index_state(worker)
-    }
-
-    fn approximate(
-        &self,
-        residency: &mut ApproximateResidency,
-        (worker, rank): (WorkerId, DpRank),
-        (prompts, capacity): (&[&PrefixChain], Option<Tokens>),
-        now: Micros,
-    ) {
-        let Some(block) = prompts.first().map(|chain| chain.block) else { return };
-        if !residency.ranks.contains_key(&rank) {
-            let mut index = self.index.write();
-            let joined = match residency.mode {
-                ResidencyMode::Approximate => index.add_source(worker, rank, KvIndexState::Approximate),
-                ResidencyMode::Observed => index.add_approximate_source(worker, rank),
-            };
-            // Without a free source slot nothing is assumed, which only costs accuracy.
-            let Ok(slot) = joined else { return };
-            // Routed blocks are recorded and evicted so that none is held without its parent.
-            index.set_closure(slot, PrefixClosure::Whole);
-            residency.ranks.insert(rank, (RoutedBlocks::new(residency.limits), slot));
-        }
-        let Some((routed, slot)) = residency.ranks.get_mut(&rank) else { return };
-        let capacity = capacity.map_or(usize::MAX, |capacity| capacity.whole_blocks(block).0 as usize);
-        routed.set_limit(residency.limits.blocks.min(capacity));
-        let mut changes = Vec::new();
-        routed.record_prompts(prompts, now, &mut changes);
-        self.apply(*slot, &changes);
     }
 
     /// Removes assumed blocks that are too old. Needed also where nothing is routed any more.
     pub(crate) fn expire(&self, worker: WorkerId) {
         let now = Micros::of(self.started.elapsed());
-        let mut all = self.approximate.lock();
-        for (routed, slot) in all.get_mut(&worker).into_iter().flat_map(|guesses| guesses.ranks.values_mut()) {
-            let mut changes = Vec::new();
-            routed.expire(now, &mut changes);
-            self.apply(*slot, &changes);
+        let mut approximate = self.approximate.write();
+        let ApproximateResidency { workers, index } = &mut *approximate;
+        for slot in workers.get(&worker).into_iter().flat_map(|worker| worker.ranks.values()) {
+            index.expire(*slot, now);
         }
     }
 
@@ -176,34 +168,43 @@ impl SharedIndex {
     }
 
     pub(crate) fn remove_worker(&self, worker: WorkerId) {
-        let mut all = self.approximate.lock();
-        if let Some(mut guesses) = all.remove(&worker) {
-            self.clear_approximate(&mut guesses);
-        }
+        let mut approximate = self.approximate.write();
+        approximate.forget_blocks(worker);
+        approximate.workers.remove(&worker);
     }
 
     fn set_mode(&self, worker: WorkerId, mode: ResidencyMode) {
-        let mut all = self.approximate.lock();
-        let Some(guesses) = all.get_mut(&worker) else { return };
-        guesses.mode = mode;
-        self.clear_approximate(guesses);
-    }
-
-    fn clear_approximate(&self, residency: &mut ApproximateResidency) {
-        for (_, (mut routed, slot)) in residency.ranks.drain() {
-            self.index.write().retire(slot);
-            let mut changes = Vec::new();
-            routed.clear(&mut changes);
-            self.apply(slot, &changes);
-            self.index.write().release(slot);
+        let mut approximate = self.approximate.write();
+        approximate.forget_blocks(worker);
+        if let Some(worker) = approximate.workers.get_mut(&worker) {
+            worker.mode = mode;
         }
     }
+}
 
-    fn apply(&self, slot: SourceSlot, changes: &[ResidencyChange]) {
-        for portion in changes.chunks(CHANGES_PER_LOCK) {
-            self.read().warm_cpu_cache(portion);
-            self.index.write().apply(slot, portion);
+impl ApproximateResidency {
+    /// Records that a step was served at a rank, unless the worker's events say so.
+    fn record(
+        &mut self,
+        (worker, rank): (WorkerId, DpRank),
+        step: StepPromptChains<'_>,
+        capacity: Option<Tokens>,
+        now: Micros,
+    ) {
+        let Self { workers, index } = self;
+        let Some(known) = workers.get_mut(&worker) else { return };
+        let Some(block) = step.prompts.first().map(|chain| chain.block) else { return };
+        if known.mode == ResidencyMode::Observed && step.basis == HashInputKind::Tokens {
+            return;
         }
+        let slot = *known.ranks.entry(rank).or_insert_with(|| index.add_rank(worker, rank, known.limits));
+        let capacity = capacity.map_or(usize::MAX, |capacity| capacity.whole_blocks(block).0 as usize);
+        index.record_prompts(slot, step.prompts, capacity, now);
+    }
+
+    fn forget_blocks(&mut self, worker: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&worker) else { return };
+        worker.ranks.drain().for_each(|(_, slot)| self.index.remove_rank(slot));
     }
 }
 

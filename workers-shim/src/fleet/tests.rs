@@ -182,7 +182,7 @@ impl FleetHarness {
     }
 
     fn overlaps(&self, tokens: &[u32]) -> Vec<Overlap> {
-        self.index.read().overlaps_of_chain(&chain(tokens))
+        self.index.overlaps_of_chain(&chain(tokens))
     }
 
     /// Number of chain blocks of a prompt that the first worker holds.

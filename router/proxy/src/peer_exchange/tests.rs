@@ -81,7 +81,7 @@ impl TestPeer {
     fn depth(&self, worker: &SimWorker, prompt: &[u32]) -> Blocks {
         let root = namespace().root(HashSeed(1), RequestNamespace::default());
         let chain = PrefixChain::over_tokens(root, HashSeed(1), Tokens(16), prompt);
-        let overlaps = self.index.read().overlaps_of_chain(&chain);
+        let overlaps = self.index.overlaps_of_chain(&chain);
         let there = overlaps.iter().find(|overlap| overlap.worker == WorkerId::of_endpoint(&url(worker)));
         there.map_or(Blocks::ZERO, |overlap| overlap.blocks)
     }

@@ -153,7 +153,7 @@ fn overlaps(stage: &LocateStage, identified: &IdentifiedRequest, known: Blocks) 
         return first;
     }
     // One read lock per chain, so that writers get a turn in between.
-    let others = identified.other_chains.iter().map(|chain| index.read().overlaps_of_chain(chain));
+    let others = identified.other_chains.iter().map(|chain| index.overlaps_of_chain(chain));
     batch::sum_overlaps(std::iter::once(first).chain(others))
 }
 

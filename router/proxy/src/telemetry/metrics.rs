@@ -170,7 +170,10 @@ families! {
         event_gaps: IntCounterVec = "kv_event_gaps_total" {worker}, "Gaps seen in the worker's KV events since start.";
         event_lag: GaugeVec = "kv_event_lag_seconds" {worker}, "Age of the newest KV event when it was applied.";
         blocks: IntGaugeVec = "residency_blocks" {worker}, "Blocks that the worker is known to hold.";
-        distinct_blocks: IntGauge = "residency_distinct_blocks", "Blocks that any worker is known to hold, each once.";
+        distinct_blocks: IntGauge = "residency_distinct_blocks",
+            "Blocks that any worker is known from its events to hold, each once.";
+        assumed_blocks: IntGauge = "residency_assumed_blocks",
+            "Blocks that workers are assumed to hold because prompts were routed there, each once for every rank.";
     }
 }
 

@@ -10,80 +10,50 @@ fn chain(last: u32, blocks: u32) -> PrefixChain {
     PrefixChain::over_tokens(PrefixId(1), SEED, Tokens(4), &tokens)
 }
 
-struct BelievedBlocks(BTreeSet<BlockHash>);
-
-impl BelievedBlocks {
-    fn apply(&mut self, changes: &[ResidencyChange]) {
-        for change in changes {
-            let fresh = match *change {
-                ResidencyChange::Added(hash, _) => self.0.insert(hash),
-                ResidencyChange::Removed(hash, _) => self.0.remove(&hash),
-            };
-            assert!(fresh, "every change changes something: {change:?}");
-        }
-    }
-
-    fn depth(&self, chain: &PrefixChain) -> usize {
-        chain.ids.iter().take_while(|id| self.0.contains(&id.block_hash())).count()
-    }
+fn note(routed: &mut RoutedBlocks, chain: &PrefixChain, at: u64) {
+    routed.record_prompts(&[chain], Micros(at), &mut Vec::new());
 }
 
-fn note(routed: &mut RoutedBlocks, blocks: &mut BelievedBlocks, chain: &PrefixChain, at: u64) {
-    let mut changes = Vec::new();
-    routed.record_prompts(&[chain], Micros(at), &mut changes);
-    blocks.apply(&changes);
+fn held_blocks(routed: &RoutedBlocks) -> BTreeSet<BlockHash> {
+    routed.runs.iter().flat_map(|run| run.hashes.iter().copied()).collect()
 }
 
 #[test]
 fn eviction_takes_the_least_recent_leaf() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 8, age: Micros(1_000) });
-    let mut believed = BelievedBlocks(BTreeSet::new());
     let (a, b) = (chain(1, 5), chain(2, 5));
-    note(&mut routed, &mut believed, &a, 0);
-    note(&mut routed, &mut believed, &b, 1);
-    assert_eq!((believed.depth(&a), believed.depth(&b)), (5, 5), "8 blocks, two of them shared");
-    note(&mut routed, &mut believed, &chain(3, 3), 2);
-    assert_eq!((believed.depth(&a), believed.depth(&b), believed.0.len()), (4, 5, 8));
-    note(&mut routed, &mut believed, &a, 3);
-    assert_eq!((believed.depth(&a), believed.depth(&b), believed.0.len()), (5, 4, 8));
+    note(&mut routed, &a, 0);
+    note(&mut routed, &b, 1);
+    assert_eq!((routed.depth(&a), routed.depth(&b)), (5, 5), "8 blocks, two of them shared");
+    note(&mut routed, &chain(3, 3), 2);
+    assert_eq!((routed.depth(&a), routed.depth(&b), routed.len()), (4, 5, 8));
+    note(&mut routed, &a, 3);
+    assert_eq!((routed.depth(&a), routed.depth(&b), routed.len()), (5, 4, 8));
 }
 
 #[test]
 fn unused_blocks_expire() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 100, age: Micros(10) });
-    let mut believed = BelievedBlocks(BTreeSet::new());
-    note(&mut routed, &mut believed, &chain(1, 4), 0);
-    note(&mut routed, &mut believed, &chain(2, 4), 8);
-    let mut changes = Vec::new();
-    routed.expire(Micros(11), &mut changes);
-    believed.apply(&changes);
-    assert_eq!(
-        (believed.depth(&chain(1, 4)), believed.depth(&chain(2, 4))),
-        (2, 4),
-        "the shared blocks were used at 8"
-    );
-    let mut changes = Vec::new();
-    routed.clear(&mut changes);
-    believed.apply(&changes);
-    assert!(believed.0.is_empty());
+    note(&mut routed, &chain(1, 4), 0);
+    note(&mut routed, &chain(2, 4), 8);
+    routed.expire(Micros(11), &mut Vec::new());
+    assert_eq!((routed.depth(&chain(1, 4)), routed.depth(&chain(2, 4))), (2, 4), "the shared blocks were used at 8");
 }
 
 #[test]
 fn prompt_longer_than_the_limit_keeps_its_start() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 3, age: Micros(10) });
-    let mut believed = BelievedBlocks(BTreeSet::new());
-    note(&mut routed, &mut believed, &chain(1, 9), 0);
-    assert_eq!(believed.depth(&chain(1, 9)), 3);
+    note(&mut routed, &chain(1, 9), 0);
+    assert_eq!(routed.depth(&chain(1, 9)), 3);
 }
 
 #[test]
 fn repeated_and_growing_prompts_take_no_more_memory() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 1000, age: Micros(u64::MAX) });
-    let mut believed = BelievedBlocks(BTreeSet::new());
     // A block that is never used again stays older than all later uses.
-    note(&mut routed, &mut believed, &chain(9, 6), 0);
+    note(&mut routed, &chain(9, 6), 0);
     for round in 0..2_000 {
-        note(&mut routed, &mut believed, &chain(1, 10 + round as u32 % 41), round);
+        note(&mut routed, &chain(1, 10 + round as u32 % 41), round);
     }
     assert_eq!(routed.count, 54);
     assert!(routed.runs.len() <= 2 && routed.evictable.len() <= 2, "{} runs", routed.runs.len());
@@ -93,14 +63,13 @@ fn repeated_and_growing_prompts_take_no_more_memory() {
 #[test]
 fn an_evicted_run_keeps_no_memory() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 10_000, age: Micros(u64::MAX) });
-    let mut believed = BelievedBlocks(BTreeSet::new());
-    note(&mut routed, &mut believed, &chain(1, 5_000), 0);
-    note(&mut routed, &mut believed, &chain(2, 5_000), 1);
+    note(&mut routed, &chain(1, 5_000), 0);
+    note(&mut routed, &chain(2, 5_000), 1);
     routed.set_limit(5_000);
-    note(&mut routed, &mut believed, &chain(2, 5_000), 2);
+    note(&mut routed, &chain(2, 5_000), 2);
     let spare = |run: &BlockRun| run.hashes.capacity() - run.hashes.len();
     assert!(routed.runs.iter().map(spare).sum::<usize>() < 3 * SPARE_BLOCKS + 5_000);
-    assert_eq!(believed.0.len(), 5_000);
+    assert_eq!(routed.len(), 5_000);
 }
 
 /// What [`RoutedBlocks`] keeps, block by block: the number of its last use, and its depth.
@@ -134,7 +103,7 @@ impl LeastRecentlyUsed {
 }
 
 #[test]
-fn runs_hold_what_a_list_of_blocks_would_and_every_change_keeps_parents() {
+fn runs_hold_what_a_list_of_blocks_would_and_no_block_without_its_parent() {
     for seed in 1..60_u64 {
         let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut below = |bound: u64| {
@@ -146,7 +115,7 @@ fn runs_hold_what_a_list_of_blocks_would_and_every_change_keeps_parents() {
         let limits = RoutedBlockLimits { blocks: 10 + below(40) as usize, age: Micros(5 + below(60)) };
         let mut routed = RoutedBlocks::new(limits);
         let mut model = LeastRecentlyUsed { limits, blocks: BTreeMap::new(), uses: 0 };
-        let mut believed = BelievedBlocks(BTreeSet::new());
+        let mut first_blocks = BTreeSet::new();
         let mut parents = std::collections::HashMap::new();
         let mut now = 0;
         for step in 0..300 {
@@ -177,13 +146,23 @@ fn runs_hold_what_a_list_of_blocks_would_and_every_change_keeps_parents() {
                 model.record(&prompts, Micros(now));
             }
             for change in changes {
-                believed.apply(&[change]);
-                let is_whole =
-                    believed.0.iter().all(|hash| parents.get(hash).is_none_or(|parent| believed.0.contains(parent)));
-                assert!(is_whole, "seed {seed}, step {step}: a block is held without its parent");
+                let is_change = match change {
+                    FirstBlockChange::Added(first) => first_blocks.insert(first),
+                    FirstBlockChange::Removed(first) => first_blocks.remove(&first),
+                };
+                assert!(is_change, "seed {seed}, step {step}: {change:?} changes nothing");
             }
-            let expected: BTreeSet<BlockHash> = model.blocks.keys().copied().collect();
-            assert_eq!(believed.0, expected, "seed {seed}, step {step}");
+            let (held, expected) = (held_blocks(&routed), model.blocks.keys().copied().collect::<BTreeSet<_>>());
+            assert_eq!(held, expected, "seed {seed}, step {step}");
+            let is_whole = held.iter().all(|hash| parents.get(hash).is_none_or(|parent| held.contains(parent)));
+            assert!(is_whole, "seed {seed}, step {step}: a block is held without its parent");
+            let roots = held.iter().filter(|hash| !parents.contains_key(hash)).copied().collect();
+            assert_eq!(first_blocks, roots, "seed {seed}, step {step}");
+            assert_eq!(routed.first_blocks().collect::<BTreeSet<_>>(), roots);
+            for chain in &chains {
+                let depth = chain.ids.iter().take_while(|id| held.contains(&id.block_hash())).count();
+                assert_eq!(routed.depth(chain), depth, "seed {seed}, step {step}");
+            }
             assert_eq!(routed.count, expected.len());
             let starts: BTreeSet<BlockHash> = routed.starts.keys().copied().collect();
             let firsts = routed.runs.iter().filter_map(|run| run.hashes.first().copied());
@@ -195,28 +174,22 @@ fn runs_hold_what_a_list_of_blocks_would_and_every_change_keeps_parents() {
 #[test]
 fn lowered_limit_evicts_with_the_next_prompt() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 100, age: Micros(10) });
-    let mut believed = BelievedBlocks(BTreeSet::new());
-    note(&mut routed, &mut believed, &chain(1, 9), 0);
+    note(&mut routed, &chain(1, 9), 0);
     routed.set_limit(6);
-    note(&mut routed, &mut believed, &chain(2, 4), 1);
-    assert_eq!((believed.depth(&chain(2, 4)), believed.depth(&chain(1, 9)), believed.0.len()), (4, 4, 6));
+    note(&mut routed, &chain(2, 4), 1);
+    assert_eq!((routed.depth(&chain(2, 4)), routed.depth(&chain(1, 9)), routed.len()), (4, 4, 6));
 }
 
 #[test]
 fn prompts_of_one_step_expire_and_are_bounded_together() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 8, age: Micros(10) });
-    let mut believed = BelievedBlocks(BTreeSet::new());
     let (a, b) = (chain(1, 5), chain(2, 5));
-    let mut changes = Vec::new();
-    routed.record_prompts(&[&a, &b, &chain(3, 3)], Micros(0), &mut changes);
-    believed.apply(&changes);
+    routed.record_prompts(&[&a, &b, &chain(3, 3)], Micros(0), &mut Vec::new());
     assert_eq!(
-        (believed.depth(&a), believed.depth(&b), believed.0.len()),
+        (routed.depth(&a), routed.depth(&b), routed.len()),
         (4, 5, 8),
         "as if they had come one after the other"
     );
-    changes.clear();
-    routed.expire(Micros(11), &mut changes);
-    believed.apply(&changes);
-    assert_eq!(believed.0.len(), 0);
+    routed.expire(Micros(11), &mut Vec::new());
+    assert_eq!(routed.len(), 0);
 }

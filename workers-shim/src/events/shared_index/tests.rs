@@ -18,7 +18,7 @@ fn note_bytes(index: &SharedIndex, chain: &PrefixChain) -> KvIndexState {
 }
 
 fn depth(index: &SharedIndex, chain: &PrefixChain) -> u64 {
-    index.read().overlaps_of_chain(chain).first().map_or(0, |overlap| overlap.blocks.0)
+    index.overlaps_of_chain(chain).first().map_or(0, |overlap| overlap.blocks.0)
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn approximate_blocks_stand_until_events_arrive() {
     note(&index, (WORKER, RANK), &prompt, None);
     assert_eq!(depth(&index, &prompt), 2_000);
     index.use_events(WORKER);
-    assert_eq!((depth(&index, &prompt), index.read().blocks(), index.read().sources()), (0, 0, 0));
+    assert_eq!((depth(&index, &prompt), index.assumed_blocks(), index.read().sources()), (0, 0, 0));
     note(&index, (WORKER, RANK), &prompt, None);
     assert_eq!(depth(&index, &prompt), 0, "events say it better");
     index.use_approximation(WORKER);
@@ -47,7 +47,7 @@ fn ranks_are_approximated_separately() {
     index.admit(WORKER, RoutedBlockLimits::default());
     note(&index, (WORKER, DpRank(0)), &chain(2), None);
     note(&index, (WORKER, DpRank(1)), &chain(5), None);
-    let overlaps = index.read().overlaps_of_chain(&chain(9));
+    let overlaps = index.overlaps_of_chain(&chain(9));
     let depths: Vec<(u16, u64)> = overlaps.iter().map(|overlap| (overlap.rank.0, overlap.blocks.0)).collect();
     assert_eq!(depths, [(0, 2), (1, 5)]);
 }
@@ -77,7 +77,7 @@ fn approximation_is_bounded_by_the_workers_capacity() {
     note(&index, (WORKER, RANK), &chain(60), None);
     assert_eq!(depth(&index, &chain(60)), 50);
     note(&index, (WORKER, RANK), &chain(60), Some(Tokens(4 * 20 + 3)));
-    assert_eq!((depth(&index, &chain(60)), index.read().blocks()), (20, 20));
+    assert_eq!((depth(&index, &chain(60)), index.assumed_blocks()), (20, 20));
 }
 
 #[test]
@@ -86,10 +86,10 @@ fn approximate_blocks_expire_without_new_traffic() {
     index.admit(WORKER, RoutedBlockLimits { age: Micros(0), ..RoutedBlockLimits::default() });
     note(&index, (WORKER, RANK), &chain(60), None);
     let started = Instant::now();
-    while index.read().blocks() > 0 && started.elapsed().as_secs() < 10 {
+    while index.assumed_blocks() > 0 && started.elapsed().as_secs() < 10 {
         index.expire(WORKER);
     }
-    assert_eq!((index.read().blocks(), depth(&index, &chain(60))), (0, 0));
+    assert_eq!((index.assumed_blocks(), depth(&index, &chain(60))), (0, 0));
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn beside_events_only_byte_chains_are_approximated() {
     index.index.write().set_kv_index_state(events, KvIndexState::Degraded);
     assert_eq!(index.read().kv_index_state(WORKER), KvIndexState::Degraded);
     index.use_approximation(WORKER);
-    assert_eq!((depth(&index, &chain(60)), index.read().blocks()), (0, 0), "a restart voids it");
+    assert_eq!((depth(&index, &chain(60)), index.assumed_blocks()), (0, 0), "a restart voids it");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn approximate_blocks_beside_events_expire_too() {
     index.use_events(WORKER);
     note_bytes(&index, &chain(60));
     let started = Instant::now();
-    while index.read().blocks() > 0 && started.elapsed().as_secs() < 10 {
+    while index.assumed_blocks() > 0 && started.elapsed().as_secs() < 10 {
         index.expire(WORKER);
     }
     assert_eq!(depth(&index, &chain(60)), 0);
