@@ -7,6 +7,7 @@
 pub mod adapters;
 pub mod admission_queue;
 pub mod auth;
+mod body_buffers;
 pub mod caches;
 pub mod calibration;
 pub mod catalog;

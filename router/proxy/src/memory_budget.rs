@@ -10,6 +10,7 @@ use prometheus::{IntCounterVec, IntGauge};
 use vocabulary::TenantId;
 use workers_shim::engine_api::LegBody;
 
+use crate::body_buffers::{BodyBuffer, BodyBuffers};
 use crate::error::ApiError;
 use crate::telemetry::metrics::RequestMemoryMetrics;
 
@@ -29,6 +30,7 @@ pub struct MemoryBudget {
     reserved: Mutex<ReservationTotals>,
     reserved_gauge: IntGauge,
     refused: IntCounterVec,
+    buffers: Arc<BodyBuffers>,
 }
 
 #[derive(Debug, Default)]
@@ -40,14 +42,18 @@ struct ReservationTotals {
 impl MemoryBudget {
     /// Returns a budget without reservations.
     pub fn new(limits: MemoryLimits, metrics: &RequestMemoryMetrics) -> Arc<Self> {
-        let (shown, refused) = (metrics.reserved.clone(), metrics.refused.clone());
-        Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused })
+        Self::with_gauge(limits, metrics.reserved.clone(), metrics)
     }
 
     /// Returns a budget whose size is not exported as a metric; only its refusals are.
     pub fn unshown(limits: MemoryLimits, metrics: &RequestMemoryMetrics) -> Arc<Self> {
         let shown = IntGauge::new("operator_memory", "not shown").expect("a valid name");
-        Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge: shown, refused: metrics.refused.clone() })
+        Self::with_gauge(limits, shown, metrics)
+    }
+
+    fn with_gauge(limits: MemoryLimits, reserved_gauge: IntGauge, metrics: &RequestMemoryMetrics) -> Arc<Self> {
+        let (refused, buffers) = (metrics.refused.clone(), Arc::default());
+        Arc::new(Self { limits, reserved: Mutex::default(), reserved_gauge, refused, buffers })
     }
 
     /// Returns an empty reservation, which grows with its request.
@@ -116,6 +122,11 @@ impl MemoryReservation {
             self.bytes += bytes;
         }
         Ok(())
+    }
+
+    /// Returns an empty buffer for a body of `length` bytes. What is stored in it is reserved apart.
+    pub(crate) fn body_buffer(&self, length: usize) -> BodyBuffer {
+        self.budget.buffers.buffer(length)
     }
 
     /// Releases what exceeds `bytes`.

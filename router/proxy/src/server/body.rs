@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::Either;
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, EXPECT};
@@ -96,7 +96,7 @@ async fn receive(
     let deadline = Instant::now() + limits.total;
     let expected = usize::try_from(body.size_hint().lower()).unwrap_or(limits.bytes).min(limits.bytes);
     let mut first = Bytes::new();
-    let mut whole = BytesMut::new();
+    let mut whole = memory.body_buffer(0);
     loop {
         let next = timeout(limits.pause, timeout_at(deadline, body.frame())).await;
         let frame = match next.map_err(|_| ApiError::BodyTimeout)?.map_err(|_| ApiError::BodyTimeout)? {
@@ -115,23 +115,20 @@ async fn receive(
             continue;
         }
         if whole.is_empty() {
-            whole.reserve(expected.max(first.len() + data.len()));
-            whole.extend_from_slice(&std::mem::take(&mut first));
+            whole = memory.body_buffer(expected.max(first.len() + data.len()));
+            whole.extend(&std::mem::take(&mut first));
         }
-        whole.extend_from_slice(&data);
+        whole.extend(&data);
     }
-    Ok(Either::Left(match whole.is_empty() {
-        true if first.len() < MIN_BODY => first,
+    if whole.is_empty() && first.len() < MIN_BODY {
+        return Ok(Either::Left(first));
+    }
+    if whole.is_empty() {
         // A frame is a part of the connection's read buffer, all of which a body that is kept would keep.
-        true => Bytes::copy_from_slice(&first),
-        false => fitted(whole),
-    }))
-}
-
-/// Returns the buffer without the room that is left in it, for a body that is kept.
-fn fitted(whole: BytesMut) -> Bytes {
-    let has_room = whole.capacity() - whole.len() > whole.len() / 8;
-    if has_room { Bytes::copy_from_slice(&whole) } else { whole.freeze() }
+        whole = memory.body_buffer(first.len());
+        whole.extend(&first);
+    }
+    Ok(Either::Left(whole.into_bytes()))
 }
 
 /// Returns `error`, and reads in the background what the client still sends, within the limits: closing a connection
