@@ -6,7 +6,8 @@
 //!
 //! The path of an event: [`decode`] parses bytes to a [`KvEventBatch`], [`SequenceTracker`] decides whether it is next
 //! in sequence, [`ResidencyFeed`] converts it to [`ResidencyChange`]s without holding a lock and applies them to the
-//! shared [`ResidencyIndex`] in limited batches.
+//! shared [`ResidencyIndex`] in limited batches. What workers without events are assumed to hold is in the
+//! [`RoutedIndex`].
 
 mod block_tree;
 mod bucket_table;
@@ -40,7 +41,7 @@ pub use kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvCacheEvent
 pub use prefix_closure::PrefixClosure;
 pub use residency_feed::{ApplyProgress, ResidencyFeed};
 pub use routed_blocks::RoutedBlockLimits;
-pub use routed_index::{RoutedIndex, RoutedRankSlot};
+pub use routed_index::{RemovedRank, RoutedIndex, RoutedRankSlot};
 pub use snapshot::{
     MAX_CHUNK_BYTES, ReadProgress, ResidencySnapshot, ResidencySnapshotError, ResidencySnapshotHeader,
     ResidencySnapshotReader, ResidencySnapshotWriter,

@@ -11,6 +11,7 @@ use smart_default::SmartDefault;
 use vocabulary::{BlockHash, Micros, PrefixChain, PrefixId};
 
 use crate::fold_hash::FoldHashMap;
+use crate::residency_feed::ApplyProgress;
 
 /// How much is recorded, and for how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
@@ -81,7 +82,7 @@ impl BlockRun {
 /// The blocks routed to one rank of one worker.
 pub(crate) struct RoutedBlocks {
     limits: RoutedBlockLimits,
-    /// Number of blocks that are kept.
+    /// Maximum number of blocks.
     max_blocks: usize,
     /// The run that begins with a block.
     starts: FoldHashMap<BlockHash, RunIndex>,
@@ -109,7 +110,7 @@ impl RoutedBlocks {
         }
     }
 
-    /// Sets how many chain blocks the worker's cache can hold. Never more are kept than at first.
+    /// Sets how many chain blocks the worker's cache can hold. The limit given to [`Self::new`] stays the maximum.
     pub(crate) fn set_limit(&mut self, blocks: usize) {
         self.max_blocks = blocks.min(self.limits.blocks);
     }
@@ -135,7 +136,7 @@ impl RoutedBlocks {
             self.use_count += 1;
             self.record_prompt(chain, BlockUse { number: self.use_count, at: now }, out);
         }
-        self.expire(now, out);
+        self.expire(now, usize::MAX, out);
     }
 
     fn record_prompt(&mut self, chain: &PrefixChain, used: BlockUse, out: &mut Vec<FirstBlockChange>) {
@@ -213,8 +214,14 @@ impl RoutedBlocks {
         }
     }
 
-    /// Removes blocks that are too old or exceed the limit.
-    pub(crate) fn expire(&mut self, now: Micros, out: &mut Vec<FirstBlockChange>) {
+    /// Removes blocks that are too old or exceed the limit, in at most `max_evictions` evictions of a run's last blocks.
+    pub(crate) fn expire(
+        &mut self,
+        now: Micros,
+        max_evictions: usize,
+        out: &mut Vec<FirstBlockChange>,
+    ) -> ApplyProgress {
+        let mut evictions = 0;
         while let Some((used, &run)) = self.evictable.first_key_value() {
             let excess = match now - used.at > self.limits.age {
                 true => usize::MAX,
@@ -223,8 +230,13 @@ impl RoutedBlocks {
             if excess == 0 {
                 break;
             }
+            if evictions == max_evictions {
+                return ApplyProgress::More;
+            }
+            evictions += 1;
             self.evict_last_blocks(run, *used, excess, out);
         }
+        ApplyProgress::Done
     }
 
     /// Evicts the last blocks of a run, of which `used` is the oldest use: those that no later use covers and no run

@@ -1,11 +1,14 @@
 //! Which ranks are assumed to hold a prompt's blocks, because prompts that begin like it were routed there.
 //!
-//! Apart from the index of blocks that engines report: a step that is routed costs what is new in it, and no block costs
-//! more than its hash. A lookup visits the ranks that hold the prompt's first block.
+//! Kept apart from the index of reported blocks, and never mixed with it. To record a step takes time only for its new
+//! blocks, and a block within a run takes the memory of its hash. A lookup visits the ranks that hold the prompt's first
+//! block.
 
 use vocabulary::{BlockHash, Blocks, DpRank, Micros, Overlap, PrefixChain, Tier, WorkerId};
 
 use crate::fold_hash::FoldHashMap;
+use crate::index::ResidencyIndex;
+use crate::residency_feed::ApplyProgress;
 use crate::routed_blocks::{FirstBlockChange, RoutedBlockLimits, RoutedBlocks};
 
 /// A rank's slot in the [`RoutedIndex`].
@@ -22,29 +25,41 @@ struct RoutedRank {
 #[derive(Default)]
 pub struct RoutedIndex {
     ranks: Vec<Option<RoutedRank>>,
-    free: Vec<u32>,
+    free: Vec<RoutedRankSlot>,
     /// Ranks by the first blocks of the prompts that they hold.
-    holders: FoldHashMap<BlockHash, Vec<u32>>,
+    holders: FoldHashMap<BlockHash, Vec<RoutedRankSlot>>,
 }
 
+/// A rank that was removed, for the caller to drop where nobody waits for it.
+#[must_use]
+pub struct RemovedRank(#[expect(dead_code, reason = "only dropped")] RoutedRank);
+
 impl RoutedIndex {
-    /// Adds a rank, which holds nothing yet.
-    pub fn add_rank(&mut self, worker: WorkerId, rank: DpRank, limits: RoutedBlockLimits) -> RoutedRankSlot {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.ranks.push(None);
-            (self.ranks.len() - 1) as u32
-        });
-        self.ranks[slot as usize] = Some(RoutedRank { worker, rank, blocks: RoutedBlocks::new(limits) });
-        RoutedRankSlot(slot)
+    /// Most ranks of which blocks are assumed: as many as the index of reported blocks has.
+    pub const MAX_RANKS: usize = ResidencyIndex::MAX_SOURCES;
+
+    /// Adds a rank, which holds nothing yet; `None` if there are too many, which only makes plans less accurate.
+    pub fn add_rank(&mut self, worker: WorkerId, rank: DpRank, limits: RoutedBlockLimits) -> Option<RoutedRankSlot> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.ranks.len() < Self::MAX_RANKS => {
+                self.ranks.push(None);
+                RoutedRankSlot((self.ranks.len() - 1) as u32)
+            }
+            None => return None,
+        };
+        self.ranks[slot.0 as usize] = Some(RoutedRank { worker, rank, blocks: RoutedBlocks::new(limits) });
+        Some(slot)
     }
 
     /// Removes a rank with all its blocks.
-    pub fn remove_rank(&mut self, slot: RoutedRankSlot) {
-        let Some(removed) = self.ranks[slot.0 as usize].take() else { return };
-        self.free.push(slot.0);
+    pub fn remove_rank(&mut self, slot: RoutedRankSlot) -> Option<RemovedRank> {
+        let removed = self.ranks[slot.0 as usize].take()?;
+        self.free.push(slot);
         for first in removed.blocks.first_blocks() {
             self.remove_holder(first, slot);
         }
+        Some(RemovedRank(removed))
     }
 
     /// Records the prompts of one step served at a rank whose cache can hold `capacity` chain blocks. `now` must not go
@@ -56,9 +71,11 @@ impl RoutedIndex {
         });
     }
 
-    /// Removes a rank's blocks that are too old.
-    pub fn expire(&mut self, slot: RoutedRankSlot, now: Micros) {
-        self.change(slot, |blocks, changes| blocks.expire(now, changes));
+    /// Removes a rank's blocks that are too old, in at most `max_evictions` evictions of a run's last blocks.
+    pub fn expire(&mut self, slot: RoutedRankSlot, now: Micros, max_evictions: usize) -> ApplyProgress {
+        let mut progress = ApplyProgress::Done;
+        self.change(slot, |blocks, changes| progress = blocks.expire(now, max_evictions, changes));
+        progress
     }
 
     fn change(&mut self, slot: RoutedRankSlot, change: impl FnOnce(&mut RoutedBlocks, &mut Vec<FirstBlockChange>)) {
@@ -67,7 +84,7 @@ impl RoutedIndex {
         change(&mut rank.blocks, &mut changes);
         for change in changes {
             match change {
-                FirstBlockChange::Added(first) => self.holders.entry(first).or_default().push(slot.0),
+                FirstBlockChange::Added(first) => self.holders.entry(first).or_default().push(slot),
                 FirstBlockChange::Removed(first) => self.remove_holder(first, slot),
             }
         }
@@ -75,7 +92,7 @@ impl RoutedIndex {
 
     fn remove_holder(&mut self, first: BlockHash, slot: RoutedRankSlot) {
         let Some(holders) = self.holders.get_mut(&first) else { return };
-        holders.retain(|holder| *holder != slot.0);
+        holders.retain(|holder| *holder != slot);
         if holders.is_empty() {
             self.holders.remove(&first);
         }
@@ -84,7 +101,7 @@ impl RoutedIndex {
     /// Appends which ranks hold leading blocks of `chain`, and how many. In no order.
     pub fn find_overlaps(&self, chain: &PrefixChain, found: &mut Vec<Overlap>) {
         let holders = chain.ids.first().and_then(|first| self.holders.get(&first.block_hash()));
-        for rank in holders.into_iter().flatten().filter_map(|slot| self.ranks[*slot as usize].as_ref()) {
+        for rank in holders.into_iter().flatten().filter_map(|slot| self.ranks[slot.0 as usize].as_ref()) {
             let blocks = Blocks(rank.blocks.depth(chain) as u64);
             found.push(Overlap { worker: rank.worker, rank: rank.rank, tier: Tier::Hbm, blocks });
         }
@@ -121,7 +138,7 @@ mod tests {
     #[test]
     fn a_lookup_finds_every_rank_that_holds_the_first_block() {
         let mut index = RoutedIndex::default();
-        let [a, b, c] = [(1, 0), (1, 1), (2, 0)].map(|(w, r)| index.add_rank(WorkerId(w), DpRank(r), LIMITS));
+        let [a, b, c] = [(1, 0), (1, 1), (2, 0)].map(|(w, r)| index.add_rank(WorkerId(w), DpRank(r), LIMITS).unwrap());
         index.record_prompts(a, &[&chain(0, 9)], usize::MAX, Micros(0));
         index.record_prompts(b, &[&chain(0, 4), &chain(7, 3)], usize::MAX, Micros(0));
         index.record_prompts(c, &[&chain(7, 5)], usize::MAX, Micros(0));
@@ -134,14 +151,15 @@ mod tests {
     #[test]
     fn ranks_that_leave_and_blocks_that_expire_leave_nothing_behind() {
         let mut index = RoutedIndex::default();
-        let (a, b) = (index.add_rank(WorkerId(1), DpRank(0), LIMITS), index.add_rank(WorkerId(2), DpRank(0), LIMITS));
+        let [a, b] = [1, 2].map(|worker| index.add_rank(WorkerId(worker), DpRank(0), LIMITS).unwrap());
         index.record_prompts(a, &[&chain(0, 9), &chain(1, 2)], usize::MAX, Micros(0));
         index.record_prompts(b, &[&chain(0, 9)], usize::MAX, Micros(60));
-        index.expire(a, Micros(101));
+        assert_eq!(index.expire(a, Micros(101), 1), ApplyProgress::More);
+        assert_eq!(index.expire(a, Micros(101), 2), ApplyProgress::Done);
         assert_eq!(depths(&index, &chain(0, 9)), [(2, 0, 9)]);
-        index.remove_rank(b);
+        drop(index.remove_rank(b));
         assert_eq!((index.blocks(), index.holders.len()), (0, 0));
-        let c = index.add_rank(WorkerId(3), DpRank(0), LIMITS);
+        let c = index.add_rank(WorkerId(3), DpRank(0), LIMITS).unwrap();
         assert_eq!(c, b, "slots are used again");
         index.record_prompts(c, &[&chain(0, 9)], 5, Micros(70));
         index.record_prompts(c, &[&chain(0, 9)], 5, Micros(71));

@@ -7,13 +7,15 @@ use std::time::Instant;
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use residency::{
-    ApplyProgress, DepthHint, ResidencyFeed, ResidencyIndex, RoutedBlockLimits, RoutedIndex, RoutedRankSlot,
-    TooManySources,
+    ApplyProgress, DepthHint, RemovedRank, ResidencyFeed, ResidencyIndex, RoutedBlockLimits, RoutedIndex,
+    RoutedRankSlot, TooManySources,
 };
 use vocabulary::{Blocks, DpRank, KvIndexState, Micros, Overlap, PrefixChain, SessionId, Tokens, WorkerId};
 
 /// Changes applied while readers wait: about 1 us, because the touched memory was prefetched.
 const CHANGES_PER_LOCK: usize = 64;
+/// Evictions of assumed blocks while lookups wait: a few microseconds.
+const EVICTIONS_PER_LOCK: usize = 64;
 /// Maximum number of sessions whose last lookup depth is cached.
 const MAX_DEPTH_HINTS: usize = 4096;
 
@@ -21,7 +23,7 @@ const MAX_DEPTH_HINTS: usize = 4096;
 #[derive(Clone)]
 pub struct SharedIndex {
     index: Arc<RwLock<ResidencyIndex>>,
-    approximate: Arc<RwLock<ApproximateResidency>>,
+    assumed: Arc<RwLock<AssumedResidency>>,
     /// Depths found by the last lookups, indexed by session id modulo the length; colliding sessions overwrite each
     /// other.
     depth_hints: Arc<[AtomicU64]>,
@@ -30,13 +32,13 @@ pub struct SharedIndex {
 
 /// Blocks that workers are assumed to hold because prompts were routed there.
 #[derive(Default)]
-struct ApproximateResidency {
-    workers: HashMap<WorkerId, ApproximateWorker>,
+struct AssumedResidency {
+    workers: HashMap<WorkerId, AssumedWorker>,
     index: RoutedIndex,
 }
 
 /// What is assumed of a worker: for one without events all prompts, otherwise those identified by bytes only.
-struct ApproximateWorker {
+struct AssumedWorker {
     limits: RoutedBlockLimits,
     ranks: HashMap<DpRank, RoutedRankSlot>,
     mode: ResidencyMode,
@@ -71,7 +73,7 @@ pub struct StepPromptChains<'a> {
 impl Default for SharedIndex {
     fn default() -> Self {
         let depth_hints = std::iter::repeat_with(AtomicU64::default).take(MAX_DEPTH_HINTS).collect();
-        Self { index: Arc::default(), approximate: Arc::default(), depth_hints, started: Instant::now() }
+        Self { index: Arc::default(), assumed: Arc::default(), depth_hints, started: Instant::now() }
     }
 }
 
@@ -88,7 +90,7 @@ impl SharedIndex {
 
     /// Returns the number of blocks that are assumed from routing; one that several ranks hold counts for each.
     pub fn assumed_blocks(&self) -> usize {
-        self.approximate.read().index.blocks()
+        self.assumed.read().index.blocks()
     }
 
     /// Returns which workers hold how much of a prompt of `session`, of which the ledger knows `known` blocks. The
@@ -107,10 +109,11 @@ impl SharedIndex {
         self.with_assumed(chain, found)
     }
 
-    /// Adds what is assumed. Of no rank both kinds know blocks of one chain.
+    /// Adds the assumed overlaps, and sorts. No rank is in both lists: events cover chains over token ids, and routing
+    /// the others.
     fn with_assumed(&self, chain: &PrefixChain, mut found: Vec<Overlap>) -> Vec<Overlap> {
         let reported = found.len();
-        self.approximate.read().index.find_overlaps(chain, &mut found);
+        self.assumed.read().index.find_overlaps(chain, &mut found);
         if found.len() > reported {
             found.sort_unstable_by_key(|overlap| (overlap.worker, overlap.rank, overlap.tier));
         }
@@ -120,7 +123,14 @@ impl SharedIndex {
     /// Adds a worker. Until its events are followed, its blocks are assumed from routing.
     pub(crate) fn admit(&self, worker: WorkerId, limits: RoutedBlockLimits) {
         let mode = ResidencyMode::Approximate;
-        self.approximate.write().workers.insert(worker, ApproximateWorker { limits, ranks: HashMap::new(), mode });
+        let removed = {
+            let mut assumed = self.assumed.write();
+            // A follower that is restarted admits its worker again.
+            let removed = assumed.forget_blocks(worker);
+            assumed.workers.insert(worker, AssumedWorker { limits, ranks: HashMap::new(), mode });
+            removed
+        };
+        drop(removed);
     }
 
     /// Applies all changes of a feed, in batches between which readers can proceed.
@@ -142,17 +152,17 @@ impl SharedIndex {
         capacity: Option<Tokens>,
     ) -> KvIndexState {
         let now = Micros::of(self.started.elapsed());
-        self.approximate.write().record((worker, rank), step, capacity, now);
+        self.assumed.write().record((worker, rank), step, capacity, now);
         self.read().kv_index_state(worker)
     }
 
     /// Removes assumed blocks that are too old. Needed also where nothing is routed any more.
     pub(crate) fn expire(&self, worker: WorkerId) {
         let now = Micros::of(self.started.elapsed());
-        let mut approximate = self.approximate.write();
-        let ApproximateResidency { workers, index } = &mut *approximate;
-        for slot in workers.get(&worker).into_iter().flat_map(|worker| worker.ranks.values()) {
-            index.expire(*slot, now);
+        let slots: Vec<_> = self.assumed.read().slots(worker).collect();
+        for slot in slots {
+            // Lookups proceed in between.
+            while self.assumed.write().index.expire(slot, now, EVICTIONS_PER_LOCK) == ApplyProgress::More {}
         }
     }
 
@@ -168,21 +178,27 @@ impl SharedIndex {
     }
 
     pub(crate) fn remove_worker(&self, worker: WorkerId) {
-        let mut approximate = self.approximate.write();
-        approximate.forget_blocks(worker);
-        approximate.workers.remove(&worker);
+        let removed = {
+            let mut assumed = self.assumed.write();
+            let removed = assumed.forget_blocks(worker);
+            assumed.workers.remove(&worker);
+            removed
+        };
+        drop(removed);
     }
 
     fn set_mode(&self, worker: WorkerId, mode: ResidencyMode) {
-        let mut approximate = self.approximate.write();
-        approximate.forget_blocks(worker);
-        if let Some(worker) = approximate.workers.get_mut(&worker) {
-            worker.mode = mode;
-        }
+        let removed = {
+            let mut assumed = self.assumed.write();
+            let removed = assumed.forget_blocks(worker);
+            assumed.workers.get_mut(&worker).into_iter().for_each(|worker| worker.mode = mode);
+            removed
+        };
+        drop(removed);
     }
 }
 
-impl ApproximateResidency {
+impl AssumedResidency {
     /// Records that a step was served at a rank, unless the worker's events say so.
     fn record(
         &mut self,
@@ -197,20 +213,34 @@ impl ApproximateResidency {
         if known.mode == ResidencyMode::Observed && step.basis == HashInputKind::Tokens {
             return;
         }
-        let slot = *known.ranks.entry(rank).or_insert_with(|| index.add_rank(worker, rank, known.limits));
+        let slot = match known.ranks.get(&rank) {
+            Some(slot) => *slot,
+            None => {
+                let Some(slot) = index.add_rank(worker, rank, known.limits) else { return };
+                *known.ranks.entry(rank).or_insert(slot)
+            }
+        };
         let capacity = capacity.map_or(usize::MAX, |capacity| capacity.whole_blocks(block).0 as usize);
         index.record_prompts(slot, step.prompts, capacity, now);
     }
 
-    fn forget_blocks(&mut self, worker: WorkerId) {
-        let Some(worker) = self.workers.get_mut(&worker) else { return };
-        worker.ranks.drain().for_each(|(_, slot)| self.index.remove_rank(slot));
+    fn slots(&self, worker: WorkerId) -> impl Iterator<Item = RoutedRankSlot> {
+        self.workers.get(&worker).into_iter().flat_map(|worker| worker.ranks.values().copied())
+    }
+
+    /// Removes what a worker is assumed to hold. The caller drops it without the lock.
+    fn forget_blocks(&mut self, worker: WorkerId) -> Vec<RemovedRank> {
+        let ranks = self.workers.get_mut(&worker).into_iter().flat_map(|worker| worker.ranks.drain());
+        ranks.filter_map(|(_, slot)| self.index.remove_rank(slot)).collect()
     }
 }
 
 impl std::fmt::Debug for SharedIndex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedIndex").field("blocks", &self.read().blocks()).finish_non_exhaustive()
+        f.debug_struct("SharedIndex")
+            .field("blocks", &self.read().blocks())
+            .field("assumed", &self.assumed_blocks())
+            .finish_non_exhaustive()
     }
 }
 

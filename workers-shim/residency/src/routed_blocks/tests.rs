@@ -36,7 +36,7 @@ fn unused_blocks_expire() {
     let mut routed = RoutedBlocks::new(RoutedBlockLimits { blocks: 100, age: Micros(10) });
     note(&mut routed, &chain(1, 4), 0);
     note(&mut routed, &chain(2, 4), 8);
-    routed.expire(Micros(11), &mut Vec::new());
+    routed.expire(Micros(11), usize::MAX, &mut Vec::new());
     assert_eq!((routed.depth(&chain(1, 4)), routed.depth(&chain(2, 4))), (2, 4), "the shared blocks were used at 8");
 }
 
@@ -138,7 +138,7 @@ fn runs_hold_what_a_list_of_blocks_would_and_no_block_without_its_parent() {
             }
             let mut changes = Vec::new();
             if below(5) == 0 {
-                routed.expire(Micros(now), &mut changes);
+                while routed.expire(Micros(now), 1, &mut changes) == ApplyProgress::More {}
                 model.expire(Micros(now));
             } else {
                 let prompts: Vec<&PrefixChain> = chains.iter().collect();
@@ -190,6 +190,6 @@ fn prompts_of_one_step_expire_and_are_bounded_together() {
         (4, 5, 8),
         "as if they had come one after the other"
     );
-    routed.expire(Micros(11), &mut Vec::new());
+    routed.expire(Micros(11), usize::MAX, &mut Vec::new());
     assert_eq!(routed.len(), 0);
 }

@@ -1,4 +1,5 @@
-use vocabulary::{HashSeed, PrefixId, Tokens};
+use residency::ResidencyChange;
+use vocabulary::{HashSeed, PrefixId, Tier, Tokens};
 
 use super::*;
 
@@ -123,4 +124,32 @@ fn approximate_blocks_beside_events_expire_too() {
         index.expire(WORKER);
     }
     assert_eq!(depth(&index, &chain(60)), 0);
+}
+
+#[test]
+fn a_worker_that_is_admitted_again_holds_nothing() {
+    let index = SharedIndex::new();
+    for _ in 0..2 {
+        index.admit(WORKER, RoutedBlockLimits::default());
+        assert_eq!(index.assumed_blocks(), 0);
+        note(&index, (WORKER, RANK), &chain(9), None);
+        assert_eq!((index.assumed_blocks(), depth(&index, &chain(9))), (9, 9));
+    }
+    index.remove_worker(WORKER);
+    assert_eq!((index.assumed_blocks(), depth(&index, &chain(9))), (0, 0));
+}
+
+#[test]
+fn reported_and_assumed_overlaps_are_sorted_together() {
+    let index = SharedIndex::new();
+    index.admit(WORKER, RoutedBlockLimits::default());
+    note(&index, (WORKER, RANK), &chain(3), None);
+    for other in [WORKER.0 - 1, WORKER.0 + 1] {
+        let slot = index.index.write().add_source(WorkerId(other), RANK, KvIndexState::Exact).unwrap();
+        let held = chain(2).ids.iter().map(|id| ResidencyChange::Added(id.block_hash(), Tier::Hbm)).collect::<Vec<_>>();
+        index.index.write().apply(slot, &held);
+    }
+    let overlaps = index.overlaps_of_chain(&chain(9));
+    let found: Vec<(u64, u64)> = overlaps.iter().map(|overlap| (overlap.worker.0, overlap.blocks.0)).collect();
+    assert_eq!(found, [(WORKER.0 - 1, 2), (WORKER.0, 3), (WORKER.0 + 1, 2)]);
 }

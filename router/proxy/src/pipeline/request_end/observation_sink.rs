@@ -149,7 +149,7 @@ impl ObservationSink {
                     break;
                 }
                 tokio::time::sleep(EVENT_GRACE_PERIOD / GRACE_PERIOD_LOOKS).await;
-                let reported = reported_overlap(worker, chain.block, &index.overlaps_of_chain(&chain));
+                let reported = reported_overlap(worker, chain.block, &index.read().overlaps_of_chain(&chain));
                 check.reported = check.reported.max(reported);
             }
             drift.record_cache_hit((&model, worker), Some(check), Instant::now());
@@ -178,7 +178,7 @@ impl ObservationSink {
             block_size: capacity.block.max(chain.block),
         };
         // Blocks that other requests had computed there meanwhile have been reported by now.
-        let reported_now = || reported(&self.index.overlaps_of_chain(chain));
+        let reported_now = || reported(&self.index.read().overlaps_of_chain(chain));
         let check = match before.agree() {
             true => before,
             false => CacheHitCheck { reported: before.reported.max(reported_now()), ..before },
