@@ -11,7 +11,7 @@ use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICAT
 use http::{HeaderMap, HeaderValue, StatusCode};
 use strum::{AsRefStr, IntoStaticStr};
 use vocabulary::Tokens;
-use workers_shim::engine_api::JsonError;
+use workers_shim::engine_api::{EventRefusal, JsonError};
 
 use crate::host_check::HostRefusal;
 
@@ -247,6 +247,16 @@ const fn error_fields(status: StatusCode, kind: &'static str, code: Option<&'sta
 
 const INVALID_REQUEST_ERROR: &str = "invalid_request_error";
 const SERVER_ERROR: &str = "server_error";
+
+impl From<EventRefusal> for ApiError {
+    /// The error with which a stream ends at an event that is not forwarded.
+    fn from(refusal: EventRefusal) -> Self {
+        match refusal {
+            EventRefusal::TooLong => Self::WorkerFailed { detail: refusal.to_string() },
+            EventRefusal::NoMemory => Self::Overloaded { what: "answers hold all the memory there is for them" },
+        }
+    }
+}
 
 impl ApiError {
     /// Returns the label of this error in metrics.

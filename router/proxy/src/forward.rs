@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
-use prometheus::IntCounter;
+use prometheus::{IntCounter, IntCounterVec};
 use vocabulary::{ModelId, Tokens, WorkerHealth, WorkerId};
 use workers_shim::engine_api::{ClientRequestBody, EventRefusal, LegOptions, StrippedFieldCounts, TokenUsage};
 
@@ -121,6 +121,7 @@ impl UnplannedForwarder {
                     let watch = ForwardObserver {
                         ends: self.ends.clone(),
                         interrupted: self.metrics.requests.errors.with_label_values(&["stream_interrupted"]),
+                        refused_events: self.metrics.requests.refused_events.clone(),
                         client,
                         dispatch: sent,
                         status,
@@ -247,6 +248,7 @@ struct ForwardObserver {
     ends: Arc<ForwardEndSinks>,
     /// Counts answers that break off.
     interrupted: IntCounter,
+    refused_events: IntCounterVec,
     client: ErrorRecipient,
     dispatch: DispatchGuard,
     status: StatusCode,
@@ -258,6 +260,15 @@ struct ForwardObserver {
     reservation: Option<TokenReservation>,
     bounds: MaxPlausibleUsage,
     is_broken: bool,
+}
+
+impl ForwardObserver {
+    fn end_broken(&mut self, error: ApiError) -> Bytes {
+        self.is_broken = true;
+        self.interrupted.inc();
+        let number = self.listener.as_ref().map_or(0, ResponseRecorder::next_sequence_number);
+        error.stream_event(self.client, number)
+    }
 }
 
 impl ResponseObserver for ForwardObserver {
@@ -300,12 +311,14 @@ impl ResponseObserver for ForwardObserver {
         }
     }
 
-    fn on_broken(&mut self, refusal: Option<EventRefusal>) -> Bytes {
-        self.is_broken = true;
-        self.interrupted.inc();
-        let number = self.listener.as_ref().map_or(0, ResponseRecorder::next_sequence_number);
-        let cause = refusal.map_or_else(String::new, |refusal| format!(" ({refusal})"));
-        let detail = format!("it broke off inside its answer{cause}");
-        ApiError::WorkerFailed { detail }.stream_event(self.client, number)
+    fn on_broken(&mut self) -> Bytes {
+        self.end_broken(ApiError::WorkerFailed { detail: "it broke off inside its answer".into() })
+    }
+
+    fn on_refused(&mut self, refusal: EventRefusal) -> Bytes {
+        let worker = self.dispatch.member.id;
+        tracing::warn!(%worker, %refusal, "an event of a worker's answer is not forwarded, which ends the answer");
+        self.refused_events.with_label_values(&[refusal.as_ref()]).inc();
+        self.end_broken(refusal.into())
     }
 }

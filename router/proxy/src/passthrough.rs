@@ -18,15 +18,17 @@ use crate::upstream::{WorkerBody, WorkerBodyError, response_headers};
 
 /// Observes a relayed answer. Dropping it ends the answer, for whatever reason.
 pub trait ResponseObserver: Send + 'static {
-    /// Called with each chunk of the body.
+    /// Called with each chunk of the worker's body.
     fn on_chunk(&mut self, data: &Bytes);
 
     /// Called once, at the end of the answer, complete or not.
     fn on_end(&mut self, facts: PassthroughOutcome);
 
-    /// Called when the answer breaks off; returns the error event with which a stream of events ends. `refusal`: why an
-    /// event of the worker was refused, if that is the cause.
-    fn on_broken(&mut self, refusal: Option<EventRefusal>) -> Bytes;
+    /// Called when the worker broke off; returns the error event with which a stream of events ends.
+    fn on_broken(&mut self) -> Bytes;
+
+    /// Called when an event of the worker was refused, which ends the answer; returns the error event that says so.
+    fn on_refused(&mut self, refusal: EventRefusal) -> Bytes;
 }
 
 /// Outcome of a relayed answer: what it has shown by its end.
@@ -112,9 +114,11 @@ impl<O: ResponseObserver> PassthroughResponseBody<O> {
         match &mut self.scanner {
             Some(scanner) => {
                 if let Err(refusal) = scanner.push(data, &mut self.ready) {
-                    tracing::warn!(%refusal, "an event of a worker's answer is refused");
                     self.ended = true;
-                    self.ready.push_back(self.observer.on_broken(Some(refusal)));
+                    // A complete answer needs no error event.
+                    if !scanner.facts().ended() {
+                        self.ready.push_back(self.observer.on_refused(refusal));
+                    }
                 }
             }
             None => {
@@ -155,7 +159,7 @@ impl<O: ResponseObserver> PassthroughResponseBody<O> {
             tracing::error!("a panic inside a relayed answer; please report it");
             self.ended = true;
             self.ready.clear();
-            let last_event = self.observer.on_broken(None);
+            let last_event = self.observer.on_broken();
             Poll::Ready(Some(match self.scanner {
                 Some(_) => Ok(Frame::data(last_event)),
                 None => Err(WorkerBodyError::Broken("a fault of this proxy".into())),
@@ -179,7 +183,7 @@ impl<O: ResponseObserver> PassthroughResponseBody<O> {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
-                    let last_event = self.observer.on_broken(None);
+                    let last_event = self.observer.on_broken();
                     tracing::warn!(%error, "a worker's answer broke off");
                     if self.scanner.is_none() {
                         return Poll::Ready(Some(Err(error)));
@@ -211,6 +215,7 @@ mod tests {
     #[derive(Default)]
     struct EndRecorder {
         broken: usize,
+        refused: Vec<EventRefusal>,
     }
 
     impl ResponseObserver for EndRecorder {
@@ -220,9 +225,40 @@ mod tests {
             assert!(facts.is_over);
         }
 
-        fn on_broken(&mut self, _: Option<EventRefusal>) -> Bytes {
+        fn on_broken(&mut self) -> Bytes {
             self.broken += 1;
             Bytes::from_static(b"data: broken\n\n")
+        }
+
+        fn on_refused(&mut self, refusal: EventRefusal) -> Bytes {
+            self.refused.push(refusal);
+            Bytes::from_static(b"data: refused\n\n")
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_event_ends_the_answer_unless_it_is_complete() {
+        let worker = StubWorker::start("one", "tiny").await;
+        let upstream = Upstream::new(UpstreamConfig::default());
+        let half_event = Bytes::from(format!("data: {{}}\n\ndata: {}", "x".repeat(100 << 10)));
+        let complete = Bytes::from([b"data: [DONE]\n\n", &half_event[..]].concat());
+        for (chunk, events, refusals) in [
+            (half_event, &["data: {}\n\n", "data: refused\n\n"][..], &[EventRefusal::NoMemory][..]),
+            (complete, &["data: [DONE]\n\ndata: {}\n\n"][..], &[][..]),
+        ] {
+            let (method, path) = (Method::GET, "/v1/models".into());
+            let request = WorkerRequest { method, path, headers: HeaderMap::new(), body: LegBody::default() };
+            let body = upstream.send(&worker.url(), request).await.unwrap().into_body();
+            let scanner = Some(SseFilter::new().with_budget(EventBufferBudget::of(1)));
+            let (observer, tail, ready) = (EndRecorder::default(), BytesMut::new(), VecDeque::new());
+            let mut relayed = PassthroughResponseBody { body, observer, scanner, tail, ready, ended: false };
+            relayed.push_chunk(chunk);
+            let mut told = Vec::new();
+            while let Some(frame) = relayed.frame().await {
+                told.push(String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap());
+            }
+            assert_eq!(told, events);
+            assert_eq!(relayed.observer.refused, refusals);
         }
     }
 

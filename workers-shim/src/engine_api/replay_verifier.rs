@@ -121,7 +121,8 @@ impl ReplayVerifier {
     /// Records or verifies an event, and returns how to forward it. `has_output`: whether it contains generated text or
     /// tool calls.
     pub(super) fn rewrite_event(&mut self, payload: &[u8], has_output: bool) -> EventRewrite {
-        if has_output && self.phase == AnswerPass::First && self.determinism == AnswerDeterminism::UntilFirstOutput {
+        let is_sampled = self.phase == AnswerPass::First && self.determinism == AnswerDeterminism::UntilFirstOutput;
+        if has_output && is_sampled && self.failure.is_none() {
             // Known without reading the event.
             self.stop_verifying(ContinuationBlocker::Sampled);
         }

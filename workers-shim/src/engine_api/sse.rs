@@ -15,7 +15,8 @@ use super::{ClientTokenIdVisibility, ClientUsageVisibility};
 pub use budget::{EventBufferBudget, EventBufferShare};
 use chunk::{EngineError, NestedAnswer, StreamChunk};
 
-/// Longest event, in bytes. The longest that engines send hold the token ids of a prompt, or the whole response again.
+/// Longest incomplete event that is kept, in bytes. The longest events of engines hold the token ids of a prompt, or the
+/// whole response again.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 /// Error codes from here on are the engine's fault, lower ones the client's.
 const MIN_ENGINE_ERROR_CODE: u64 = 500;
@@ -24,12 +25,13 @@ const MIN_ENGINE_ERROR_CODE: u64 = 500;
 const UNSPECIFIED_ERROR: &str = "unspecified";
 
 /// Why an event is refused. Nothing of it is forwarded, and the stream ends before it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::AsRefStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum EventRefusal {
-    /// The engine sends an event that is too long, or no event at all.
-    #[error("an event is longer than {} MiB, the longest that is accepted", MAX_EVENT_BYTES >> 20)]
+    /// The engine sends an event that is too long, or never ends one.
+    #[error("an event of its answer is longer than {} MiB", MAX_EVENT_BYTES >> 20)]
     TooLong,
-    /// The incomplete events of all streams take the memory that they may.
+    /// The incomplete events of all streams take all the memory that they may.
     #[error("no memory is left for an incomplete event; see upstream.stream_buffer_limit")]
     NoMemory,
 }
@@ -359,14 +361,15 @@ impl SseFilter {
             prompt_token_ids: chunk.prompt_token_ids,
             usage: chunk.usage.map(UsageFields::usage),
         };
-        let passage = self.rewrite_payload((payload, event), fields, text > 0 || choices.has_output);
+        let passage = self.rewrite_payload(payload, event, fields, text > 0 || choices.has_output);
         if only_usage && self.usage == ClientUsageVisibility::Hidden { EventRewrite::Hidden } else { passage }
     }
 
     /// Passes the event to the transcript or the replay verifier, where there is one.
     fn rewrite_payload(
         &mut self,
-        (payload, event): (&[u8], &Bytes),
+        payload: &[u8],
+        event: &Bytes,
         fields: AnswerEventFields<'_>,
         has_output: bool,
     ) -> EventRewrite {

@@ -64,23 +64,6 @@ async fn a_whole_answer_without_room_in_memory_is_refused_and_counts_against_no_
 }
 
 #[tokio::test]
-async fn an_event_without_room_in_memory_is_refused_whole_and_counts_against_no_worker() {
-    let worker = worker().await;
-    let event = format!("data: {{\"choices\":[],\"long\":\"{}\"}}\n\n", "x".repeat(400 << 10));
-    let body = json!({"model": "tiny", "prompt": "", "behave": "die", "before": event, "stream": true}).to_string();
-    for (limit, is_forwarded) in [("256MiB", true), ("64KiB", false)] {
-        let router = start_router(&[&worker], &[&format!("upstream.stream_buffer_limit={limit:?}")]).await;
-        for _ in 0..6 {
-            let answer = post(router.proxy_address(), "/v1/completions", body.clone()).await;
-            let told = String::from_utf8_lossy(&answer.body);
-            assert_eq!((answer.status, told.contains("xxx")), (200, is_forwarded), "{limit}");
-            assert_eq!(told.contains("see upstream.stream_buffer_limit"), !is_forwarded, "{limit}");
-            assert!(told.contains("worker_failed"), "the client is told how it ended");
-        }
-    }
-}
-
-#[tokio::test]
 async fn probes_are_answered_without_reading_a_body() {
     let worker = worker().await;
     let router = start_router(&[&worker], &[]).await;

@@ -357,6 +357,28 @@ async fn broken_streams_eject() {
     assert_eq!(ejected(), 1, "one of {} and {}", one.requests().len(), two.requests().len());
 }
 
+#[tokio::test]
+async fn a_refused_event_ends_its_stream_and_counts_against_no_worker() {
+    let half_event = |bytes: usize| format!("{SPOKEN}data: \"{}", "x".repeat(bytes));
+    for (limit, bytes, code, reason) in
+        [("64KiB", 400 << 10, "overloaded", "no_memory"), ("256MiB", 17 << 20, "worker_failed", "too_long")]
+    {
+        let limit = format!("upstream.stream_buffer_limit={limit:?}");
+        let ([one, two], router) = two_workers(&["outliers.consecutive_failures=2", &limit]).await;
+        let body = json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": "die", "stream": true,
+            "temperature": 0, "before": half_event(bytes)});
+        for asked in 1..5 {
+            let answer = post(router.proxy_address(), PATH, body.to_string()).await;
+            let told = String::from_utf8(answer.body.to_vec()).unwrap();
+            assert!(told.starts_with(SPOKEN) && told.contains(code) && !told.contains("xx"), "{told}");
+            assert_eq!(one.requests().len() + two.requests().len(), asked, "another worker would send the same event");
+        }
+        let metrics = &router.gateway.metrics;
+        assert_eq!(metrics.requests.refused_events.with_label_values(&[reason]).get(), 4);
+        assert_eq!(metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get(), 0);
+    }
+}
+
 #[test]
 fn of_failures_without_a_second_opinion_one_of_each_tenant_counts_in_an_interval() {
     let mut outliers = OutlierDetector::new(OutlierConfig::default());

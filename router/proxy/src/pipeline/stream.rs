@@ -226,22 +226,21 @@ impl AnsweringWorker {
         })
     }
 
-    /// Whether the rest of this worker's answer is useless: it reported a failure, its answer diverged, or one of its
-    /// events was refused.
+    /// Whether the rest of this worker's answer is useless: it reported a failure, its answer diverged, or an event was
+    /// refused.
     fn is_abandoned(&self) -> bool {
-        self.scanner.has_diverged() || self.scanner.failure().is_some() || self.scanner.refusal().is_some()
+        self.scanner.has_diverged() || self.scanner.failure().is_some() || self.refusal().is_some()
     }
 
-    /// Whether the worker is at fault that its answer breaks off.
+    /// Returns why an event was refused, unless the answer was already complete.
+    fn refusal(&self) -> Option<EventRefusal> {
+        self.scanner.refusal().filter(|_| !self.scanner.facts().ended())
+    }
+
+    /// Returns whether the break counts against the worker: not if its answer differs from the one that another began,
+    /// and not if this router refused an event.
     fn is_at_fault(&self) -> bool {
-        // A worker whose answer differs from the one that another began is healthy.
-        !self.scanner.has_diverged() && self.scanner.refusal() != Some(EventRefusal::NoMemory)
-    }
-
-    /// Returns in words how the answer broke off.
-    fn break_off_cause(&self) -> String {
-        let refused = self.scanner.refusal().map_or_else(String::new, |refusal| format!(" ({refusal})"));
-        format!("it broke off inside its answer{refused}")
+        !self.scanner.has_diverged() && self.refusal().is_none()
     }
 
     /// Decodes the recorded ids, so that more of the text is known as delivered and less must be generated again.
@@ -256,6 +255,10 @@ impl AnsweringWorker {
 
     /// Returns where another worker resumes, or why none can.
     fn resume_from(&self) -> Result<ResumeFrom, Cow<'static, str>> {
+        // Another worker would send the same event.
+        if let Some(refusal) = self.refusal() {
+            return Err(refusal.to_string().into());
+        }
         if self.streaming.resume_count() >= MAX_RESUMES {
             return Err("it broke off too often".into());
         }
@@ -345,7 +348,10 @@ impl ClientEventStream {
             self.ready.pieces.range(ready_before..).for_each(|piece| listener.on_chunk(piece));
         }
         match refused {
-            Err(refusal) => self.on_end(AttemptEvent::StreamInterrupted, Some(&refusal)),
+            Err(refusal) => {
+                self.stage.requests.refused_events.with_label_values(&[refusal.as_ref()]).inc();
+                self.on_end(AttemptEvent::StreamInterrupted, Some(&refusal));
+            }
             Ok(()) if is_abandoned => self.on_end(AttemptEvent::EngineError, None),
             Ok(()) => {}
         }
@@ -390,8 +396,9 @@ impl ClientEventStream {
 
     /// Requests the rest of the answer from another worker.
     fn start_resume(&mut self, answering: EndGuard<AnsweringWorker>, event: AttemptEvent, from: ResumeFrom) {
-        let detail = format!("{}, and no other one could go on with it", answering.break_off_cause());
-        let error = ApiError::WorkerFailed { detail };
+        let error = ApiError::WorkerFailed {
+            detail: "it broke off inside its answer, and no other one could go on with it".into(),
+        };
         let broken = StreamBreak {
             event,
             error: error.clone(),
@@ -425,8 +432,13 @@ impl ClientEventStream {
         self.ready.push(match answering.scanner.failure() {
             Some(error_event) => error_event.clone(),
             None => {
-                let detail = format!("{}, which cannot go on elsewhere because {why}", answering.break_off_cause());
-                ApiError::WorkerFailed { detail }.stream_event(self.client, number)
+                let error = match answering.refusal() {
+                    Some(refusal) => refusal.into(),
+                    None => ApiError::WorkerFailed {
+                        detail: format!("it broke off inside its answer, which cannot go on elsewhere because {why}"),
+                    },
+                };
+                error.stream_event(self.client, number)
             }
         });
         self.count("not_resumable");

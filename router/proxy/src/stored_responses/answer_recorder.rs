@@ -56,7 +56,7 @@ impl UsageReader {
                 kept.extend_from_slice(&data[..data.len().min(room)]);
             }
             Self::Events(scanner) => {
-                // The client gets no more of the answer, either.
+                // A refusal ends the relayed stream, too, so nothing follows.
                 let _ = scanner.push(data.clone(), &mut Vec::new());
             }
         }

@@ -8,7 +8,7 @@ use prometheus::{
     Encoder as _, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder,
 };
-use workers_shim::engine_api::StrippedFieldCounts;
+use workers_shim::engine_api::{EventRefusal, StrippedFieldCounts};
 
 use super::decision_metrics::DecisionMetrics;
 use super::discovery_metrics::DiscoveryMetrics;
@@ -106,6 +106,8 @@ families! {
         broken_streams: IntCounterVec = "stream_interruptions_total"
             {outcome = ["resumed", "complete", "not_resumable", "failed"]},
             "Streams that broke off after their first byte: resumed elsewhere, complete but for their end, or ended with an error.";
+        refused_events: IntCounterVec = "stream_events_refused_total" {reason = label_values::<EventRefusal>()},
+            "Events of workers that were not forwarded, which ends their streams, by reason.";
         resume: Histogram = "stream_resume_duration_seconds" [SECONDS],
             "From a stream's break to the first byte from another worker.";
         implausible_usage: IntCounter = "invalid_usage_reports_total",
@@ -173,7 +175,7 @@ families! {
         distinct_blocks: IntGauge = "residency_distinct_blocks",
             "Blocks that any worker is known from its events to hold, each once.";
         assumed_blocks: IntGauge = "residency_assumed_blocks",
-            "Blocks that workers are assumed to hold because prompts were routed there, each once for every rank.";
+            "Blocks that workers are assumed to hold because prompts were routed there, counted once for each rank.";
     }
 }
 

@@ -63,8 +63,10 @@ impl EventBufferShare {
             return true;
         }
         let more = reserved - self.bytes;
-        if shared.reserved.fetch_add(more, Ordering::Relaxed) + more > shared.max {
-            shared.reserved.fetch_sub(more + self.bytes, Ordering::Relaxed);
+        // Checked in one step: a reservation that fails must not make another one fail.
+        let fits = |held: usize| held.checked_add(more).filter(|held| *held <= shared.max);
+        if shared.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
+            shared.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
             self.bytes = 0;
             return false;
         }
@@ -110,6 +112,11 @@ mod tests {
         }
         assert!(scanners.iter().all(|scanner| scanner.refusal().is_some()), "each is longer than the budget");
         assert_eq!((passed.len(), budget.held()), (0, 0), "a refused event leaves nothing");
+        let mut half = SseFilter::new().with_budget(budget.clone());
+        half.push(Bytes::from(vec![b'a'; 128 << 10]), &mut passed).unwrap();
+        assert_eq!(budget.held(), 64 << 10);
+        drop(half);
+        assert_eq!(budget.held(), 0);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The parsed fields of a stream event: all that anybody reads of it. An event without escapes is parsed without a copy.
+//! The parsed fields of a stream event: all that the facts and the transcript use. An event without escapes is parsed
+//! without a copy.
 
 use std::fmt;
 

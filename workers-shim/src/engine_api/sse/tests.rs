@@ -14,7 +14,7 @@ fn read(mut scanner: SseFilter, chunks: &[&[u8]]) -> (Vec<u8>, SseFilter) {
     (out.concat(), scanner)
 }
 
-/// Returns whether no part of an incomplete event is buffered or was forwarded.
+/// Returns whether no incomplete event is buffered and none was refused.
 fn is_at_boundary(scanner: &SseFilter) -> bool {
     scanner.tail.is_empty() && scanner.refusal.is_none()
 }
@@ -149,8 +149,8 @@ fn messages_and_responses_failures_are_reported() {
     for event in [named("response.failed", failed), named("error", error)] {
         assert_eq!(read(SseFilter::new(), &[event.as_bytes()]).1.facts().error.as_deref(), Some("out of blocks"));
     }
-    let long = named("response.failed", &format!(r#","response":{{"output":"{}"}}"#, "x".repeat(2 << 20)));
-    let (_, scanner) = read(SseFilter::new(), &[long.as_bytes()]);
+    let bare = named("response.failed", r#","response":{"output":[]}"#);
+    let (_, scanner) = read(SseFilter::new(), &[bare.as_bytes()]);
     assert!(scanner.facts().done && scanner.facts().error.is_some());
     let bare = named("error", r#","message":"out of blocks","code":null"#);
     assert!(read(SseFilter::new(), &[bare.as_bytes()]).1.facts().error.is_some());

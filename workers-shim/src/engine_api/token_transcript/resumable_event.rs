@@ -66,3 +66,23 @@ impl AnswerChoiceFields<'_> {
         delta.reasoning.is_some() || delta.reasoning_content.is_some() || delta.has_tool_calls()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_list_of_tool_calls_is_no_output() {
+        let outputs = |delta: &str| {
+            let choice = format!(r#"{{"delta":{delta}}}"#);
+            let choice: AnswerChoiceFields<'_> = serde_json::from_str(&choice).unwrap();
+            (choice.has_output(), choice.is_parsed())
+        };
+        for nothing in ["{}", r#"{"tool_calls":[]}"#, r#"{"tool_calls":[ ]}"#, r#"{"tool_calls":null}"#] {
+            assert_eq!(outputs(nothing), (false, false), "{nothing}");
+        }
+        assert_eq!(outputs(r#"{"tool_calls":[{"index":0}]}"#), (true, true));
+        assert_eq!(outputs(r#"{"reasoning":""}"#), (false, true));
+        assert_eq!(outputs(r#"{"content":"word"}"#), (true, false));
+    }
+}
