@@ -70,12 +70,14 @@ impl WakeFilter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use futures::task::{ArcWake, waker};
 
     use super::*;
 
     #[derive(Default)]
-    struct WakeCount(std::sync::atomic::AtomicUsize);
+    struct WakeCount(AtomicUsize);
 
     impl ArcWake for WakeCount {
         fn wake_by_ref(this: &Arc<Self>) {
@@ -150,5 +152,38 @@ mod tests {
         });
         assert!(polled.is_pending());
         assert_eq!((polls, count.taken()), (1 + MAX_REPEATS, 1));
+    }
+
+    #[test]
+    fn no_wake_up_of_another_thread_is_lost_whenever_it_comes() {
+        const VALUES: usize = 20_000;
+        let (filter, runtime) = (WakeFilter::new(), tokio::runtime::Builder::new_current_thread().build().unwrap());
+        let (written, seen, inner) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicWaker::new());
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                for value in 1..=VALUES {
+                    while seen.load(SeqCst) + 1 < value {
+                        std::hint::spin_loop();
+                    }
+                    // At another moment of the poll each time.
+                    (0..value % 64).for_each(|_| std::hint::spin_loop());
+                    written.store(value, SeqCst);
+                    inner.wake();
+                }
+            });
+            for value in 1..=VALUES {
+                runtime.block_on(std::future::poll_fn(|cx| {
+                    filter.poll(cx, |cx| {
+                        inner.register(cx.waker());
+                        let polled = if written.load(SeqCst) >= value { Poll::Ready(()) } else { Poll::Pending };
+                        // The poll goes on for a while after it has found nothing.
+                        (0..16).for_each(|_| std::hint::spin_loop());
+                        polled
+                    })
+                }));
+                seen.store(value, SeqCst);
+            }
+        });
+        assert_eq!(seen.into_inner(), VALUES);
     }
 }
