@@ -78,18 +78,22 @@ release:
     cargo build --release --locked -p tests --features bench --bins
 
 # What the proxy adds, beside a direct connection, HAProxy, and the routers that `tests/scripts/setup peers` installs.
+[positional-arguments]
 bench *options: release
-    target/release/bench {{options}}
+    target/release/bench "$@"
 
 # The same, with the binary of an earlier commit beside it.
+[positional-arguments]
 bench-before commit="HEAD~1" *options: release
     #!/usr/bin/env bash
     set -euo pipefail
     git worktree remove --force target/before-sources 2>/dev/null || true
-    git worktree add --force --detach target/before-sources {{commit}}
+    commit=$1
+    shift
+    git worktree add --force --detach target/before-sources "$(git rev-parse --verify "$commit^{commit}")"
     trap 'git worktree remove --force target/before-sources' EXIT
     (cd target/before-sources && cargo build --release --locked -p router --bins --target-dir ../before)
-    target/release/bench --before target/before/release/ownerserve {{options}}
+    target/release/bench --before target/before/release/ownerserve "$@"
 
 # What a durable write, a lookup and a snapshot cost, beside this disk's fdatasync and beside etcd.
 bench-ledger *options: release

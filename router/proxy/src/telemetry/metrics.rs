@@ -175,7 +175,7 @@ families! {
         distinct_blocks: IntGauge = "residency_distinct_blocks",
             "Blocks that any worker is known from its events to hold, each once.";
         assumed_blocks: IntGauge = "residency_assumed_blocks",
-            "Blocks that workers are assumed to hold because prompts were routed there, counted once for each rank.";
+            "Blocks that workers are assumed to hold because prompts were routed there, counted once for each rank: of workers without KV events, and of prompts that are known by their bytes only.";
     }
 }
 

@@ -68,7 +68,7 @@ impl Options {
                 "--before" => options.before = Some(value()?.into()),
                 "--sizes" => options.sizes = numbers(&value()?)?.iter().map(|size| size << 10).collect(),
                 "--streams" => options.streams = numbers(&value()?)?,
-                "--targets" => options.targets = value()?.split(',').map(str::to_owned).collect(),
+                "--targets" => options.targets = targets(&value()?)?,
                 "--windows" => options.windows = numbers(&value()?)?.first().map_or(1, |windows| (*windows).max(1)),
                 _ => return Err(ProxyBenchError::Usage(format!("unknown option {argument}"))),
             }
@@ -80,6 +80,19 @@ impl Options {
     pub(crate) fn includes(&self, target: &str) -> bool {
         self.targets.is_empty() || self.targets.iter().any(|name| name == target)
     }
+}
+
+/// Names that `--targets` accepts.
+const TARGETS: [&str; 6] =
+    ["vllm-router", "sglang-router", "ownerserve", "ownerserve tokens", "ownerserve bypass", "ownerserve before"];
+
+/// Reads names of targets with commas between them.
+fn targets(list: &str) -> Result<Vec<String>, ProxyBenchError> {
+    let name = |part: &str| match TARGETS.contains(&part) {
+        true => Ok(part.to_owned()),
+        false => Err(ProxyBenchError::Usage(format!("{part:?} is no target; accepted: {}", TARGETS.join(", ")))),
+    };
+    list.split(',').filter(|part| !part.is_empty()).map(name).collect()
 }
 
 /// Reads numbers with commas between them; an empty list is accepted.
