@@ -39,6 +39,7 @@ use std::time::Instant;
 use axum::response::Response;
 use futures::TryFutureExt as _;
 use planner::{Policy, SelectionRule};
+use prometheus::Histogram;
 use tracing::{Instrument as _, Span};
 use vocabulary::{RequestId, WorkerId};
 use workers_shim::events::SharedIndex;
@@ -81,17 +82,18 @@ pub async fn serve_generation(
     endpoint: GenerationEndpoint,
     incoming: ClientRequest,
 ) -> Result<Response, ApiError> {
-    let mut stages = StageTimer::begin(&pipeline.plans, incoming.id);
-    let request = stages.run("parse", parse::parse_request(&pipeline.parse, endpoint, incoming)).await?;
-    let (identified, chat) = stages.run("identify", identify::identify(&pipeline.identify, request)).await?;
-    let located = stages.run("locate", locate::locate(&pipeline.locate, identified, chat)).await?;
-    let step = stages.run_now("classify", || Ok::<_, ApiError>(plan::classify(&pipeline.classify, located)))?;
+    let mut stages = StageTimer::begin(incoming.id);
+    let seconds = &pipeline.seconds;
+    let request = stages.run(&seconds.parse, parse::parse_request(&pipeline.parse, endpoint, incoming)).await?;
+    let (identified, chat) = stages.run(&seconds.identify, identify::identify(&pipeline.identify, request)).await?;
+    let located = stages.run(&seconds.locate, locate::locate(&pipeline.locate, identified, chat)).await?;
+    let step = stages.run_now(&seconds.classify, || Ok::<_, ApiError>(plan::classify(&pipeline.classify, located)))?;
     let (ends, reporter) = (&pipeline.ends, &pipeline.stream.reporter);
     let mut planning = EndGuard::new(Planning::first(step), ends);
     loop {
         let plan = |step: &ClassifiedStep, excluded: &[WorkerId]| plan::plan(&pipeline.plan, step, excluded);
-        let verdict =
-            stages.run_now("plan", || planning.take().plan(&pipeline.plan, plan).map_err(|it| it.record(ends)))?;
+        let verdict = stages
+            .run_now(&seconds.plan, || planning.take().plan(&pipeline.plan, plan).map_err(|it| it.record(ends)))?;
         let dispatched = match verdict {
             PlanVerdict::Start(dispatched) => EndGuard::new(*dispatched, ends),
             PlanVerdict::Wait(held) => {
@@ -108,7 +110,7 @@ pub async fn serve_generation(
         let (step, plan) = (&dispatched.step, &dispatched.planned.plan);
         commit::announce(&pipeline.execute.ledger, step, plan);
         let executed = execute::execute(&pipeline.execute, (step, plan), Legs::of(&pipeline.execute.client, step));
-        match stages.run("execute", executed).await {
+        match stages.run(&seconds.execute, executed).await {
             Ok(started) => {
                 let (opened, streaming) = dispatched.take().started(reporter, started);
                 let summary = summary::summary(&streaming);
@@ -135,7 +137,32 @@ pub struct Pipeline {
     execute: Arc<ExecuteStage>,
     stream: Arc<StreamStage>,
     ends: Arc<dyn RequestEndRecorder>,
-    plans: PipelineMetrics,
+    seconds: StageSeconds,
+}
+
+/// Durations of the stages that a request waits for. Looked up once: a label costs as much as the observation.
+#[derive(Debug)]
+struct StageSeconds {
+    parse: Histogram,
+    identify: Histogram,
+    locate: Histogram,
+    classify: Histogram,
+    plan: Histogram,
+    execute: Histogram,
+}
+
+impl StageSeconds {
+    fn of(plans: &PipelineMetrics) -> Self {
+        let stage = |name: &str| plans.stage_seconds.with_label_values(&[name]);
+        Self {
+            parse: stage("parse"),
+            identify: stage("identify"),
+            locate: stage("locate"),
+            classify: stage("classify"),
+            plan: stage("plan"),
+            execute: stage("execute"),
+        }
+    }
 }
 
 /// The handles that a request needs.
@@ -242,7 +269,7 @@ impl Pipeline {
             execute,
             stream,
             ends,
-            plans: metrics.plans.clone(),
+            seconds: StageSeconds::of(&metrics.plans),
         }
     }
 }
@@ -299,7 +326,7 @@ impl RequestEndSinks {
                 prompts: caches.prompts.clone(),
                 metrics: plans.kv_movement.clone(),
             },
-            metrics: MetricsSink { requests: metrics.requests.clone(), plans: plans.clone(), fleet: fleet.clone() },
+            metrics: MetricsSink::new(metrics.requests.clone(), plans.clone(), fleet.clone()),
             receipt: ReceiptSink { decisions: decisions.clone(), shared_cache: caches.shared_cache.clone() },
         }
     }
@@ -325,36 +352,35 @@ impl RequestEndRecorder for RequestEndSinks {
 }
 
 /// Records the duration of each pipeline stage, and runs it in the request's span.
-struct StageTimer<'a> {
-    plans: &'a PipelineMetrics,
+struct StageTimer {
     span: Span,
     start: Instant,
 }
 
-impl<'a> StageTimer<'a> {
-    fn begin(plans: &'a PipelineMetrics, request: RequestId) -> Self {
-        Self { plans, span: request_span(request), start: Instant::now() }
+impl StageTimer {
+    fn begin(request: RequestId) -> Self {
+        Self { span: request_span(request), start: Instant::now() }
     }
 
     /// Runs a stage. Its duration is recorded if it succeeds. No `async fn`: it would hold the stage's future twice.
     fn run<T, E>(
         &mut self,
-        stage: &'static str,
+        seconds: &Histogram,
         work: impl Future<Output = Result<T, E>>,
     ) -> impl Future<Output = Result<T, E>> {
-        work.instrument(self.span.clone()).inspect_ok(move |_| self.record_stage(stage))
+        work.instrument(self.span.clone()).inspect_ok(move |_| self.record(seconds))
     }
 
     /// Runs a stage that waits for nothing.
-    fn run_now<T, E>(&mut self, stage: &'static str, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    fn run_now<T, E>(&mut self, seconds: &Histogram, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let done = self.span.in_scope(work)?;
-        self.record_stage(stage);
+        self.record(seconds);
         Ok(done)
     }
 
-    fn record_stage(&mut self, stage: &str) {
+    fn record(&mut self, seconds: &Histogram) {
         let now = Instant::now();
-        self.plans.stage_seconds.with_label_values(&[stage]).observe((now - self.start).as_secs_f64());
+        seconds.observe((now - self.start).as_secs_f64());
         self.start = now;
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use prometheus::{Histogram, IntCounter};
 use vocabulary::{Bytes, Tokens};
 use workers_shim::fleet::Fleet;
 
@@ -12,16 +13,38 @@ use crate::telemetry::metrics::{PipelineMetrics, RequestMetrics};
 /// Updates the metrics of requests and plans.
 #[derive(Debug)]
 pub(in crate::pipeline) struct MetricsSink {
-    pub(in crate::pipeline) requests: RequestMetrics,
-    pub(in crate::pipeline) plans: PipelineMetrics,
-    pub(in crate::pipeline) fleet: Arc<Fleet>,
+    requests: RequestMetrics,
+    plans: PipelineMetrics,
+    fleet: Arc<Fleet>,
+    /// Of `plans`, looked up once: the duration of stage `stream`, and the prompt tokens by source.
+    stream_seconds: Histogram,
+    prompt_tokens: PromptTokenCounters,
+}
+
+#[derive(Debug)]
+struct PromptTokenCounters {
+    cached: IntCounter,
+    computed: IntCounter,
+    transferred: IntCounter,
 }
 
 impl MetricsSink {
+    /// Creates a sink that updates these metrics.
+    pub(in crate::pipeline) fn new(requests: RequestMetrics, plans: PipelineMetrics, fleet: Arc<Fleet>) -> Self {
+        let tokens = |source: &str| plans.prompt_tokens.with_label_values(&[source]);
+        let prompt_tokens = PromptTokenCounters {
+            cached: tokens("cached"),
+            computed: tokens("computed"),
+            transferred: tokens("transferred"),
+        };
+        let stream_seconds = plans.stage_seconds.with_label_values(&["stream"]);
+        Self { requests, plans, fleet, stream_seconds, prompt_tokens }
+    }
+
     pub(in crate::pipeline) fn record(&self, end: &RequestEnd, observation: &StepObservation) {
         if let Some(at) = end.answer.first_byte {
             let duration = end.ended_at.saturating_duration_since(at);
-            self.plans.stage_seconds.with_label_values(&["stream"]).observe(duration.as_secs_f64());
+            self.stream_seconds.observe(duration.as_secs_f64());
         }
         // The client left while the step was queued, so nothing was executed.
         if end.attempts.is_empty() {
@@ -63,9 +86,9 @@ impl MetricsSink {
         let cached = (observation.cached_tokens.unwrap_or(observation.predicted_cached_tokens) - transferred)
             .min(prompt - transferred);
         let computed = prompt - cached - transferred;
-        for (source, tokens) in [("cached", cached), ("computed", computed), ("transferred", transferred)] {
-            plans.prompt_tokens.with_label_values(&[source]).inc_by(tokens.0);
-        }
+        self.prompt_tokens.cached.inc_by(cached.0);
+        self.prompt_tokens.computed.inc_by(computed.0);
+        self.prompt_tokens.transferred.inc_by(transferred.0);
         plans.overlap.observe(cached.0 as f64);
         plans.completion_tokens.inc_by(observation.output_tokens.unwrap_or_default().0);
         plans.moved_bytes.inc_by(observation.transferred_bytes.0);
